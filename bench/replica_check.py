@@ -15,7 +15,7 @@ import torch
 import ringtrain.torch as hvd
 from bench.steps import distributed_optimizer_step_of, host_optimizer_step_of
 from ringtrain.optim.replicas import PARTS
-from ringtrain.torch.replica import replica_of
+from ringtrain.torch.replica import torch_replica_of
 
 TURNS, STEPS = 8, 20
 
@@ -61,7 +61,7 @@ def of_distributed_optimizer() -> None:
             times[checks] += [timed(lambda: [step() for _ in range(STEPS)]) / STEPS]
     began = time.thread_time()
     for part in range(PARTS):
-        replica_of(optimizer.sync.names, optimizer.param_groups, part)
+        torch_replica_of(optimizer.sync.names, optimizer.param_groups, part)
     digest = (time.thread_time() - began) / PARTS
     if hvd.rank() == 0:
         with_check, without = (statistics.median(times[checks]) * 1e3 for checks in (True, False))

@@ -22,7 +22,7 @@ from torchx.specs.api import AppDef, AppDryRunInfo, AppState, Role, VolumeMount,
 from ringtrain_operator.client.backends import ClusterBackend
 from ringtrain_operator.client.blocking import Client
 from ringtrain_operator.client.local_backend import LocalBackend
-from ringtrain_operator.client.manifest import Training, fresh_name, manifest_of
+from ringtrain_operator.client.manifest import Training, fresh_job_name, manifest_of
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.convert.torchrun import read_torchrun
 from ringtrain_operator.errors import Invalid, Problem
@@ -136,7 +136,7 @@ def job_of(app: AppDef) -> Json:
     """The DistributedTrainingJob of an app. Raises Invalid with what has no counterpart."""
     if len(app.roles) != 1:
         raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
-    name = fresh_name(app.name)
+    name = fresh_job_name(app.name)
     values = macros.Values(img_root="", app_id=name, replica_id="$(RINGTRAIN_WORKER_INDEX)", rank0_env="MASTER_ADDR")
     role: Role = values.apply(app.roles[0])
     started = read_torchrun([role.entrypoint, *role.args])

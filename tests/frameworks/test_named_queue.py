@@ -206,15 +206,15 @@ def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_anothe
 
 def test_a_promise_that_nobody_keeps_raises_after_its_deadline_and_a_kept_one_wakes_all_waiters():
     promise = NamedSubmission(allreduce("a"), tuple)
-    promise.kept = threading.Condition()
+    promise.promise_kept = threading.Condition()
     with pytest.raises(TimeoutError, match="no result within"):
         promise.result(0.01)
     assert not promise.done()
     with ThreadPoolExecutor(3) as pool:
         waiters = [pool.submit(promise.result, 60) for _ in range(3)]
         promise.keep(["sum"])
-        with promise.kept:
-            promise.kept.notify_all()
+        with promise.promise_kept:
+            promise.promise_kept.notify_all()
         assert [waiter.result(60) for waiter in waiters] == [["sum"]] * 3
 
 

@@ -49,15 +49,15 @@ DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 )
 def test_the_backend_of_a_device(transport, device, nccl, backend):
     """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
-    from ringtrain.torch.devices import TorchBackends, backend_for
+    from ringtrain.torch.devices import TorchBackends, torch_backend_for
 
-    assert backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
+    assert torch_backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
 
 
 def test_tensors_to_be_encrypted_are_not_given_to_nccl():
-    from ringtrain.torch.devices import TorchBackends, backend_for
+    from ringtrain.torch.devices import TorchBackends, torch_backend_for
 
-    assert backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
+    assert torch_backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
     within = WorkerConfig(size=3, encrypt="sites", sites=("x", "x", "y"))
     assert [within.encrypts_among(ranks) for ranks in ([0, 1], [2], [1, 2])] == [False, False, True]
     assert replace(within, encrypt="tensors").encrypts_among([0, 1])

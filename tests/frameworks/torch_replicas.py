@@ -11,7 +11,7 @@ import ringtrain.torch as hvd
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY
 from ringtrain.optim.replicas import PARTS, OptimizerReplicas
-from ringtrain.torch.replica import replica_of, sum_of_bits
+from ringtrain.torch.replica import sum_of_bits, torch_replica_of
 
 ODD = SIZE - 1
 MOST_UPDATES = PARTS * EVERY + EVERY + 1
@@ -108,7 +108,7 @@ def check_ranks_that_have_joined_are_not_compared():
 
 def check_a_step_that_fails_leaves_the_next_optimizer_alone():
     """Its comparison may still be in flight where another optimizer of the same names begins one."""
-    look = functools.partial(replica_of, {}, [])
+    look = functools.partial(torch_replica_of, {}, [])
     failed, later = (OptimizerReplicas("gradient.weight", hvd.global_process_set) for _ in range(2))
     if RANK:
         hvd.barrier()  # rank 0 has begun both
@@ -123,13 +123,13 @@ def check_a_comparison_reads_a_part():
     """Each row is in one part, and of other memory than the host's the sum of the bits is what is compared."""
     net = nn.Sequential(nn.Conv2d(3, 17, 3).to(memory_format=torch.channels_last), nn.Linear(40, 10))
     names = {param: name for name, param in net.named_parameters()}
-    before = [replica_of(names, [], part).weights for part in range(PARTS)]
+    before = [torch_replica_of(names, [], part).weights for part in range(PARTS)]
     for param in names:
         for row in range(param.shape[0]):
             first = (row, *[0] * (param.dim() - 1))
             whole = sum_of_bits([param.data])
             param.data[first].neg_()
             assert sum_of_bits([param.data]) != whole
-            after = [replica_of(names, [], part).weights for part in range(PARTS)]
+            after = [torch_replica_of(names, [], part).weights for part in range(PARTS)]
             assert sum(one != other for one, other in zip(before, after, strict=True)) == 1
             param.data[first].neg_()

@@ -19,7 +19,7 @@ from support.ports import free_addresses
 from ringtrain._core.communicators import mpi
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain._core.world.mpi_library import load_mpi
+from ringtrain._core.world.mpi_library import load_mpi_of_world
 
 T = TypeVar("T")
 UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ
@@ -89,7 +89,7 @@ def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[Spmd
 @cache
 def _between_tests() -> Any:
     """A communicator of the tests' own."""
-    return load_mpi().COMM_WORLD.Dup()
+    return load_mpi_of_world().COMM_WORLD.Dup()
 
 
 def _picklable(error: BaseException) -> BaseException:

@@ -37,7 +37,7 @@ from ringtrain._core.wire.messages import (
     HelloMessage,
     WireFrame,
     decode_message,
-    encode_message,
+    encode_wire_message,
 )
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.failure_state import WorldFailureState
@@ -144,7 +144,7 @@ def test_a_hello_of_another_version_may_have_other_fields() -> None:
     older = HelloMessage(PROTOCOL_VERSION + 1, 1, 2, 1, "b:1", "instance", "nonce").__dict__ | {"more": 1}
     del older["transport"]
     with pytest.raises(PullRefused, match=r"rank 0 .* speaks version .*, rank 1 .* speaks version .* one image"):
-        handshake.answer_hello(encode_message(older))
+        handshake.answer_hello(encode_wire_message(older))
 
 
 @pytest.mark.sampled(one_in=2)
@@ -229,9 +229,9 @@ def test_a_second_process_waits_while_ranks_meet() -> None:
 
     def prove(instance: str) -> None:
         hello = HelloMessage(PROTOCOL_VERSION, 1, 2, ring.generation, "b:1", instance, "nonce")
-        nonce = decode_message(handshake.answer_hello(encode_message(hello)))["hello"]["nonce"]
-        proof = authentication.proof(ring.token, authentication.CLIENT, encode_message(hello), nonce.encode())
-        handshake.answer_prove(encode_message({"hello": hello.__dict__, "proof": proof}), None)
+        nonce = decode_message(handshake.answer_hello(encode_wire_message(hello)))["hello"]["nonce"]
+        proof = authentication.proof(ring.token, authentication.CLIENT, encode_wire_message(hello), nonce.encode())
+        handshake.answer_prove(encode_wire_message({"hello": hello.__dict__, "proof": proof}), None)
 
     prove("first")
     prove("first")
@@ -280,7 +280,9 @@ class _Answering:
 
 
 def _hello(**other: object) -> bytes:
-    return encode_message({**HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other})
+    return encode_wire_message(
+        {**HelloMessage(PROTOCOL_VERSION, 1, 2, 1, "x:1", "stranger", "nonce").__dict__, **other}
+    )
 
 
 STRANGERS = {
@@ -295,12 +297,12 @@ STRANGERS = {
     "no-json": (HELLO, b"\xff\xfe"),
     "deep-json": (HELLO, b"[" * 50_000),
     "huge-number": (HELLO, b'{"rank": ' + b"9" * 10_000 + b"}"),
-    "prove-without-token": (PROVE, encode_message({"hello": decode_message(_hello()), "proof": ""})),
-    "prove-with-another-token": (PROVE, encode_message({"hello": decode_message(_hello()), "proof": "00" * 32})),
+    "prove-without-token": (PROVE, encode_wire_message({"hello": decode_message(_hello()), "proof": ""})),
+    "prove-with-another-token": (PROVE, encode_wire_message({"hello": decode_message(_hello()), "proof": "00" * 32})),
     "prove-of-nothing": (PROVE, b"{}"),
-    "announcement": (ABORT, encode_message({"rank": 1, "session": "", "proof": "", "failure": "{}"})),
+    "announcement": (ABORT, encode_wire_message({"rank": 1, "session": "", "proof": "", "failure": "{}"})),
     "announcement-of-nothing": (ABORT, b"[1]"),
-    "watch": (WATCH, encode_message({"rank": 1, "session": "00" * 16})),
+    "watch": (WATCH, encode_wire_message({"rank": 1, "session": "00" * 16})),
     "status": (STATUS, b"null"),
 }
 

@@ -111,7 +111,7 @@ def test_ranks_of_a_pod_meet_twice_where_they_map_the_buffer() -> None:
     def meetings(rank: int) -> list[int]:
         group = group_of()
         buffer = allocated(group, made((length,), "float32", rank))
-        lane = group.beside()
+        lane = group.parallel_group()
         counts = []
         for one, work in ((group, group.reduce_scatter), (group, group.all_gather), (lane, lane.all_gather)):
             assert isinstance(one.communicator, HierarchicalCommunicator)

@@ -71,8 +71,8 @@ class FailingGroup(ProcessGroup):
         vars(self).update(vars(group))
         self._count = count  # how many are left; shared with the lane
 
-    def beside(self) -> ProcessGroup | None:
-        lane = super().beside()
+    def parallel_group(self) -> ProcessGroup | None:
+        lane = super().parallel_group()
         return None if lane is None else FailingGroup(lane, self._count)
 
     def call(self, work: Any) -> Any:
@@ -545,8 +545,8 @@ class SendingGroup(ProcessGroup):
         vars(self).update(vars(group))
         self._count = count  # shared with the lane
 
-    def beside(self) -> ProcessGroup | None:
-        lane = super().beside()
+    def parallel_group(self) -> ProcessGroup | None:
+        lane = super().parallel_group()
         return None if lane is None else SendingGroup(lane, self._count)
 
     def send_receive(self, *given: Any) -> Any:

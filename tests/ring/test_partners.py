@@ -28,7 +28,7 @@ from ringtrain._core.world.handshake import WorldHandshake
 from ringtrain._core.world.neighbours import MESH_MOST, partner_ranks
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import RosterEntry
-from ringtrain._core.world.watches import has_peer_gone
+from ringtrain._core.world.watches import has_watched_peer_gone
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost, RingtrainError
 
 SIZE = MESH_MOST + 4
@@ -201,7 +201,7 @@ def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
         transport = RpcTransport(0, (own, theirs), timeout_s=12.0)
         answer = transport.ask(1, WATCH, b"", 2.0)
         assert isinstance(answer.exception(60), StreamBroken)
-        assert not has_peer_gone(answer)
+        assert not has_watched_peer_gone(answer)
         transport.close(0.0)
 
 

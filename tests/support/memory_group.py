@@ -84,7 +84,7 @@ class MemoryGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         return self._join("all_gather", buffer, tuple(bounds), None)
 
-    def beside(self) -> None:
+    def parallel_group(self) -> None:
         return None
 
     def all_to_all(self, parts: Sequence[Flat]) -> PendingCollective:

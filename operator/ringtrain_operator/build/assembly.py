@@ -28,14 +28,14 @@ def new_pod(job: Job, template: Mapping[str, Any], name: str, labels: Mapping[st
     metadata = names.metadata(job, name, {**(given.get("labels") or {}), **labels})
     if given.get("annotations"):
         metadata["annotations"] = dict(given["annotations"])
-    spec = _without_nulls(copy.deepcopy(template.get("spec") or {}))
+    spec = _pod_without_nulls(copy.deepcopy(template.get("spec") or {}))
     for field in ("initContainers", "containers"):
         if field in spec:
-            spec[field] = [_without_nulls(container) for container in spec[field]]
+            spec[field] = [_pod_without_nulls(container) for container in spec[field]]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+def _pod_without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
     """To the API a null field is an absent one; here too."""
     return {key: value for key, value in fields.items() if value is not None}
 
@@ -73,14 +73,14 @@ def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
         resources[field] = {**(resources.get(field) or {}), **{name: str(n) for name, n in devices.items()}}
 
 
-def completed_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
+def completed_pod_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
     """The `given` template with what it leaves out taken from the worker's; its first container has a name."""
     template = copy.deepcopy(dict(given))
     worker = job.spec.worker.template["spec"]
     trainer = worker["containers"][0]
-    spec = template["spec"] = _without_nulls(template.get("spec") or {})
+    spec = template["spec"] = _pod_without_nulls(template.get("spec") or {})
     spec["containers"] = list(spec.get("containers") or [{}])
-    main = spec["containers"][0] = _without_nulls(spec["containers"][0])
+    main = spec["containers"][0] = _pod_without_nulls(spec["containers"][0])
     main.setdefault("name", name)
     if not main.get("image"):
         main["image"] = trainer["image"]

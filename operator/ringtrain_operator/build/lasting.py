@@ -3,7 +3,7 @@
 from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
-from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod, template_without_devices
+from .assembly import Pod, add_devices, completed_pod_template, finish_pod, new_pod, template_without_devices
 from .settings import BuildSettings
 
 # Of the worker's first container: they ask after a rank.
@@ -22,7 +22,7 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Buil
         for field in ("args", *_PROBES):
             template["spec"]["containers"][0].pop(field, None)
     else:
-        template = completed_template(job, data.template, contract.ROLE_DATA)
+        template = completed_pod_template(job, data.template, contract.ROLE_DATA)
     labels = names.lasting_pod_labels(job, contract.ROLE_DATA) | {contract.LABEL_DATA_INDEX: str(index)}
     pod = new_pod(job, template, names.data_worker_name(job, index), labels)
     spec = pod["spec"]
@@ -49,7 +49,7 @@ def build_evaluator_pod(job: Job, workers: int, settings: BuildSettings | None =
     if evaluator.template is None:
         template = template_without_devices(job)
     else:
-        template = completed_template(job, evaluator.template, contract.ROLE_EVALUATOR)
+        template = completed_pod_template(job, evaluator.template, contract.ROLE_EVALUATOR)
         main, trainer = template["spec"]["containers"][0], job.spec.worker.template["spec"]["containers"][0]
         if not main.get("command"):
             main.update({field: list(trainer[field]) for field in ("command", "args") if trainer.get(field)})

@@ -8,7 +8,7 @@ from .. import contract
 from ..spec.job import Job
 from . import environment, names, volumes
 from .agent import add_agent
-from .assembly import Pod, add_devices, completed_template, finish_pod, new_pod
+from .assembly import Pod, add_devices, completed_pod_template, finish_pod, new_pod
 from .settings import BuildSettings
 
 # A launcher whose loops hang for two minutes is replaced, and the gang with it.
@@ -181,7 +181,7 @@ def _restart_when_killed(main: dict[str, Any]) -> None:
 
 def _launcher_template(job: Job, settings: BuildSettings) -> Pod:
     """The launcher's template with what it leaves out taken from the worker's."""
-    template = completed_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
+    template = completed_pod_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
     template["spec"]["containers"][0].setdefault("resources", _launcher_resources(job, settings))
     return template
 

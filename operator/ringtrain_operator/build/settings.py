@@ -45,7 +45,7 @@ class AgentSource:
     pull_secrets: Sequence[str] = ()
 
 
-def random_token() -> str:
+def random_secret_token() -> str:
     """A token that nobody guesses."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
@@ -67,4 +67,4 @@ class BuildSettings:
     agent: AgentSource | None = None
     fs_group: int | None = FS_GROUP
     issue: Issuer = issue_credentials
-    token: Callable[[], str] = random_token
+    token: Callable[[], str] = random_secret_token

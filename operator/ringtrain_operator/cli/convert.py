@@ -15,7 +15,7 @@ from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
 from ..local.documents import read_documents
-from ..spec.parse import name_of
+from ..spec.parse import spec_name_of
 from ..spec.training_template import read_template
 from .session import (
     ClusterAccess,
@@ -135,7 +135,7 @@ def _write_manifests(made: list[Json], output: Path | None) -> None:
 def _manifest_name(document: Json) -> str:
     """What a line about an object begins with."""
     metadata = document.get("metadata")
-    name = name_of(metadata) if isinstance(metadata, dict) else None
+    name = spec_name_of(metadata) if isinstance(metadata, dict) else None
     return str(name or document["kind"])
 
 

@@ -30,21 +30,21 @@ def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, temp
     if str(manifest) == "-":
         raise click.UsageError("local looks at the job's file while it runs; write the job into a file")
     from ..local.run import run_local
-    from ..local.summary import print_summary
+    from ..local.summary import print_local_summary
 
     # SIGHUP: the terminal was closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+        signal.signal(number, _stop_dtj_local)
     with errors_reported(f"{manifest}: "):
         try:
             status, results = run_local(manifest, run_dir, plain, logs, ui, templates)
         except KeyboardInterrupt:
             click.echo("stopped; every process of the job has ended", err=True)
             sys.exit(130)
-    print_summary(Console(), status, results)
+    print_local_summary(Console(), status, results)
     sys.exit(0 if status.is_true("Succeeded") else 1)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop_dtj_local(number: int, frame: FrameType | None) -> None:
     """Asked to end: as with Ctrl-C, so that no process is left behind."""
     raise KeyboardInterrupt

@@ -60,11 +60,11 @@ class GangOption(click.ParamType[Any]):
 
 def _resource_option(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
     """Resources of a container; an error that names the field that is wrong."""
-    from ..spec.pod_schema import packaged_schema
+    from ..spec.pod_schema import packaged_pod_spec_schema
 
     if given is None:
         return default
-    schema = replace(packaged_schema(), root="ResourceRequirements")
+    schema = replace(packaged_pod_spec_schema(), root="ResourceRequirements")
     problems = schema.problems(given, option)
     if problems:
         raise click.BadParameter("; ".join(map(str, problems)))
@@ -183,7 +183,7 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
     """
     from ..cluster.api.connection import ApiConnection
     from ..cluster.config import OperatorConfig, configure_logging, default_identity
-    from ..cluster.operator import run_until_signalled
+    from ..cluster.operator import run_operator_until_signalled
 
     objects = _take_settings(options)
     config = OperatorConfig(identity=default_identity(os.environ), objects=objects, gangs=dict(gangs), **options)
@@ -194,13 +194,13 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
     configure_logging(config.log_format, config.log_level)
     with errors_reported():
         connection = ApiConnection.from_env(os.environ, kubeconfig)
-        failure = run_until_signalled(config, connection)
+        failure = run_operator_until_signalled(config, connection)
     if failure is not None:
         logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)
         sys.exit(1)
 
 
-def settings_of(arguments: Sequence[str]) -> BuildSettings:
+def operator_settings_of(arguments: Sequence[str]) -> BuildSettings:
     """What an operator with these arguments does to jobs' objects. Raises click.UsageError for wrong ones."""
     with operator.make_context("ringtrain-operator", list(arguments)) as context:
         return _take_settings(dict(context.params))

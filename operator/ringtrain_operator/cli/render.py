@@ -15,7 +15,7 @@ from ..local.templates import LocalTemplates
 from ..spec.job import Job
 from ..spec.parse import parse_job
 from ..spec.template import containers_of
-from .operator import settings_of
+from .operator import operator_settings_of
 from .session import errors_reported
 from .templates import template_options
 
@@ -41,7 +41,7 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
     with errors_reported(f"{manifest}: "):
         jobs = [parse_job(obj) for obj in load_whole(manifest, templates)]
     with errors_reported():
-        settings = settings_of(_installation_arguments(installation) if installation is not None else ())
+        settings = operator_settings_of(_installation_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]
     click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 

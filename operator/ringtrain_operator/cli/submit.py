@@ -40,10 +40,10 @@ async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: boo
         click.echo(
             f"{run.namespace}/{run.name} created; follow it with: dtj logs -n {run.namespace} {run.name} --follow"
         )
-    return int(wait and [await _succeeds(run) for run in made] != [True] * len(made))
+    return int(wait and [await _submitted_run_succeeds(run) for run in made] != [True] * len(made))
 
 
-async def _succeeds(run: AsyncRun) -> bool:
+async def _submitted_run_succeeds(run: AsyncRun) -> bool:
     """Whether the job succeeds, known once it has ended, and said."""
     try:
         await run.wait()

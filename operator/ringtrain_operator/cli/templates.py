@@ -44,12 +44,12 @@ def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> Loc
 
 def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
     """The template that a job names, from the cluster."""
-    from ..cluster.templates import read_named
+    from ..cluster.templates import read_named_template
 
     named = named_template(job)
     assert named is not None
     namespace = (job.get("metadata") or {}).get("namespace")
-    return with_session(cluster, lambda at: read_named(at.api, namespace or at.namespace, *named))
+    return with_session(cluster, lambda at: read_named_template(at.api, namespace or at.namespace, *named))
 
 
 @click.command()

@@ -14,7 +14,7 @@ from ..local.references import reference_problems
 from ..local.templates import LocalTemplates
 from ..spec.job import Job
 from ..spec.parse import parse_job, part_problems
-from ..spec.pod_schema import PodSchema, packaged_schema
+from ..spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ..status.situation import counted
 from .session import ClusterAccess, ClusterOptions, cluster_options, problem_lines, with_session
 from .templates import template_files, templates_of
@@ -38,7 +38,7 @@ def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ..
     Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
     cluster's with --server.
     """
-    schema = with_session(cluster, _server_schema) if server else replace(packaged_schema(), way_out=WAY_OUT)
+    schema = with_session(cluster, _server_schema) if server else replace(packaged_pod_spec_schema(), way_out=WAY_OUT)
     templates = templates_of(of_templates, cluster if server else None)
     problems = [line for path in files for line in _manifest_problems(path, schema, templates)]
     for line in problems:

@@ -13,10 +13,10 @@ from ..cluster.api.client import ApiClient
 from ..cluster.api.connection import ApiConnection
 from ..cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unprocessable
 from ..cluster.api.resources import CONFIG_MAPS, JOBS
-from ..cluster.templates import whole_job
+from ..cluster.templates import job_with_its_template
 from ..errors import Invalid, OperatorError, Problem
 from ..spec.parse import parse_job
-from ..spec.pod_schema import PodSchema, packaged_schema
+from ..spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from .causes import causes_of
 from .cluster_logs import read_attempts
 from .following import changes_of
@@ -129,14 +129,14 @@ class ClusterBackend:
             try:
                 self._schema = await read_pod_schema((await self.session()).api)
             except (Forbidden, NotFound):
-                self._schema = packaged_schema()
+                self._schema = packaged_pod_spec_schema()
         return self._schema
 
     async def check(self, job: Json) -> None:
         """Raises Invalid with all that is wrong with the job, also by the cluster's own schema of pods."""
         session = await self.session()
         meta = {"namespace": session.namespace, **job["metadata"]}
-        whole = await whole_job(session.api, {**job, "metadata": meta})
+        whole = await job_with_its_template(session.api, {**job, "metadata": meta})
         if whole.problem is not None:
             raise whole.problem
         parse_job(whole.job, schema=await self.schema())

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from .. import contract
 from ..cluster.api.errors import ApiError, Forbidden
 from ..cluster.api.resources import EVENTS, JOBS, PODS
-from ..cluster.templates import read_named
+from ..cluster.templates import read_named_template
 from ..errors import Invalid
 from ..observe.pods import main_container, pull_of, view_pod
 from ..spec.job import is_ours
@@ -46,7 +46,7 @@ async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
     if not kept or state_of(job) in ENDED:
         return []
     try:
-        found = await read_named(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
+        found = await read_named_template(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
         change = "" if found.hash == kept["hash"] else "has changed"
     except Invalid as exc:
         change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
@@ -92,14 +92,14 @@ def explain_job(
     name, state = job["metadata"]["name"], status.get("state")
     if not state:
         yield f"{name} has no status yet: no operator has looked at it"
-        yield from _unlooked(job)
+        yield from _unlooked_causes(job)
         return
     yield f"{name} is {state}"
     conditions = list(_condition_causes(status))
     yield from (f"  {line}" for line in conditions)
     if place:
         yield f"    {place}"
-    yield from (f"    {line}" for line in (*_first_of(list(_pod_causes(pods))), *unreached))
+    yield from (f"    {line}" for line in (*_first_cause_of(list(_pod_causes(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
     yield from (
@@ -126,7 +126,7 @@ def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterato
         yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
 
 
-def _unlooked(job: Json) -> Iterator[str]:
+def _unlooked_causes(job: Json) -> Iterator[str]:
     owner = job["spec"].get("managedBy")
     if not is_ours(owner):
         yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
@@ -149,7 +149,7 @@ def _condition_causes(status: Json) -> Iterator[str]:
             )
 
 
-def _first_of(pods: list[str]) -> list[str]:
+def _first_cause_of(pods: list[str]) -> list[str]:
     """The lines of some pods, and how many more there are: a large job that waits has a thousand."""
     more = len(pods) - PODS_SHOWN
     return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods

@@ -16,7 +16,15 @@ from ..observe.pods import main_container
 from ..spec.parse import parse_job
 from ..status.model import parse_status
 from ..status.situation import counted
-from .ended_logs import LogsElsewhere, LogsIncomplete, attempt_of, from_claim, is_kept, read_ended, where_kept
+from .ended_logs import (
+    LogsElsewhere,
+    LogsIncomplete,
+    attempt_of_log_pod,
+    from_claim,
+    is_log_kept,
+    read_ended,
+    where_kept,
+)
 from .following import ClientApiOutage, next_attempt
 from .launcher_output import (
     MissingLauncherOutput,
@@ -87,8 +95,8 @@ async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOu
     pod: Json | None = None
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    own = pod is not None and wanted.attempt in (None, attempt_of(pod))
-    if pod is None or not is_running(pod) or not (own or is_kept(job)):
+    own = pod is not None and wanted.attempt in (None, attempt_of_log_pod(pod))
+    if pod is None or not is_log_pod_running(pod) or not (own or is_log_kept(job)):
         return read_ended(session, wanted, job, pod, PrintedLauncherOutput())
     if own and wanted.rank is None:
         return _live_launcher_output(session, wanted, pod, job, PrintedLauncherOutput())
@@ -137,9 +145,9 @@ async def _live_launcher_output(
     if fate == "runs":
         raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
     if fate == "gone" and lost is not None:
-        session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of(pod))}")
+        session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of_log_pod(pod))}")
     if fate == "ended" and wanted.tail is None and (missing := await _missing_launcher_lines(session, wanted, shown)):
-        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of(pod))}")
+        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of_log_pod(pod))}")
 
 
 async def _missing_launcher_lines(
@@ -150,7 +158,7 @@ async def _missing_launcher_lines(
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound:
         return MissingLauncherOutput()
-    return missing_lines(pod, attempt_of(pod), wanted, shown)
+    return missing_lines(pod, attempt_of_log_pod(pod), wanted, shown)
 
 
 async def _launcher_pod_fate(
@@ -176,7 +184,7 @@ async def _output_from_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, pod: Json
 ) -> AsyncGenerator[bytes, None]:
     """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of(pod)
+    main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of_log_pod(pod)
     container, program = main["name"], main["command"][0]
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
@@ -199,7 +207,7 @@ async def _output_from_log_store(
         if not own or not await _launcher_output_ends(session, wanted.pod):
             raise
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    if attempt_of(pod) == found and not is_running(pod):
+    if attempt_of_log_pod(pod) == found and not is_log_pod_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
         rest = _live_launcher_output(session, wanted, pod, job, printed)
@@ -216,14 +224,14 @@ async def _launcher_output_ends(session: ClusterAccess, name: str, within_s: flo
             pod = await session.api.get(PODS, session.namespace, name)
         except NotFound:
             return False
-        if not is_running(pod):
+        if not is_log_pod_running(pod):
             return True
         if time.monotonic() >= give_up_at:
             return False
         await asyncio.sleep(0.2)
 
 
-def is_running(pod: Json) -> bool:
+def is_log_pod_running(pod: Json) -> bool:
     """Whether commands can be run in the pod."""
     return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
@@ -239,12 +247,12 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     present = int((job.get("status") or {}).get("attempt") or 0)
-    if pod is not None and is_running(pod) and (attempt in (None, attempt_of(pod)) or is_kept(job)):
-        found = attempt_of(pod)
+    if pod is not None and is_log_pod_running(pod) and (attempt in (None, attempt_of_log_pod(pod)) or is_log_kept(job)):
+        found = attempt_of_log_pod(pod)
         main = main_container(pod)
         command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
         chunks = execute_in_pod(session.api.connection, session.namespace, wanted.pod, main["name"], command)
-    elif is_kept(job) and present:
+    elif is_log_kept(job) and present:
         chunks = from_claim(session, wanted, job, attempt or present, PrintedLauncherOutput())
     else:
         raise LogsElsewhere(

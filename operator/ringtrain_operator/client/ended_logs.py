@@ -53,7 +53,7 @@ class LogsElsewhere(OperatorError):
     """The log that was asked for is not in a pod; the message says where it is."""
 
 
-def attempt_of(pod: Json) -> int:
+def attempt_of_log_pod(pod: Json) -> int:
     """The attempt that a launcher's pod is of."""
     return int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
 
@@ -69,13 +69,13 @@ async def read_ended(
 
     Raises LogsIncomplete after what there is, or LogsElsewhere when there is nothing.
     """
-    attempt = wanted.attempt or (attempt_of(pod) if pod else _present_attempt(job))
-    own = pod if pod and attempt_of(pod) == attempt else None
+    attempt = wanted.attempt or (attempt_of_log_pod(pod) if pod else _present_attempt(job))
+    own = pod if pod and attempt_of_log_pod(pod) == attempt else None
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
         missing, why_not = None, ""
         if own:
             missing, why_not = await _keep_output(session, wanted, own, kept, printed)
-        if _is_output_short(missing) and is_kept(job) and (own or _is_over(job, attempt)):
+        if _is_output_short(missing) and is_log_kept(job) and (own or _is_over(job, attempt)):
             begun = False
             try:
                 async with aclosing(from_claim(session, wanted, job, attempt, printed)) as chunks:
@@ -101,7 +101,7 @@ async def read_ended(
         if own:
             found = f"nothing can be read of the output of {wanted.pod}"
         elif pod:
-            found = f"the launcher of {wanted.name} is of attempt {attempt_of(pod)}"
+            found = f"the launcher of {wanted.name} is of attempt {attempt_of_log_pod(pod)}"
         else:
             found = f"{wanted.name} has no launcher now"
         raise LogsElsewhere(f"{found}; {where_kept(job, attempt)}{why_not}")
@@ -139,7 +139,7 @@ async def _keep_output(
         return None, f"; {exc}"
     kept.seek(0)
     ended = await session.api.get(PODS, session.namespace, wanted.pod) if wanted.follow else pod
-    return missing_lines(ended, attempt_of(pod), wanted, shown), ""
+    return missing_lines(ended, attempt_of_log_pod(pod), wanted, shown), ""
 
 
 async def from_claim(
@@ -171,7 +171,7 @@ def _is_over(job: Json, attempt: int) -> bool:
     return 0 < attempt < _present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
 
 
-def claim_of(job: Json) -> str:
+def log_claim_of(job: Json) -> str:
     """The claim that keeps the job's logs; empty if none does."""
     claim = (resolved_job_spec(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
     return str(claim.get("claimName") or "")
@@ -182,16 +182,16 @@ def uri_of(job: Json) -> str:
     return str((resolved_job_spec(job)["spec"].get("logs") or {}).get("uri") or "")
 
 
-def is_kept(job: Json) -> bool:
+def is_log_kept(job: Json) -> bool:
     """Whether the job's logs outlive its pods."""
-    return bool(claim_of(job) or uri_of(job))
+    return bool(log_claim_of(job) or uri_of(job))
 
 
 def where_kept(job: Json, attempt: int | None) -> str:
     """Where the log of an attempt lies when its pods are gone."""
     meta = job["metadata"]
     folder = f"{meta['namespace']}/{meta['name']}/{attempt or 1}/"
-    claim = claim_of(job)
+    claim = log_claim_of(job)
     if claim:
         return f"attempt {attempt or 1} is kept on the volume of claim {claim}, in {folder}job.log and rank-*.log"
     uri = uri_of(job)

@@ -35,7 +35,7 @@ class Training:
     template: str | Mapping[str, str] = ""
 
 
-def fresh_name(stem: str) -> str:
+def fresh_job_name(stem: str) -> str:
     """A name for a job that no other has, from that of its script."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in stem.lower()).strip("-")[:40].strip("-")
     return f"{letters if letters[:1].isalpha() else f'train-{letters}'.strip('-')}-{secrets.token_hex(3)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..build.names import group_name
 from ..cluster.api.errors import ApiError
-from ..cluster.kueue import VERSIONS, queue_of, workload_name_of
+from ..cluster.kueue import VERSIONS, queue_of_live_job, workload_name_of
 
 if TYPE_CHECKING:
     from .session import ClusterAccess
@@ -23,7 +23,7 @@ MOST_PAGES = 20
 
 async def place_in_queue(session: ClusterAccess, job: Json) -> str:
     """The job's place, counted from 1; empty if it does not wait, or if nobody tells."""
-    name, queue = _waiting_workload(job), queue_of(job)
+    name, queue = _waiting_workload(job), queue_of_live_job(job)
     if not name or not queue:
         return ""
     for version in VERSIONS:

@@ -20,7 +20,7 @@ from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
 from .launcher_output import WantedLauncherOutput
 from .local_backend import LocalBackend
-from .manifest import Training, fresh_name, manifest_of, yaml_literal
+from .manifest import Training, fresh_job_name, manifest_of, yaml_literal
 from .script import Script, function_script, read_script
 from .session import Json
 from .views import Snapshot, Why, display_here, snapshot_of
@@ -231,7 +231,7 @@ class AsyncClient:
             spec=options.get("spec") or {},
         )
         stem = Path(script.name if script is not None else str(code)).stem
-        job = manifest_of(training, options.get("name") or fresh_name(stem))
+        job = manifest_of(training, options.get("name") or fresh_job_name(stem))
         return self._run(await self.backend.create(job, script))
 
     def _command(self, code: Code, options: Options) -> tuple[Script | None, list[str]]:

@@ -55,7 +55,7 @@ def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Ma
     The function must stand by itself: it imports what it uses, within. Arguments are JSON values.
     """
     definition, source = _script_definition(func)
-    _check_names(definition, source, func.__globals__)
+    _check_script_names(definition, source, func.__globals__)
     given = (
         f"*__import__('json').loads({_script_json('args', list(args))!r}), "
         f"**__import__('json').loads({_script_json('kwargs', dict(kwargs))!r})"
@@ -96,14 +96,14 @@ def _script_definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, st
         raise ScriptUnusable(f"{name} does not stand in a def of its own; give a function made by def")
     if node.decorator_list:
         raise ScriptUnusable(f"{name} is decorated with {ast.unparse(node.decorator_list[0])}; give the bare function")
-    if not _is_source_of(func.__code__, source):
+    if not _is_script_source_of(func.__code__, source):
         file = func.__code__.co_filename
         message = f"the source of {name} in {file} is not what was imported from there: it has changed since"
         raise ScriptUnusable(f"{message}; import it anew")
     return node, source
 
 
-def _is_source_of(code: CodeType, source: str) -> bool:
+def _is_script_source_of(code: CodeType, source: str) -> bool:
     """Whether `source` defines what `code` does; a file may have been changed after it was imported."""
     flags = code.co_flags & __future__.annotations.compiler_flag
     whole = compile(source, code.co_filename, "exec", flags=flags, dont_inherit=True)
@@ -114,10 +114,10 @@ def _is_source_of(code: CodeType, source: str) -> bool:
     if any(name.startswith("@py") for name in code.co_names + code.co_varnames):
         # pytest has rewritten its assertions: what is in the source is there still, and more.
         return set(found.co_names) <= set(code.co_names)
-    return _same_code(found, code)
+    return _same_script_code(found, code)
 
 
-def _same_code(one: object, other: object) -> bool:
+def _same_script_code(one: object, other: object) -> bool:
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
     if (one.co_names, one.co_varnames) != (other.co_names, other.co_varnames):
@@ -125,7 +125,7 @@ def _same_code(one: object, other: object) -> bool:
     if _code_operations(one) != _code_operations(other):
         return False
     pairs = zip(one.co_consts, other.co_consts, strict=False)
-    return len(one.co_consts) == len(other.co_consts) and all(_same_code(a, b) for a, b in pairs)
+    return len(one.co_consts) == len(other.co_consts) and all(_same_script_code(a, b) for a, b in pairs)
 
 
 def _code_operations(code: CodeType) -> list[tuple[str, str]]:
@@ -135,10 +135,10 @@ def _code_operations(code: CodeType) -> list[tuple[str, str]]:
     return [step for step in found if step[0].startswith(kinds)]
 
 
-def _check_names(definition: ast.FunctionDef, source: str, around: Mapping[str, Any]) -> None:
+def _check_script_names(definition: ast.FunctionDef, source: str, around: Mapping[str, Any]) -> None:
     """Refuse a function that uses what only the module around it has: in a script of its own that is missing."""
     table = symtable.symtable("from __future__ import annotations\n" + source, definition.name, "exec")
-    used = {name for inner in _tables(table) for name in _globals(inner)}
+    used = {name for inner in _script_tables(table) for name in _script_globals(inner)}
     own = {definition.name, "annotations", "__name__", "__file__"}
     # A module's own `print` is not the one that the script would find.
     known = {name for name in dir(builtins) if name.startswith("__") or name not in around}
@@ -149,13 +149,13 @@ def _check_names(definition: ast.FunctionDef, source: str, around: Mapping[str, 
         raise ScriptUnusable(f"{message}, or pass values with args or kwargs")
 
 
-def _tables(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
+def _script_tables(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
     """A scope and all within it; annotations, which are never evaluated, have scopes of their own."""
-    inner = [found for child in table.get_children() for found in _tables(child)]
+    inner = [found for child in table.get_children() for found in _script_tables(child)]
     return inner if "annotation" in str(table.get_type()).lower() else [table, *inner]
 
 
-def _globals(table: symtable.SymbolTable) -> set[str]:
+def _script_globals(table: symtable.SymbolTable) -> set[str]:
     top = table.get_type() == "module"
     return {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
 

@@ -83,7 +83,7 @@ class ApiServerReach:
         """Ask until cancelled."""
         try:
             while True:
-                self._note(await self._ask())
+                self._record_reach(await self._ask())
                 await asyncio.sleep(self._times.every_s * random.uniform(0.8, 1.2))
         finally:
             await self._api.close()
@@ -115,7 +115,7 @@ class ApiServerReach:
             return str(exc) if exc.code >= 500 else ""  # a refusal is an answer
         return ""
 
-    def _note(self, problem: str) -> None:
+    def _record_reach(self, problem: str) -> None:
         if not problem:
             self._answered_at = time.monotonic()
         if problem and not self._problem:

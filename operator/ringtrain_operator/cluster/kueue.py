@@ -36,7 +36,7 @@ class ClusterKueue:
     def __init__(self, api: ApiClient) -> None:
         self._api = api
         self.version = ""
-        self._kept: dict[tuple[str, str], tuple[float, Json]] = {}
+        self._read_objects: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def find(self) -> None:
         """Look whether the API server has Workloads. Raises ApiError."""
@@ -47,7 +47,7 @@ class ClusterKueue:
         if not self.version:
             return None
         status = job.get("status") or {}
-        waits = bool(queue_of(job)) or (status.get("ledger") or {}).get("queuedAs") == "Workload"
+        waits = bool(queue_of_live_job(job)) or (status.get("ledger") or {}).get("queuedAs") == "Workload"
         if not waits:
             return KueueView(self.version)
         workload = await memory.workload.read(lambda: self._read(job))
@@ -130,15 +130,15 @@ class ClusterKueue:
     async def _known(self, resource: ApiResource, name: str) -> Json:
         """An object of the cluster, read at most every KEPT_S."""
         key, now = (resource.kind, name), time.monotonic()
-        read_at, found = self._kept.get(key, (float("-inf"), {}))
+        read_at, found = self._read_objects.get(key, (float("-inf"), {}))
         if now - read_at < KEPT_S:
             return found
         found = await self._api.get(resource, None, name)
-        self._kept[key] = (now, found)
+        self._read_objects[key] = (now, found)
         return found
 
 
-def queue_of(job: Mapping[str, Any]) -> str:
+def queue_of_live_job(job: Mapping[str, Any]) -> str:
     """The job's LocalQueue, also of a job whose spec is not valid."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
     return kueue_queue(wanted.get("queue"), job["metadata"].get("labels") or {}, wanted.get("gang"))

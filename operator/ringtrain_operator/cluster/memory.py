@@ -50,11 +50,12 @@ class ReconcileMemory:
     """What one job's reconciles tell the next. Losing it costs reads, never correctness.
 
     `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
-    because the operator may not read Secrets. `gone`: by worker of an elastic job, the newest incarnation of which
-    no container runs any more; `ending`: by uid, pods that were being deleted at the last look. `workload`:
-    Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was asked for.
-    `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid, when a pod
-    pulled its image. `told`: an attempt, and which events of its pods its launcher was told. `sites`: by node.
+    because the operator may not read Secrets. `lost_incarnations`: by worker of an elastic job, the newest
+    incarnation of which no container runs any more; `ending`: by uid, pods that were being deleted at the last look.
+    `workload`: Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was
+    asked for. `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid,
+    when a pod pulled its image. `reported_events`: an attempt, and which events of its pods its launcher was told.
+    `sites`: by node.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -71,10 +72,10 @@ class ReconcileMemory:
     groups: KnownReading[tuple[GroupView, ...]] = field(default_factory=lambda: KnownReading(()))
     provisioning: KnownReading[ProvisioningView] = field(default_factory=lambda: KnownReading(ProvisioningView()))
     ending: dict[str, Ending] = field(default_factory=dict)
-    gone: dict[int, int] = field(default_factory=dict)
+    lost_incarnations: dict[int, int] = field(default_factory=dict)
     views: dict[str, tuple[Json, PodView]] = field(default_factory=dict)
     pulls: dict[str, Pull] = field(default_factory=dict)
-    told: tuple[int, tuple[Json, ...]] = (0, ())
+    reported_events: tuple[int, tuple[Json, ...]] = (0, ())
 
     def outdate(self, kind: str) -> bool:
         """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""
@@ -101,7 +102,7 @@ class ReconcileMemory:
         self.views = views if keep else {}
         return tuple(view for _, view in views.values())
 
-    def note_gone(self, pods: Sequence[PodView], now: datetime) -> None:
+    def note_lost_pods(self, pods: Sequence[PodView], now: datetime) -> None:
         """Note which workers' pods have ended: their containers have, or they were deleted and are gone in time.
 
         A pod that is gone later was deleted by force, and what it ran may run still; so may that of one whose
@@ -113,14 +114,14 @@ class ReconcileMemory:
         within = timedelta(seconds=ENDS_WITHIN_S)
         ended += [one for uid, one in self.ending.items() if uid not in present and now <= one.due + within]
         for one in ended:
-            self.gone[one.worker] = max(one.incarnation, self.gone.get(one.worker, 0))
+            self.lost_incarnations[one.worker] = max(one.incarnation, self.lost_incarnations.get(one.worker, 0))
         self.ending = {
             pod.uid: Ending(pod.index, pod.incarnation, pod.deletion_time)
             for pod in workers
             if pod.deletion_time is not None and pod.node_ready is not False
         }
 
-    def object_gone(self, ref: ObjectRef) -> None:
+    def object_deleted(self, ref: ObjectRef) -> None:
         """One was deleted. Who looks at this moment may have seen it before, so that the next look asks anew."""
         self.owned.discard(ref)
         self.looked_at, self.is_outdated = float("-inf"), True

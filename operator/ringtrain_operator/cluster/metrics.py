@@ -71,7 +71,7 @@ class OperatorMetrics:
             self._states[key] = state
             self._count_states()
 
-    def job_gone(self, key: JobKey) -> None:
+    def job_deleted(self, key: JobKey) -> None:
         """A job is no more."""
         for gauge in self._by_job:
             self._set(gauge, key, None)

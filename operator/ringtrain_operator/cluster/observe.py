@@ -70,7 +70,7 @@ async def read_surroundings(
     nodes = await _readiness_of_suspects(api, ours, now)
     silent = await _readiness_since_silent(api, status)
     views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
-    memory.note_gone(views, now)
+    memory.note_lost_pods(views, now)
     views = await with_warnings(api, meta["namespace"], views, now)
     if began and is_start_over(parse_status(status), answer.report):
         views = await with_pull(api, meta["namespace"], views, int(status["attempt"]), memory.pulls)

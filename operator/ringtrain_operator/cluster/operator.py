@@ -137,7 +137,7 @@ class Operator:
             self._stop.wait(),
         ]
         if lease is not None:
-            parts.append(_lost_lease(lease))
+            parts.append(_operator_lost_lease(lease))
         workers = [asyncio.create_task(self._reconcile_forever()) for _ in range(self.config.workers)]
         try:
             await _first_of(*parts)
@@ -200,7 +200,7 @@ class Operator:
             self.config.namespaces,
             self._job_changed,
             self._pod_changed,
-            self._object_gone,
+            self._object_deleted,
             self._extra_changed,
             self._extras(),
             self.watching,
@@ -261,8 +261,8 @@ class Operator:
         self._versions.known_pods.note(key, change)
         self.queue.add(key, urgent=change.event not in (None, "ADDED"))
 
-    def _object_gone(self, key: JobKey, ref: ObjectRef) -> None:
-        self._reconciler.object_gone(key, ref)
+    def _object_deleted(self, key: JobKey, ref: ObjectRef) -> None:
+        self._reconciler.object_deleted(key, ref)
         self.queue.add(key)
 
     def _extra_changed(self, key: JobKey, kind: str) -> None:
@@ -286,7 +286,7 @@ class Operator:
         return f"not watching yet; {silent}" if self._reach.failed and silent else "not watching yet"
 
 
-async def _lost_lease(lease: LeaderLease) -> None:
+async def _operator_lost_lease(lease: LeaderLease) -> None:
     await lease.keep()
     raise LeaseLost(f"{lease.identity} no longer holds the lease")
 
@@ -304,7 +304,7 @@ async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
         task.result()
 
 
-def run_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Exception | None:
+def run_operator_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Exception | None:
     """Run until SIGTERM or SIGINT; returns what made it end otherwise."""
     gc.freeze()  # what was imported stays: the collector need not look at it again and again
     try:

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from ..spec.pod_schema import PodSchema, packaged_schema
+from ..spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from .api.client import ApiClient
 from .api.errors import ApiError
 
@@ -23,7 +23,7 @@ class ServedPodSchema:
     def __init__(self, api: ApiClient) -> None:
         self._api = api
         self._address = ""
-        self.current = packaged_schema()
+        self.current = packaged_pod_spec_schema()
 
     async def refresh(self) -> None:
         """Read the schema if the server has another one than before. A failure is logged and changes nothing."""

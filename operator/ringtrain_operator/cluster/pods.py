@@ -35,11 +35,11 @@ class PodChange:
 @dataclass
 class KnownPodList:
     """Pods of one job by name, as they were listed, and told of since. `fresh_until`: in seconds of the monotonic
-    clock. `told`: changes that are not in `pods` yet."""
+    clock. `pending_changes`: changes that are not in `pods` yet."""
 
     pods: dict[str, Json] = field(default_factory=dict)
     fresh_until: float = float("-inf")
-    told: list[PodChange] = field(default_factory=list)
+    pending_changes: list[PodChange] = field(default_factory=list)
 
 
 class KnownPods:
@@ -53,7 +53,7 @@ class KnownPods:
     def note(self, key: JobKey, change: PodChange) -> None:
         """A pod of the job has changed."""
         if (known := self._known.get(key)) is not None:
-            known.told.append(change)
+            known.pending_changes.append(change)
 
     def forget(self, key: JobKey) -> None:
         """List them at the next look: some were made or deleted, or the job is gone."""
@@ -80,7 +80,7 @@ class KnownPods:
         known = self._known.get(key)
         if known is None or self._clock() > known.fresh_until:
             return None
-        told, known.told = known.told, []
+        told, known.pending_changes = known.pending_changes, []
         if all(_is_pod_told(change, known.pods) for change in told):
             return list(known.pods.values())
         self.forget(key)

@@ -135,7 +135,7 @@ class LauncherPoller:
         self._news_of: dict[JobKey, Told] = {}
         self._news: dict[JobKey, asyncio.Event] = {}
         # What a launcher was told last, and when its process began: one that came back has to be told again.
-        self._told: dict[JobKey, dict[str, tuple[Document, datetime | None]]] = {}
+        self._known_documents: dict[JobKey, dict[str, tuple[Document, datetime | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def watch(
@@ -171,7 +171,7 @@ class LauncherPoller:
     def _stop(self, key: JobKey) -> None:
         known = self._tasks.pop(key, None)
         self._answers.pop(key, None)
-        self._told.pop(key, None)
+        self._known_documents.pop(key, None)
         if known is not None:
             known[1].cancel()
 
@@ -211,7 +211,7 @@ class LauncherPoller:
         """
         if report is None:
             return ""
-        refused, known = "", self._told.setdefault(key, {})
+        refused, known = "", self._known_documents.setdefault(key, {})
         for path, document in self._news_of.get(key, {}).items():
             news = (document, report.start_time)
             if known.get(path) == news:

@@ -33,7 +33,7 @@ from .pod_schema import ServedPodSchema
 from .poll import Document, LauncherPollEndpoint, LauncherPoller, LauncherPollWish, read_sites
 from .provisioning import ClusterAutoscaler
 from .queue import JobKey, ReconcileQueue
-from .templates import whole_job
+from .templates import job_with_its_template
 from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Reconciler:
             return
         memory = self._memory_of(key, job)
         now = self._clock()
-        whole = await whole_job(self._api, job)
+        whole = await job_with_its_template(self._api, job)
         job = whole.job
         reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(reading)
@@ -113,16 +113,16 @@ class Reconciler:
         await self._follow_up(key, job, reading, plan, memory)
         if surprised:
             self._queue.add(key)
-        elif memory.refusals or memory.foreign or refused or _has_problem(reading):
+        elif memory.refusals or memory.foreign or refused or _has_reconcile_problem(reading):
             self._queue.retry(key)
         else:
             self._queue.succeeded(key)
 
-    def object_gone(self, key: JobKey, ref: ObjectRef) -> None:
+    def object_deleted(self, key: JobKey, ref: ObjectRef) -> None:
         """An object of the job that is no pod was deleted: it does not exist until somebody finds it again."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
-            memory.object_gone(ref)
+            memory.object_deleted(ref)
 
     def extra_changed(self, key: JobKey, kind: str) -> None:
         """The job's Workload, or a group of its pods, is another by now, or gone."""
@@ -167,11 +167,11 @@ class Reconciler:
         endpoint = launcher_endpoint(reading)
         if endpoint is not None and not _finished_job(job):
             workers = wanted_workers(job)
-            wish = LauncherPollWish(workers, dict(memory.gone)) if workers is not None else None
+            wish = LauncherPollWish(workers, dict(memory.lost_incarnations)) if workers is not None else None
             status = parse_status(job.get("status"))
-            before = memory.told[1] if memory.told[0] == status.attempt else ()
+            before = memory.reported_events[1] if memory.reported_events[0] == status.attempt else ()
             told = told_of_pods(status, reading.observed.pods, before)
-            memory.told = status.attempt, tuple(told["events"])
+            memory.reported_events = status.attempt, tuple(told["events"])
             self._poller.watch(key, endpoint, wish, told, await self._sites_of(key, job, reading, memory))
         else:
             self._poller.forget(key)
@@ -226,10 +226,10 @@ class Reconciler:
         self._memories.pop(uid, None)
         self._poller.forget(key)
         self._queue.forget(key)
-        self._metrics.job_gone(key)
+        self._metrics.job_deleted(key)
 
 
-def _has_problem(reading: ClusterReading) -> bool:
+def _has_reconcile_problem(reading: ClusterReading) -> bool:
     kueue = reading.observed.kueue
     return kueue is not None and bool(kueue.problem)
 

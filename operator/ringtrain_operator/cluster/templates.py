@@ -29,13 +29,13 @@ class Whole:
     problem: Invalid | None = None
 
 
-async def whole_job(api: ApiClient, job: Json) -> Whole:
+async def job_with_its_template(api: ApiClient, job: Json) -> Whole:
     """The job laid over the template that it keeps, else over the one that there is now. Raises ApiError."""
     try:
         named = named_template(job)
         if named is None:
             return Whole(job)
-        template = kept_template(job) or await read_named(api, job["metadata"].get("namespace") or "", *named)
+        template = kept_template(job) or await read_named_template(api, job["metadata"].get("namespace") or "", *named)
         return Whole(resolved_job_spec(job, template), template)
     except Invalid as exc:
         last = last_template(job) if (job["spec"].get("runPolicy") or {}).get("suspend") else None
@@ -44,7 +44,7 @@ async def whole_job(api: ApiClient, job: Json) -> Whole:
         return Whole(job, problem=exc)
 
 
-async def read_named(api: ApiClient, namespace: str, kind: str, name: str) -> Template:
+async def read_named_template(api: ApiClient, namespace: str, kind: str, name: str) -> Template:
     """The template as it is now. Raises Invalid where it is not there, or is none; ApiError."""
     where = "" if kind == CLUSTER else f" in namespace {namespace}"
     try:

@@ -28,7 +28,7 @@ from .api.connection import ApiConnection
 from .api.decode import decode_api_answer
 from .api.errors import ApiError, Forbidden, ServerError
 from .api.resources import COMPANIONS, JOBS, PODS, ApiResource
-from .api.transport import lines_of
+from .api.transport import api_lines_of
 from .pods import PodChange
 from .queue import JobKey
 
@@ -59,7 +59,7 @@ class WatchScope:
     namespaces: tuple[str, ...]
     job_changed: JobChanged
     pod_changed: PodChanged
-    object_gone: ObjectGone
+    object_deleted: ObjectGone
     extra_changed: ExtraChanged
     extras: tuple[ApiResource, ...]
     ready: asyncio.Event
@@ -160,18 +160,18 @@ def _watch_handlers(
             host.call_soon_threadsafe(scope.pod_changed, JobKey(namespace or "", job), change)
 
     def watch_deletions(resource: ApiResource) -> None:
-        @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
+        @kopf.on.event(*_watched_group_version(resource), resource.plural, registry=registry)
         async def gone(type: str | None, namespace: str | None, name: str, labels: Any, **_: Any) -> None:
             job = labels.get(contract.LABEL_JOB)
             if type == "DELETED" and job:
                 ref = ObjectRef(resource.kind, name)
-                host.call_soon_threadsafe(scope.object_gone, JobKey(namespace or "", job), ref)
+                host.call_soon_threadsafe(scope.object_deleted, JobKey(namespace or "", job), ref)
 
     for resource in COMPANIONS:
         watch_deletions(resource)
 
     def watch_changes(resource: ApiResource) -> None:
-        @kopf.on.event(*_group_version(resource), resource.plural, registry=registry)
+        @kopf.on.event(*_watched_group_version(resource), resource.plural, registry=registry)
         async def changed(namespace: str | None, labels: Any, **_: Any) -> None:
             if job := labels.get(contract.LABEL_JOB):
                 host.call_soon_threadsafe(scope.extra_changed, JobKey(namespace or "", job), resource.kind)
@@ -181,7 +181,7 @@ def _watch_handlers(
     return registry
 
 
-def _group_version(resource: ApiResource) -> tuple[str, str]:
+def _watched_group_version(resource: ApiResource) -> tuple[str, str]:
     group, _, version = resource.api_version.rpartition("/")
     return group, version
 
@@ -193,7 +193,7 @@ def _watch_settings(scope: WatchScope) -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
     settings.peering.standalone = True
     for resource in (PODS, *COMPANIONS, *scope.extras):
-        key = (*_group_version(resource), resource.plural)
+        key = (*_watched_group_version(resource), resource.plural)
         settings.watching.label_selectors[key] = f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"
     settings.watching.chunk_size = 200
     settings.watching.server_timeout = random.randint(300, 600)
@@ -245,7 +245,7 @@ def _readable_watch(read: Pods) -> type[aiohttp.ClientResponse]:
         async def json(self, **_options: Any) -> Any:
             decoded = _decoded_watch(await self.read())
             if isinstance(decoded, dict) and "items" in decoded:
-                decoded["items"] = [_flat_event(item) for item in decoded["items"] or ()]
+                decoded["items"] = [_flat_watch_event(item) for item in decoded["items"] or ()]
             return decoded
 
     return ReadableWatch
@@ -262,9 +262,9 @@ class _WatchEvents:
         return getattr(self._content, name)
 
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
-        async for line in lines_of(self._content):
+        async for line in api_lines_of(self._content):
             event = self._event_of(line)
-            yield json.dumps({**event, "object": _flat_event(event["object"])}).encode() + b"\n"
+            yield json.dumps({**event, "object": _flat_watch_event(event["object"])}).encode() + b"\n"
 
     def _event_of(self, line: bytes) -> Any:
         if self._read is None:
@@ -287,7 +287,7 @@ def _decoded_watch(raw: bytes, shape: Any = None) -> Any:
         raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf lists and watches again
 
 
-def _flat_event(obj: dict[str, Any]) -> dict[str, Any]:
+def _flat_watch_event(obj: dict[str, Any]) -> dict[str, Any]:
     """`obj`, which is all metadata, without the part that has levels."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return {**obj, "metadata": metadata}

@@ -84,12 +84,12 @@ def _trainer_ranks(wanted: object, node: TrainJobNode) -> int:
     if node.resources is not None and word != "gpu":
         limits, requests = (node.resources.get(kind) for kind in ("limits", "requests"))
         cpus = (limits or {}).get("cpu") or (requests or {}).get("cpu")
-        return _whole_cpus(str(cpus)) if cpus is not None else 1
+        return _whole_trainer_cpus(str(cpus)) if cpus is not None else 1
     what = "as many processes as the node has GPUs" if word == "gpu" else "one process for each CPU of the node"
     raise Invalid([Problem(_WANTED, f"is {word}: {what}, which can't be seen from here; write the number")])
 
 
-def _whole_cpus(amount: str) -> int:
+def _whole_trainer_cpus(amount: str) -> int:
     """A quantity of CPUs, rounded up as Kubernetes does; at least 1."""
     thousandths = amount.endswith("m")
     try:

@@ -142,7 +142,7 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
             else:
                 why = "a launcher never gets devices" if devices else "a gang has a worker"
                 reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
-            _add_variables(node["spec"]["containers"][0], trainer.get("env") or [])
+            _add_trainjob_variables(node["spec"]["containers"][0], trainer.get("env") or [])
         launcher = _trainjob_template(jobs, _LAUNCHER, reader)
         _lay_over_trainer(launcher["spec"]["containers"][0], trainer)
         take_devices(launcher["spec"]["containers"][0])
@@ -220,10 +220,10 @@ def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> Non
         if trainer.get(name) is not None:
             container[name] = trainer[name]
         trainer.pop(name, None)
-    _add_variables(container, trainer.pop("env", None) or [])
+    _add_trainjob_variables(container, trainer.pop("env", None) or [])
 
 
-def _add_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> None:
+def _add_trainjob_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> None:
     if added:
         names = {variable["name"] for variable in added}
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)

@@ -81,7 +81,7 @@ def build_template_crds() -> list[dict[str, Any]]:
 def _template_crd(kind: TemplateKind) -> dict[str, Any]:
     plural = TEMPLATE_PLURALS[kind]
     description = {"type": "string", "maxLength": 4096, "description": "What it is for, and for whom."}
-    spec = {"description": description, "job": _part_of_a_job()}
+    spec = {"description": description, "job": _crd_part_of_a_job()}
     column = {"name": "Description", "type": "string", "jsonPath": ".spec.description"}
     schema = {
         "type": "object",
@@ -98,7 +98,7 @@ def _template_crd(kind: TemplateKind) -> dict[str, Any]:
     return _generated_crd(names, "Cluster" if kind == CLUSTER else "Namespaced", [column], schema, {})
 
 
-def _part_of_a_job() -> dict[str, Any]:
+def _crd_part_of_a_job() -> dict[str, Any]:
     """The schema of a job's spec, of which everything may be left out, and nothing is filled in."""
     job: dict[str, Any] = _optional_schema(object_schema(JobSpec))
     job["description"] = "A part of a DistributedTrainingJob's spec: what jobs need not say."
@@ -122,7 +122,7 @@ def _optional_schema(schema: Any) -> Any:
     return made
 
 
-def _once_fixed(rule: Rule) -> dict[str, Any]:
+def _crd_once_fixed(rule: Rule) -> dict[str, Any]:
     """The rule on the whole object, whose status says whether the job has run."""
     of_spec = re.sub(r"\b(self|oldSelf)\.", r"\1.spec.", rule.cel)
     return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
@@ -169,6 +169,6 @@ def _crd_resource() -> dict[str, Any]:
                 "message": "metadata.name becomes a Service and host names: it must begin with a letter, hold "
                 f"only lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
             },
-            *(_once_fixed(rule) for rule in JobSpec.RULES if rule.once_fixed),
+            *(_crd_once_fixed(rule) for rule in JobSpec.RULES if rule.once_fixed),
         ],
     }

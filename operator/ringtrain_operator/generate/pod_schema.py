@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from .. import spec
-from ..spec.pod_schema import PodSchema, dump_schema
+from ..spec.pod_schema import PodSchema, dump_pod_spec_schema
 
 
 def main() -> None:
     """Write the schema of the document on standard input into the package."""
     schema = PodSchema.of_openapi(json.load(sys.stdin), sys.argv[1])
     target = Path(spec.__file__).with_name("pod_schema.json")
-    target.write_text(dump_schema(schema), encoding="utf-8")
+    target.write_text(dump_pod_spec_schema(schema), encoding="utf-8")
 
 
 if __name__ == "__main__":

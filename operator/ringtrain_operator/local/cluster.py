@@ -39,7 +39,7 @@ class LocalCluster:
     keep: Callable[[dict[str, Any]], None] = lambda _: None
     page_secret: str = ""
     beside: Contents = field(default_factory=dict)
-    _told: tuple[int, dict[str, int], datetime | None] | None = None
+    _last_wish: tuple[int, dict[str, int], datetime | None] | None = None
     _started: dict[int, int] = field(default_factory=dict)
     _gone: dict[int, int] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class LocalCluster:
     def observe(self) -> Observed:
         """What exists now."""
         pods = tuple(view_pod(pod) for pod in self.runner.pods())
-        self._note_gone(pods)
+        self._note_lost_pods(pods)
         running = any(pod.role == "launcher" and pod.phase == "Running" for pod in pods)
         report, error = self._ask_launcher() if running else (None, "")
         return Observed(
@@ -107,15 +107,15 @@ class LocalCluster:
         """
         gone = {str(worker): number for worker, number in self._gone.items()}
         wanted = (parse_status(self.status).ledger.attempt_workers, gone, report.start_time)
-        if not self.job["spec"].get("elastic") or self._told == wanted:
+        if not self.job["spec"].get("elastic") or self._last_wish == wanted:
             return
         body = json.dumps({"workers": wanted[0], "gone": gone}).encode()
         typed = {**headers, "Content-Type": "application/json"}
         asked = urllib.request.Request(f"{url}/workers", data=body, headers=typed, method="PUT")
         with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(asked, timeout=STATUS_TIMEOUT_S):
-            self._told = wanted
+            self._last_wish = wanted
 
-    def _note_gone(self, pods: tuple[PodView, ...]) -> None:
+    def _note_lost_pods(self, pods: tuple[PodView, ...]) -> None:
         """Note which pods of an elastic job's workers have ended: a process group that is gone has ended."""
         living = {p.index: p.incarnation for p in pods if p.role == "worker" and not p.finished}
         for worker, number in self._started.items():

@@ -96,7 +96,7 @@ def end_orphans(marker: str) -> None:
         if not orphans:
             return
         for pid in orphans:
-            _kill_and_reap(pid)
+            _kill_local_orphan(pid)
 
 
 def _orphan_children() -> list[int]:
@@ -117,7 +117,7 @@ def _carries_run_marker(pid: int, marker: str) -> bool:
         return False
 
 
-def _kill_and_reap(pid: int) -> None:
+def _kill_local_orphan(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -147,14 +147,14 @@ class LocalProcessRunner:
             return
         if process.poll() is None:
             if local.kill_at is not None and time.monotonic() >= local.kill_at:
-                _kill_group(process.pid)
+                _kill_local_group(process.pid)
             return
-        _kill_group(process.pid)
+        _kill_local_group(process.pid)
         end_orphans(local.marker)
         local.process = None
         assert local.command is not None
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        message = _termination_of(local.command, code)
+        message = _local_termination_of(local.command, code)
         reason = "Completed" if code == 0 else "Error"
         if local.starts_again(code):
             local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
@@ -211,7 +211,7 @@ def _local_terminated_state(code: int, reason: str, message: str) -> dict[str, A
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
 
 
-def _termination_of(command: LocalPodCommand, code: int) -> str:
+def _local_termination_of(command: LocalPodCommand, code: int) -> str:
     """The termination message, or the end of the log of a process that failed without one."""
     with contextlib.suppress(OSError):
         message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
@@ -225,6 +225,6 @@ def _termination_of(command: LocalPodCommand, code: int) -> str:
     return ""
 
 
-def _kill_group(group: int) -> None:
+def _kill_local_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)

@@ -34,7 +34,7 @@ from .manifest import LocalManifestFile, load_job
 from .past_runs import PastLocalRunTail, write_job
 from .plain import PlainLocalDisplay
 from .process import CLOSING_GRACE_S, LocalProcessRunner
-from .summary import LocalRunResults, read_results
+from .summary import LocalRunResults, read_local_results
 from .templates import LocalTemplates
 from .wording import (
     STATE_STYLES,
@@ -87,7 +87,7 @@ def run_local(
         raise
     finally:
         runner.close()
-    return status, read_results(run_dir / "logs", namespace, name, status.attempt)
+    return status, read_local_results(run_dir / "logs", namespace, name, status.attempt)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents)
     argv = [_mapped_local_paths(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
     attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
     # Also where the template has a PATH of its own, as that of its image.
-    env["PATH"] = _own_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
+    env["PATH"] = _sandbox_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
     return LocalPodCommand(
         argv=tuple(argv),
         env={**{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}, **env},
@@ -184,7 +184,7 @@ def _mapped_local_paths(text: str, paths: Mapping[str, Path]) -> str:
     return text
 
 
-def _own_programs_first(path: str) -> str:
+def _sandbox_programs_first(path: str) -> str:
     """`python` and `ringtrain` are those beside dtj."""
     return os.pathsep.join([str(Path(sys.executable).parent), path])
 

@@ -29,7 +29,7 @@ class LocalRunResults:
     metrics: dict[str, float]
 
 
-def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> LocalRunResults:
+def read_local_results(logs_root: Path, namespace: str, job: str, attempt: int) -> LocalRunResults:
     """What the last attempt reported as metrics, or else printed last as an accuracy."""
     directory = logs_root / namespace / job / str(attempt)
     if not directory.is_dir():
@@ -42,7 +42,7 @@ def read_results(logs_root: Path, namespace: str, job: str, attempt: int) -> Loc
     return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"))
 
 
-def print_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
+def print_local_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
     """Print how the job ended. Lines are broken between words only, so that a path can be copied."""
     rows = list(_rows_of(status, results))
     width = max(len(label) for label, _, _ in rows) + 2

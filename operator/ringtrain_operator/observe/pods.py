@@ -84,7 +84,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
         exit_code=ended.get("exitCode"),
         exit_reason=str(ended.get("reason") or ""),
         exit_time=parse_time(ended.get("finishedAt")),
-        termination_message=str(storable(ended.get("message")) or ""),
+        termination_message=str(storable_observation(ended.get("message")) or ""),
         failed_beside=_name_beside(status, beside),
         side_failure=_side_failure(status, name),
         unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
@@ -121,7 +121,7 @@ def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
     """The pod's termination message; empty if it left none, or one of another attempt."""
     try:
-        message = storable(json.loads(pod.termination_message))
+        message = storable_observation(json.loads(pod.termination_message))
     except (ValueError, RecursionError):
         return {}
     if not isinstance(message, dict) or message.get("version") != contract.TERMINATION_MESSAGE_VERSION:
@@ -153,7 +153,7 @@ def read_report(raw: Mapping[str, Any]) -> LauncherReport:
     """
     try:
         _check_status_version(raw["version"])
-        return _view_launcher_report(storable(raw))
+        return _view_launcher_report(storable_observation(raw))
     except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
         raise ValueError(f"launcher /status: {exc!r}") from exc
 
@@ -328,7 +328,7 @@ def _report_time(seconds: object) -> datetime | None:
     return datetime.fromtimestamp(float(seconds), UTC) if is_number else None  # type: ignore[arg-type]
 
 
-def storable(value: Any) -> Any:
+def storable_observation(value: Any) -> Any:
     """JSON from pods, made such that the API stores it unchanged: else a status is never what was written.
 
     U+FFFD replaces lone surrogates; None replaces NaN, infinities and what is beyond a float.
@@ -336,13 +336,13 @@ def storable(value: Any) -> Any:
     if isinstance(value, str):
         return _LONE_SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {storable(key): storable(inner) for key, inner in value.items()}
+        return {storable_observation(key): storable_observation(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [storable(inner) for inner in value]
-    return value if not isinstance(value, int | float) or is_finite(value) else None
+        return [storable_observation(inner) for inner in value]
+    return value if not isinstance(value, int | float) or is_observed_finite(value) else None
 
 
-def is_finite(value: float) -> bool:
+def is_observed_finite(value: float) -> bool:
     """Whether `value` is a finite float, or an int that becomes one."""
     try:
         return math.isfinite(value)

@@ -207,7 +207,7 @@ def view_request(request: Mapping[str, Any], api_version: str) -> RequestView:
     """What `plan` needs of a ProvisioningRequest of ours, read in `api_version`."""
     meta, status = request["metadata"], request.get("status") or {}
     said = {str(c.get("type")): c for c in status.get("conditions") or ()}
-    over = next((said[kind] for kind in _OVER if _is_true(said.get(kind))), None)
+    over = next((said[kind] for kind in _OVER if _is_provisioning_true(said.get(kind))), None)
     created = parse_time(meta.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC)
     last = over or said.get("Provisioned") or said.get("Accepted") or {}
     # `Failed: CapacityIsNotFound: 2 nodes are missing`
@@ -217,12 +217,12 @@ def view_request(request: Mapping[str, Any], api_version: str) -> RequestView:
         uid=str(meta.get("uid") or ""),
         created=created,
         counts=tuple(int(one.get("count") or 0) for one in request["spec"].get("podSets") or ()),
-        provisioned=over is None and _is_true(said.get("Provisioned")),
+        provisioned=over is None and _is_provisioning_true(said.get("Provisioned")),
         over_since=(parse_time(over.get("lastTransitionTime")) or created) if over is not None else None,
         words=words,
         ending="deletionTimestamp" in meta,
     )
 
 
-def _is_true(condition: Mapping[str, Any] | None) -> bool:
+def _is_provisioning_true(condition: Mapping[str, Any] | None) -> bool:
     return condition is not None and condition.get("status") == "True"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..status.model import Condition, JobStatus
 from ..status.situation import counted
-from ..workers.replacing import avoided_because, avoided_nodes, incarnations_of, new_losses
+from ..workers.replacing import avoided_because, avoided_nodes, new_worker_losses, worker_incarnations_of
 from .result import PlannedEvent
 
 # Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.
@@ -57,13 +57,13 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent
     was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
     if before.attempt == after.attempt and was != now:
         yield PlannedEvent("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
-    for loss in new_losses(before, after):
+    for loss in new_worker_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
         text = f"{loss.pod}{node} {loss.cause}; it is made anew"
         yield PlannedEvent("Warning", "LauncherLost" if loss.worker is None else "WorkerLost", text)
     losses = after.ledger.incarnations.losses
-    if losses and new_losses(before, after):
-        known = avoided_nodes(incarnations_of(before).losses, losses[-1].time)
+    if losses and new_worker_losses(before, after):
+        known = avoided_nodes(worker_incarnations_of(before).losses, losses[-1].time)
         for node in avoided_nodes(losses, losses[-1].time):
             if node not in known:
                 yield PlannedEvent("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")

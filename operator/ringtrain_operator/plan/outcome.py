@@ -13,10 +13,10 @@ from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
 from ..status.decision import NO_DECISION, Decision, Finish, GiveWay, Policy, PolicyResult, Restart
 from ..status.model import Failure, JobStatus, LostPod
-from ..status.progress import is_whole
+from ..status.progress import is_status_whole
 from ..status.situation import Situation
-from ..workers.gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
-from ..workers.replacing import incarnations_of, launcher_back_by, launcher_loss
+from ..workers.gang import LAUNCHER_REPORT_S, gang_pod_disruption, node_is_suspect
+from ..workers.replacing import launcher_back_by, launcher_loss, worker_incarnations_of
 from .failure_rules import judge_failure, limit_reached
 from .incomplete import gang_gives_way
 from .queueing import missed_suspension
@@ -75,7 +75,9 @@ def attempt_failure(s: Situation) -> PolicyResult:
         return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
         return NO_DECISION  # a worker that is lost is made anew, see workers/replacing.py
-    failed = [pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not pod_disruption(pod))]
+    failed = [
+        pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not gang_pod_disruption(pod))
+    ]
     if not failed:
         return NO_DECISION
     launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
@@ -107,7 +109,7 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
 
 def _failed_by_itself(s: Situation, pod: str | None) -> bool:
     """Whether the pod without which an elastic job could not go on ended by itself, and was not taken away."""
-    losses = [loss for loss in incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
+    losses = [loss for loss in worker_incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
     return bool(losses) and losses[-1].failed
 
 
@@ -194,12 +196,12 @@ def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
     """A failure in which no rank ended: with the slowest rank, its pod, node and last lines, as far as known."""
     reported = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
     failure = Failure(attempt=s.attempt, reason=reason, message=message, time=s.now)
-    if not reported or not is_whole(reported.get("rank")):
+    if not reported or not is_status_whole(reported.get("rank")):
         return failure
     pod, node = str(reported.get("pod") or ""), str(reported.get("node") or "")
     where = " ".join(part for part in (f"in {pod}" if pod else "", f"on {node}" if node else "") if part)
     step = reported.get("step")
-    at = f"at step {step}" if is_whole(step) else "without a step yet"
+    at = f"at step {step}" if is_status_whole(step) else "without a step yet"
     return failure.model_copy(
         update={
             "rank": reported["rank"],
@@ -212,14 +214,14 @@ def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
 
 
 def _whole_exit_code(value: object) -> int | None:
-    return value if isinstance(value, int) and is_whole(value) else None
+    return value if isinstance(value, int) and is_status_whole(value) else None
 
 
 def _failure_lines(value: object) -> tuple[str, ...]:
     return tuple(str(line) for line in value) if isinstance(value, list) else ()
 
 
-def lost_pod(s: Situation) -> PolicyResult:
+def outcome_of_lost_pod(s: Situation) -> PolicyResult:
     """A job ends when a pod was lost by its own doing, and no restart is left; until that is known it waits."""
     lost, fate = s.status.ledger.lost_pod, _lost_pod_fate(s)
     if lost is None or fate == "node":
@@ -278,4 +280,4 @@ def _is_over(s: Situation) -> bool:
 
 SUCCESS = Policy(success)
 FAILURE = Policy(attempt_failure)
-LOST_POD = Policy(lost_pod, note_lost_pod)
+LOST_POD = Policy(outcome_of_lost_pod, note_lost_pod)

@@ -26,7 +26,7 @@ from ..status.model import (
 from ..status.progress import logs_not_shipped, progress_fields, start_fields
 from ..status.situation import Situation
 from ..status.waiting import kept_here, queued_because, running_or_why_not
-from ..workers.data_workers import data_workers_status, input_bound, input_stalled
+from ..workers.data_workers import data_workers_stalled, data_workers_status, input_bound
 from ..workers.elastic_status import degraded_elastic_world, elastic_fields
 from ..workers.gang import worker_counts
 from ..workers.lasting import evaluator_status
@@ -60,8 +60,8 @@ def plan_object(
     try:
         if observed.template_problem is not None:
             raise observed.template_problem
-        resumes = suspended and not _winds_down(obj, observed)
-        begins = status.attempt == 0 or resumes or (not suspended and _is_corrected(obj, status, accepted))
+        resumes = suspended and not _plan_winds_down(obj, observed)
+        begins = status.attempt == 0 or resumes or (not suspended and _is_plan_corrected(obj, status, accepted))
         job = parse_job(obj, schema=settings.pod_schema, templates=begins)
     except Invalid as exc:
         if (obj.get("metadata") or {}).get("deletionTimestamp") or not _is_told_here(obj):
@@ -91,7 +91,7 @@ def _is_told_here(obj: Mapping[str, Any]) -> bool:
     return is_ours(owner) or owner == MULTIKUEUE
 
 
-def _is_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Condition | None) -> bool:
+def _is_plan_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Condition | None) -> bool:
     """Whether a job that is not suspended may have other templates than at the last look, since it never ran."""
     if status.ledger.has_run or status.is_true("Running") or status.finished:
         return False
@@ -99,7 +99,7 @@ def _is_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Condition
     return generation != status.observed_generation or (accepted is not None and accepted.status == "False")
 
 
-def _winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
+def _plan_winds_down(obj: Mapping[str, Any], observed: Observed) -> bool:
     """Whether the job is to stay suspended and some of its pods, or the quota that they had, are still there."""
     policy = (obj.get("spec") or {}).get("runPolicy")
     holds = bool(observed.pods) or (observed.kueue is not None and observed.kueue.workload is not None)
@@ -255,7 +255,7 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
     if running.status != "True":
         return (running, *_no_world(status, running.reason))
     world = degraded_elastic_world(s) if s.job.spec.elastic is not None else None
-    data = input_stalled(s) if s.job.spec.data_workers is not None else None
+    data = data_workers_stalled(s) if s.job.spec.data_workers is not None else None
     said = (running, *filter(None, (world, data)))
     if status.is_true("Restarting"):
         return (*said, ConditionChange("Restarting", "False", "Restarted", f"attempt {s.attempt} runs"))

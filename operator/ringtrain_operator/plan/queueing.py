@@ -143,7 +143,7 @@ def _queued_workload(s: Situation, view: WorkloadView | None, settings: BuildSet
         return _patched_workload(view, patches.quota_returned(view, s.now))
     if view.finished or (view.reserved and not fits_admission(s, view)):
         return _deleted_workload(s, view)
-    wants = {name: count for name, count in workload.pod_counts(s.job).items() if name in view.counts}
+    wants = {name: count for name, count in workload.kueue_pod_counts(s.job).items() if name in view.counts}
     asks = {name: view.counts[name] for name in wants}
     if not view.reserved and (view.queue, asks) != (s.job.queue, wants):
         return _patched_workload(view, patches.resized_workload(view, s.job), "")

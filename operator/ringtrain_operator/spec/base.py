@@ -25,7 +25,7 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0
 _SCALARS: Final = frozenset((str, int, float, bool, type(None)))  # most values, and told apart fastest
 
 
-def depth_of(value: Any) -> int:
+def spec_depth_of(value: Any) -> int:
     """Levels of mappings and lists. Without recursion, which a deep value would end."""
     depth, level = 0, [value]
     while level := [one for one in level if type(one) not in _SCALARS and isinstance(one, Mapping | list)]:

@@ -9,7 +9,7 @@ MOST_CHARACTERS = 1000
 _GROUPS = "such as 'step (?P<step>\\d+) loss (?P<loss>\\S+)'"
 
 
-def rule_problem(rule: str) -> str:
+def metrics_rule_problem(rule: str) -> str:
     """What is wrong with `rule`; empty: nothing."""
     if rule == NONE:
         return ""

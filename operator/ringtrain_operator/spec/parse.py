@@ -10,15 +10,15 @@ from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
 from ..errors import Invalid, Problem, did_you_mean, shown
-from .base import MAX_DEPTH, Rule, depth_of, parse_time, without_nulls
+from .base import MAX_DEPTH, Rule, parse_time, spec_depth_of, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .launcher_words import MPI, launcher_in
-from .metrics_rule import rule_problem
-from .pod_schema import PodSchema, packaged_schema
+from .metrics_rule import metrics_rule_problem
+from .pod_schema import PodSchema, packaged_pod_spec_schema
 from .reserved import dangling_volumes, reserved_clashes
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
 from .training_template import resolved_job_spec
-from .updates import is_fixed
+from .updates import is_spec_fixed
 
 # A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
 MAX_NAME_LENGTH = 51
@@ -56,10 +56,10 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise Invalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    if depth_of(spec) > MAX_DEPTH:
+    if spec_depth_of(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise Invalid([*problems, Problem("spec", message)])
-    parsed, spec_problems = _parse_spec(spec, (schema or packaged_schema()) if templates else None)
+    parsed, spec_problems = _parse_spec(spec, (schema or packaged_pod_spec_schema()) if templates else None)
     problems += spec_problems
     if parsed is not None and parsed.template_ref is not None:
         reference = parsed.template_ref
@@ -76,7 +76,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
 
 def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     return Job(
-        name=name_of(metadata),
+        name=spec_name_of(metadata),
         namespace=metadata.get("namespace") or "default",
         uid=str(metadata.get("uid") or ""),
         generation=int(metadata.get("generation") or 1),
@@ -87,7 +87,7 @@ def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     )
 
 
-def name_of(metadata: Mapping[str, Any]) -> Any:
+def spec_name_of(metadata: Mapping[str, Any]) -> Any:
     """The object's name; of one that the API server is to name `generateName` and zeros."""
     prefix = metadata.get("generateName")
     return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
@@ -99,7 +99,7 @@ def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None
         Problem(f"spec.{rule.path}", rule.message)
         for rule in JobSpec.RULES
         if rule.holds_update is not None
-        and (is_fixed(status) or not rule.once_fixed)
+        and (is_spec_fixed(status) or not rule.once_fixed)
         and not rule.holds_update(new, old)
     ]
 
@@ -109,7 +109,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
             yield Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}")
-    name = name_of(metadata)
+    name = spec_name_of(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         yield Problem(
             "metadata.name" if metadata.get("name") or name is None else "metadata.generateName",
@@ -140,7 +140,7 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         problems = [_spec_problem(error) for error in exc.errors(include_url=False)]
         return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
     problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
-    if spec.logs.metrics and (problem := rule_problem(spec.logs.metrics)):
+    if spec.logs.metrics and (problem := metrics_rule_problem(spec.logs.metrics)):
         problems.append(Problem("spec.logs.metrics", problem))
     problems += _template_problems(pruned, set(), schema)
     if schema is not None and not problems:
@@ -156,7 +156,7 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
         JobSpec.model_validate_json(json.dumps(spec))
     except ValidationError as exc:
         found = [_spec_problem(error) for error in exc.errors(include_url=False)]
-    found += _template_problems(spec, {p.path for p in found}, schema or packaged_schema())
+    found += _template_problems(spec, {p.path for p in found}, schema or packaged_pod_spec_schema())
     return [problem for problem in found if not problem.message.startswith(("is missing", "is empty"))]
 
 
@@ -225,13 +225,13 @@ def _spec_problem(error: Any) -> Problem:
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
     known, name = _fields_at(location[:-1]), str(location[-1])
-    if elsewhere := _place_of(name):
+    if elsewhere := _spec_place_of(name):
         return f"is not a field here; it is {elsewhere}"
     hint = did_you_mean(name, known) or f"allowed: {', '.join(sorted(known))}"
     return f"is not a field here; {hint}"
 
 
-def _place_of(name: str) -> str:
+def _spec_place_of(name: str) -> str:
     """Where a field of this name is; empty: nowhere. Those of pods are in the worker's template."""
     sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
     for section in ("worker", *sections):

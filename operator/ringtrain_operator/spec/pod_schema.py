@@ -89,13 +89,13 @@ class PodSchema:
 
 
 @cache
-def packaged_schema() -> PodSchema:
+def packaged_pod_spec_schema() -> PodSchema:
     """The schema that comes with this package, for where no server can be asked."""
     raw = json.loads(resources.files(__package__).joinpath("pod_schema.json").read_text(encoding="utf-8"))
     return PodSchema(raw["version"], raw["definitions"])
 
 
-def dump_schema(schema: PodSchema) -> str:
+def dump_pod_spec_schema(schema: PodSchema) -> str:
     """`schema` as the text of pod_schema.json."""
     content = {"version": schema.version, "definitions": schema.definitions}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from ..contract import GROUP
 from ..errors import Invalid, Problem, shown
-from .base import MAX_DEPTH, depth_of, without_nulls
+from .base import MAX_DEPTH, spec_depth_of, without_nulls
 from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
     problems = [Problem("metadata.name", f"is {shown(name)}, expected a name")] if not isinstance(name, str) else []
     if not isinstance(job, Mapping):
         problems.append(Problem("spec.job", f"is {shown(job)}, expected a part of a job's spec"))
-    elif depth_of(job) > MAX_DEPTH:
+    elif spec_depth_of(job) > MAX_DEPTH:
         problems.append(Problem("spec.job", f"is nested more than {MAX_DEPTH} levels deep"))
     else:
         problems += _unfit_template(job)
@@ -136,7 +136,7 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
     the job's replaces the template's. What of the job's own fields is left out, null, or at its default says
     nothing: the API server fills defaults in. Raises Invalid where `spec` is deeper than any spec is.
     """
-    if depth_of(spec) > MAX_DEPTH:
+    if spec_depth_of(spec) > MAX_DEPTH:
         raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
     found: Json = _spec_laid_over(template, _said_spec_fields(spec, JobSpec))
     found.pop("templateRef", None)

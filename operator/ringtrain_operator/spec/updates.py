@@ -18,7 +18,7 @@ MAY_CHANGE = (
 )
 
 
-def is_fixed(status: Mapping[str, Any] | None) -> bool:
+def is_spec_fixed(status: Mapping[str, Any] | None) -> bool:
     """Whether a job with this status, unless suspended, keeps what it is made of: it has run, or has ended."""
     found = status or {}
     return bool((found.get("ledger") or {}).get("hasRun")) or found.get("state") in ("Succeeded", "Failed")

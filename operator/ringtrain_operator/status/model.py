@@ -186,7 +186,7 @@ REMEMBERED_S = 3600
 LONGEST_PAUSE_S = 300
 
 
-def after_pause(last: datetime, losses: int) -> datetime | None:
+def status_after_pause(last: datetime, losses: int) -> datetime | None:
     """When the next pod of a name may be made that was lost so often within an hour, and `last` then.
 
     None: at once. One loss is bad luck; from the second on pauses double.
@@ -209,7 +209,7 @@ class EndedPod(StatusModel):
     @property
     def next_at(self) -> datetime | None:
         """When the next pod of the name may be made; None: at once."""
-        return after_pause(self.time, self.failures)
+        return status_after_pause(self.time, self.failures)
 
 
 class DataScale(StatusModel):

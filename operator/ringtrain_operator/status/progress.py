@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ..observe.model import LauncherReport, PodView
-from ..observe.pods import is_finite, termination_of
+from ..observe.pods import is_observed_finite, termination_of
 from .model import ConditionChange, JobStatus, Progress, StartStatus
 from .situation import Situation
 
@@ -67,7 +67,7 @@ def _final_progress(s: Situation) -> Progress | None:
 
 def _read_progress(raw: object, last: datetime | None) -> Progress | None:
     """Progress as the contract words it; None for anything else."""
-    if not isinstance(raw, dict) or not is_whole(raw.get("step")):
+    if not isinstance(raw, dict) or not is_status_whole(raw.get("step")):
         return None
     metrics = raw.get("metrics")
     return Progress(
@@ -77,7 +77,9 @@ def _read_progress(raw: object, last: datetime | None) -> Progress | None:
         samples_per_second=_progress_field(raw, "samplesPerSecond", float),
         unit=_progress_field(raw, "unit", str),
         loss=_progress_field(raw, "loss", float),
-        metrics={str(k): float(v) for k, v in metrics.items() if _is_number(v)} if isinstance(metrics, dict) else {},
+        metrics={str(k): float(v) for k, v in metrics.items() if _is_status_number(v)}
+        if isinstance(metrics, dict)
+        else {},
         started_from=_progress_field(raw, "startedFrom", str),
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )
@@ -87,20 +89,20 @@ def _progress_field(raw: dict[str, Any], key: str, kind: type) -> Any:
     """`raw[key]` if it is what the contract says; a launcher of another version must not break the status."""
     value = raw.get(key)
     if kind is float:
-        return float(value) if _is_number(value) else None  # type: ignore[arg-type]
+        return float(value) if _is_status_number(value) else None  # type: ignore[arg-type]
     if kind is int:
-        return value if is_whole(value) else None
+        return value if is_status_whole(value) else None
     return value if isinstance(value, kind) else None
 
 
-def is_whole(value: object) -> bool:
+def is_status_whole(value: object) -> bool:
     """A whole number that the API can store: int64, and not below 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _is_number(value: object) -> bool:
+def _is_status_number(value: object) -> bool:
     """A finite float: JSON of the API has neither NaN nor infinity, and an int may be beyond a float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_observed_finite(value)
 
 
 def logs_not_shipped(s: Situation) -> ConditionChange | None:

@@ -12,7 +12,7 @@ from ..observe.model import LauncherReport, Observed, PodView, Refusal
 from ..observe.pods import failure_in
 from ..placement.base import Placement, PlacementAttempt
 from ..placement.gangs import GangPlacement
-from ..placement.kueue.queue import QueuePlacement
+from ..placement.kueue.queue import KueuePlacement
 from ..placement.kueue.view import Grant, WorkloadView
 from ..placement.provisioning import NodesPlacement
 from ..spec.job import Job
@@ -173,9 +173,9 @@ class Situation:
         )
 
     @cached_property
-    def queue(self) -> QueuePlacement:
+    def queue(self) -> KueuePlacement:
         """The present attempt in its queue."""
-        return QueuePlacement(self._to_place, self.observed.kueue, self.status.ledger.queued_as)
+        return KueuePlacement(self._to_place, self.observed.kueue, self.status.ledger.queued_as)
 
     @cached_property
     def gang(self) -> GangPlacement:

@@ -11,7 +11,7 @@ from ..observe.pods import by_index
 from ..placement.line import ROOM, PlacementContender
 from ..spec.job import Job
 from .model import ConditionChange, JobStatus, format_time, with_conditions
-from .progress import is_whole
+from .progress import is_status_whole
 from .situation import Situation, counted
 
 # Named in a message; the rest are counted. A message with a thousand names helps nobody.
@@ -28,8 +28,8 @@ def running_or_why_not(s: Situation) -> ConditionChange:
             f"pods of an earlier attempt are still ending: {_counted_pod_names([pod.name for pod in s.stale_pods])}",
         )
     # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
-    absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent_pods(s)
-    gang = _gang_reason(s)
+    absent = [] if s.job.spec.elastic is not None and s.gang_began else _waiting_for_absent_pods(s)
+    gang = _waiting_for_gang_reason(s)
     if not absent and gang.status == "True":
         return gang
     if s.observed.foreign:
@@ -43,7 +43,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not_running_condition("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _not_placed_reason(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return _waiting_for_place_reason(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
 
 
 def _queued_reason(s: Situation) -> ConditionChange:
@@ -56,14 +56,16 @@ def _queued_reason(s: Situation) -> ConditionChange:
             "asks for less",
         )
     if s.status.ledger.refused:
-        return _not_made(f"{s.status.ledger.refused}; it has given back what it had, and tries again in some time")
-    ahead = [one.job for one in s.observed.contention.ahead_of(_in_line_reason(s))][-NAMES_SHOWN:]
+        return _waiting_pods_not_made(
+            f"{s.status.ledger.refused}; it has given back what it had, and tries again in some time"
+        )
+    ahead = [one.job for one in s.observed.contention.ahead_of(_waiting_in_line_reason(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
     place = f"; directly ahead of it in the line: {', '.join(reversed(ahead))}" if ahead else ", and is next"
     return _not_running_condition("Queued", f"it waits without pods for {what}{place}")
 
 
-def _in_line_reason(s: Situation) -> PlacementContender:
+def _waiting_in_line_reason(s: Situation) -> PlacementContender:
     ledger = s.status.ledger
     return PlacementContender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
 
@@ -80,7 +82,7 @@ def queued_because(s: Situation) -> str:
     return s.queue.waits_for().message
 
 
-def _not_placed_reason(s: Situation) -> ConditionChange | None:
+def _waiting_for_place_reason(s: Situation) -> ConditionChange | None:
     waits = (placement.waits_for() for placement in s.placements)
     return next((_not_running_condition(wait.reason, wait.message) for wait in waits if wait is not None), None)
 
@@ -94,7 +96,7 @@ def _stuck_pod(s: Situation) -> ConditionChange | None:
     return _not_running_condition(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
 
 
-def _absent_pods(s: Situation) -> list[str]:
+def _waiting_for_absent_pods(s: Situation) -> list[str]:
     """Pods that do not run, or do not exist."""
     return [*s.missing_names, *(pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
@@ -106,7 +108,7 @@ def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None
     return _not_running_condition("WaitingForPods", f"{count}: {_first_pod_names(absent)}")
 
 
-def _gang_reason(s: Situation) -> ConditionChange:
+def _waiting_for_gang_reason(s: Situation) -> ConditionChange:
     """All pods run; whether the gang does is for its launcher to say."""
     if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
         # An elastic job's launcher tells of as many as there may ever be.
@@ -129,7 +131,7 @@ def _running_reason(s: Situation) -> ConditionChange:
     """The gang runs, perhaps without what a side container did for it."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {_world_reason(s)}{unknown}"
+    text = f"attempt {s.attempt} runs with {_waiting_for_world_reason(s)}{unknown}"
     failed = [pod for pod in s.pods if pod.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
@@ -138,11 +140,11 @@ def _running_reason(s: Situation) -> ConditionChange:
     return ConditionChange("Running", "True", "SideContainerFailed", text)
 
 
-def _world_reason(s: Situation) -> str:
+def _waiting_for_world_reason(s: Situation) -> str:
     """How large the world is, and which one it is."""
     said = (s.report.elastic if s.report is not None else None) or {}
     formation, ranks = said.get("formation"), said.get("ranks")
-    if s.job.spec.elastic is None or not formation or not is_whole(formation) or not is_whole(ranks):
+    if s.job.spec.elastic is None or not formation or not is_status_whole(formation) or not is_status_whole(ranks):
         return counted(s.world_size, "rank")
     return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
 
@@ -151,10 +153,10 @@ def refused_because(refusals: Sequence[Refusal]) -> ConditionChange:
     """What the API refuses and why, in its words."""
     first = refusals[0]
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
-    return _not_made(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+    return _waiting_pods_not_made(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
 
 
-def _not_made(words: str) -> ConditionChange:
+def _waiting_pods_not_made(words: str) -> ConditionChange:
     known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
     return _not_running_condition(
         next((reason for said, reason in known.items() if said in words), "CreationRefused"), words
@@ -167,7 +169,7 @@ def _foreign_object_reason(s: Situation) -> ConditionChange:
     earlier = f"{KIND} {s.job.name}"
     if any(other.owner != earlier for other in foreign):
         return _not_running_condition(
-            "NameTaken", _taken_name_reason([other for other in foreign if other.owner != earlier])
+            "NameTaken", _waiting_for_taken_name_reason([other for other in foreign if other.owner != earlier])
         )
     names = _counted_pod_names([str(other.ref) for other in foreign])
     return _not_running_condition(
@@ -175,7 +177,7 @@ def _foreign_object_reason(s: Situation) -> ConditionChange:
     )
 
 
-def _taken_name_reason(foreign: Sequence[Foreign]) -> str:
+def _waiting_for_taken_name_reason(foreign: Sequence[Foreign]) -> str:
     first = foreign[0]
     owner = f"{first.owner}" if first.owner else "somebody else"
     return f"{first.ref} exists and belongs to {owner}; it is left alone: remove it or give the job another name"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..build import evaluator_name
-from ..observe.pods import by_index, is_finite
+from ..observe.pods import by_index, is_observed_finite
 from ..spec.base import format_time
 from ..spec.data_workers import Autoscale, DataWorkers
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.model import ConditionChange, DataScale, DataWorkersStatus, EndedPod, JobStatus
 from ..status.situation import Situation, counted
-from .lasting import lasting_pod_runs, refused_of
+from .lasting import lasting_pod_runs, refused_lasting_pods
 
 # Less than this is said nowhere but in figures: it costs nothing that a person would look for.
 INPUT_BOUND = 0.05
@@ -35,7 +35,7 @@ class MeasuredDataWorkers:
     workers: int
 
 
-def note_data_scale(s: Situation, decision: Decision | None) -> JobStatus:
+def note_data_workers_scale(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with how many data workers autoscale wants now."""
     data, scale = s.job.spec.data_workers, s.status.ledger.data_scale
     over = s.finished or s.is_without_pods or isinstance(decision, Halt | Enqueue | Finish)
@@ -47,8 +47,8 @@ def note_data_scale(s: Situation, decision: Decision | None) -> JobStatus:
     if scale is None or scale.asked != data.replicas:
         return s.status.noted(data_scale=first_scale(data, workers))
     complete = ready_data_workers(s) >= s.wanted_data_workers == scale.replicas
-    seen = MeasuredDataWorkers(wait_fraction(s), complete, workers)
-    return s.status.noted(data_scale=next_scale(data.autoscale, scale, seen, s.now))
+    seen = MeasuredDataWorkers(data_workers_wait_fraction(s), complete, workers)
+    return s.status.noted(data_scale=next_data_workers_scale(data.autoscale, scale, seen, s.now))
 
 
 def data_workers_wake_at(s: Situation) -> tuple[datetime, ...]:
@@ -65,7 +65,7 @@ def first_scale(data: DataWorkers, workers: int) -> DataScale:
     return DataScale(replicas=data.replicas, asked=data.replicas, workers=workers)
 
 
-def next_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, now: datetime) -> DataScale:
+def next_data_workers_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, now: datetime) -> DataScale:
     """The notes after a look at `now`; `replicas` in them is what is wanted from now on."""
     if seen.workers != scale.workers:  # another world: what was learned does not hold
         scale = scale.model_copy(update={"workers": seen.workers, "too_few": 0, **_NO_TENDENCY})
@@ -124,15 +124,15 @@ def data_workers_status(s: Situation) -> DataWorkersStatus:
     return DataWorkersStatus(
         desired=0 if none_wanted else s.wanted_data_workers,
         ready=0 if none_wanted else ready_data_workers(s),
-        wait_fraction=wait_fraction(s) if s.report is not None else kept,
+        wait_fraction=data_workers_wait_fraction(s) if s.report is not None else kept,
     )
 
 
-def wait_fraction(s: Situation) -> float | None:
+def data_workers_wait_fraction(s: Situation) -> float | None:
     """Part of its time that a rank waits for input, as the launcher says now; None: it does not say."""
     said = (s.report.data if s.report is not None else None) or {}
     value = said.get("waitFraction")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_observed_finite(value):
         return None
     return round(min(max(float(value), 0.0), 1.0), 2)
 
@@ -150,11 +150,11 @@ def ready_data_workers(s: Situation) -> int:
 
 def input_bound(s: Situation) -> str:
     """`input-bound 23 %` of a job whose ranks wait for their data workers; else empty."""
-    fraction = wait_fraction(s)
+    fraction = data_workers_wait_fraction(s)
     return f"input-bound {round(100 * fraction)} %" if fraction is not None and fraction >= INPUT_BOUND else ""
 
 
-def input_stalled(s: Situation) -> ConditionChange:
+def data_workers_stalled(s: Situation) -> ConditionChange:
     """The InputStalled condition of a job with data workers whose gang runs."""
     ready = ready_data_workers(s)
     if ready:
@@ -167,14 +167,14 @@ def input_stalled(s: Situation) -> ConditionChange:
 def _why_no_data_workers(s: Situation) -> tuple[str, str]:
     """What keeps data workers away, in one word and in a sentence."""
     names = [name for name in s.lasting_names if name != evaluator_name(s.job)]
-    if refused := refused_of(s, names):
+    if refused := refused_lasting_pods(s, names):
         return "CreationRefused", refused
     pods = [pod for pod in s.lasting_pods if pod.role == "data"]
     for pod in pods:
         if pod.waiting:
             return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}"
     running = [pod.name for pod in pods if lasting_pod_runs(pod)]
-    if running and _were_ready(s):
+    if running and _were_data_workers_ready(s):
         return (
             "DataWorkersSilent",
             f"{', '.join(running[:3])} run, and the launcher hears nothing of them any more",
@@ -185,10 +185,12 @@ def _why_no_data_workers(s: Situation) -> tuple[str, str]:
     if ended:
         last = max(ended, key=lambda note: note.time)
         return "DataWorkersLost", f"{last.pod} {last.cause}; {_next_data_worker(s, last)}"
-    return ("DataWorkersLost", "all are gone") if _were_ready(s) else ("DataWorkersStarting", "none runs yet")
+    return (
+        ("DataWorkersLost", "all are gone") if _were_data_workers_ready(s) else ("DataWorkersStarting", "none runs yet")
+    )
 
 
-def _were_ready(s: Situation) -> bool:
+def _were_data_workers_ready(s: Situation) -> bool:
     """Whether the present world has had data workers."""
     before = s.status.condition("InputStalled")
     return before is not None and before.reason in ("DataWorkersReady", "DataWorkersSilent", "DataWorkersLost")
@@ -199,4 +201,4 @@ def _next_data_worker(s: Situation, ended: EndedPod) -> str:
     return f"a new one is made at {format_time(due)}" if due and s.now < due else "a new one is on its way"
 
 
-AUTOSCALE = Policy(note=note_data_scale, wakes=data_workers_wake_at)
+AUTOSCALE = Policy(note=note_data_workers_scale, wakes=data_workers_wake_at)

@@ -4,16 +4,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
-from ..observe.pods import is_finite
+from ..observe.pods import is_observed_finite
 from ..spec.base import format_time
 from ..status.model import (
     ConditionChange,
     ElasticStatus,
     Failure,
 )
-from ..status.progress import is_whole
+from ..status.progress import is_status_whole
 from ..status.situation import Situation, counted
-from .replacing import incarnations_of, is_worker_present, new_losses, worker_made_after
+from .replacing import is_worker_present, new_worker_losses, worker_incarnations_of, worker_made_after
 
 
 def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
 
     Nothing in it goes back within an attempt: a launcher whose process came back has to learn the world again.
     """
-    lost = sum(loss.worker is not None for loss in new_losses(seen.status, s.status))
-    before, notes = s.status.elastic or ElasticStatus(), incarnations_of(s.status)
+    lost = sum(loss.worker is not None for loss in new_worker_losses(seen.status, s.status))
+    before, notes = s.status.elastic or ElasticStatus(), worker_incarnations_of(s.status)
     said = (s.report.elastic if s.report is not None else None) or {}
     formation = _whole_report_field(said, "formation")
     new = ElasticStatus(
@@ -34,10 +34,10 @@ def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
         recoveries=max(before.recoveries, notes.recoveries + _whole_report_field(said, "recoveries")),
         last_recovery_seconds=_elastic_seconds(said.get("lastRecoverySeconds"), before.last_recovery_seconds),
     )
-    return {"elastic": new, **_state_lost(s, said.get("stateLost"))}
+    return {"elastic": new, **_elastic_workers_lost_state(s, said.get("stateLost"))}
 
 
-def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
+def _elastic_workers_lost_state(s: Situation, said: object) -> dict[str, Failure]:
     """The failure of a training that begins at its checkpoint within the attempt; empty without a new one."""
     if not isinstance(said, dict) or not said.get("message"):
         return {}
@@ -47,10 +47,10 @@ def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
     tail = said.get("logTail")
     failure = Failure(
         attempt=s.attempt,
-        rank=_whole_report_field(said, "rank") if is_whole(said.get("rank")) else None,
+        rank=_whole_report_field(said, "rank") if is_status_whole(said.get("rank")) else None,
         pod=str(said.get("pod") or "") or None,
         node=str(said.get("node") or "") or None,
-        exit_code=_whole_report_field(said, "exitCode") if is_whole(said.get("exitCode")) else None,
+        exit_code=_whole_report_field(said, "exitCode") if is_status_whole(said.get("exitCode")) else None,
         reason="StateLost",
         message=message,
         log_tail=tuple(map(str, tail)) if isinstance(tail, list) else (),
@@ -61,9 +61,9 @@ def _state_lost(s: Situation, said: object) -> dict[str, Failure]:
 
 def degraded_elastic_world(s: Situation) -> ConditionChange | None:
     """The Degraded condition of an elastic job that runs; None: nobody knows better than what it says already."""
-    since = incarnations_of(s.status).launcher_lost
+    since = worker_incarnations_of(s.status).launcher_lost
     if since is not None:
-        return ConditionChange("Degraded", "True", "LauncherLost", _without_launcher(s, since))
+        return ConditionChange("Degraded", "True", "LauncherLost", _elastic_workers_without_launcher(s, since))
     said = s.report.elastic if s.report is not None and s.report.phase == "Running" else None
     if said is None:
         return None
@@ -76,11 +76,11 @@ def degraded_elastic_world(s: Situation) -> ConditionChange | None:
     if ranks >= wanted and said.get("degraded") is not True:
         verb = "trains" if ranks == 1 else "train"
         return ConditionChange("Degraded", "False", "Complete", f"{counted(ranks, 'rank')} {verb}")
-    reason, why = _why_fewer(s)
+    reason, why = _why_fewer_workers(s)
     return ConditionChange("Degraded", "True", reason, f"{ranks} of {counted(wanted, 'rank')} train: {why}")
 
 
-def _why_fewer(s: Situation) -> tuple[str, str]:
+def _why_fewer_workers(s: Situation) -> tuple[str, str]:
     """What keeps the world from being complete, in one word and in a sentence."""
     for refusal in s.gang_refusals:
         return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
@@ -106,7 +106,7 @@ def _why_fewer(s: Situation) -> tuple[str, str]:
     return "WorkerLost", f"{name} {loss}; a new one is on its way{others}"
 
 
-def _without_launcher(s: Situation, since: datetime) -> str:
+def _elastic_workers_without_launcher(s: Situation, since: datetime) -> str:
     """What became of the launcher's pod, what keeps the next one, and until when ranks have patience."""
     name, due = build.launcher_name(s.job), worker_made_after(s.status, None)
     until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
@@ -125,7 +125,7 @@ def _without_launcher(s: Situation, since: datetime) -> str:
 
 def _last_loss(s: Situation, worker: int | None) -> str | None:
     """What became of the last pod of `worker` (None: the launcher), if that was lost in this attempt."""
-    losses = incarnations_of(s.status).losses
+    losses = worker_incarnations_of(s.status).losses
     found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
     if not found:
         return None
@@ -135,10 +135,10 @@ def _last_loss(s: Situation, worker: int | None) -> str | None:
 
 def _whole_report_field(said: dict[str, Any], field: str) -> int:
     value = said.get(field)
-    return value if isinstance(value, int) and is_whole(value) else 0
+    return value if isinstance(value, int) and is_status_whole(value) else 0
 
 
 def _elastic_seconds(value: object, before: float | None) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_observed_finite(value):
         return before
     return round(float(value), 3)

@@ -35,15 +35,15 @@ _REASONS = frozenset(
 _DISRUPTIONS_BY_NODE = frozenset({"TerminationByKubelet", "DeletionByTaintManager", "DeletionByPodGC"})
 
 
-def disruption(s: Situation) -> PolicyResult:
+def gang_disruption(s: Situation) -> PolicyResult:
     """The gang restarts, not counted, when one of its pods was taken away."""
-    cause = disruption_cause(s)
+    cause = gang_disruption_cause(s)
     if cause is None:
         return NO_DECISION
     return PolicyResult(Restart("Disrupted", f"attempt {s.attempt}: {cause}"))
 
 
-def disruption_cause(s: Situation) -> str | None:
+def gang_disruption_cause(s: Situation) -> str | None:
     """Who took which pod of the present attempt away; None when all are where they should be.
 
     Of an elastic job's pods only the launcher's, and that only before there is a world: later each pod is made
@@ -53,7 +53,7 @@ def disruption_cause(s: Situation) -> str | None:
         return None
     elastic = s.job.spec.elastic is not None
     for pod in s.pods if not elastic else [pod for pod in s.pods if pod.role == "launcher"]:
-        cause = pod_disruption(pod)
+        cause = gang_pod_disruption(pod)
         if cause:
             node = f" on node {pod.node}" if pod.node else ""
             return f"{pod.name}{node} {cause}"
@@ -82,7 +82,7 @@ def node_is_suspect(pod: PodView) -> bool:
     return pod.reason in _REASONS or pod.reason.startswith("OutOf") or pod.node_ready is False
 
 
-def pod_disruption(pod: PodView) -> str:
+def gang_pod_disruption(pod: PodView) -> str:
     """What took the pod away, or empty. The plan deletes only pods of attempts that are over: this was not us."""
     detail = f": {pod.message}" if pod.message else ""
     if pod.disruption:
@@ -161,5 +161,5 @@ def _replica_status(pods: Sequence[PodView], before: ReplicaStatus) -> ReplicaSt
     )
 
 
-DISRUPTION = Policy(disruption)
+DISRUPTION = Policy(gang_disruption)
 SCALE = Policy(scale_workers)

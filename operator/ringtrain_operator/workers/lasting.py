@@ -15,7 +15,7 @@ from ..observe.model import PodView
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.model import REMEMBERED_S, EndedPod, EvaluatorStatus, JobStatus
 from ..status.situation import Situation
-from .gang import LAST_LINE_CHARACTERS, pod_disruption
+from .gang import LAST_LINE_CHARACTERS, gang_pod_disruption
 
 # How a message begins that holds only as long as the refusal.
 REFUSED = "the API refused"
@@ -23,7 +23,7 @@ REFUSED = "the API refused"
 State = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"]  # of the evaluator
 
 
-def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
+def note_ended_lasting_pods(s: Situation, decision: Decision | None) -> JobStatus:
     """The status with how pods ended that are beside the gang; of a finished job the evaluator alone."""
     if isinstance(decision, Halt | Enqueue | Finish) or s.is_without_pods:
         return s.status
@@ -32,7 +32,7 @@ def note_ended(s: Situation, decision: Decision | None) -> JobStatus:
     notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
     for pod in s.lasting_pods:
         before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.finished
-        if pod.name not in s.lasting_names or not (matters and pod.finished and not pod_disruption(pod)):
+        if pod.name not in s.lasting_names or not (matters and pod.finished and not gang_pod_disruption(pod)):
             continue
         if before is None or before.uid != pod.uid:
             notes[pod.name] = _lasting_pod_ended(s, pod, before)
@@ -117,7 +117,7 @@ def missing_lasting(s: Situation, settings: BuildSettings) -> Iterator[dict[str,
         yield build.build_evaluator_pod(s.job, s.status.ledger.attempt_workers, settings)
 
 
-def refused_of(s: Situation, names: Container[str]) -> str:
+def refused_lasting_pods(s: Situation, names: Container[str]) -> str:
     """Why the API does not take a pod of these names; empty: it does."""
     said = (
         f"{REFUSED} {one.ref} ({one.reason}): {one.message}" for one in s.observed.refusals if one.ref.name in names
@@ -153,7 +153,7 @@ def evaluator_status(s: Situation, seen: Situation) -> EvaluatorStatus:
     return EvaluatorStatus(
         state=_lasting_pod_state(s, note),
         failures=before.failures + (1 if new else 0),
-        message=refused_of(s, (name,)) or last,
+        message=refused_lasting_pods(s, (name,)) or last,
     )
 
 
@@ -170,4 +170,4 @@ def _lasting_pod_state(s: Situation, note: EndedPod | None) -> State:
     return "Failed" if note is not None and pod is None else "Pending"
 
 
-LASTING = Policy(note=note_ended, wakes=lasting_wakes_at)
+LASTING = Policy(note=note_ended_lasting_pods, wakes=lasting_wakes_at)

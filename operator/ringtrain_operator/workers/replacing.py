@@ -28,10 +28,10 @@ from ..status.model import (
     Incarnations,
     JobStatus,
     Loss,
-    after_pause,
+    status_after_pause,
 )
 from ..status.situation import Situation
-from .gang import LAUNCHER_REPORT_S, node_is_suspect, pod_disruption
+from .gang import LAUNCHER_REPORT_S, gang_pod_disruption, node_is_suspect
 
 # So many losses are kept: more than what is ever counted of one worker or of one node.
 LOSSES_KEPT = 64
@@ -78,9 +78,9 @@ def note_workers(s: Situation, decision: Decision | None) -> JobStatus:
     """
     if notes_end(s, decision):
         return s.status
-    losses = list(incarnations_of(s.status).losses)
+    losses = list(worker_incarnations_of(s.status).losses)
     seen = _SeenWorkers.of(s)
-    size = max(s.status.ledger.attempt_workers, len(incarnations_of(s.status).numbers))
+    size = max(s.status.ledger.attempt_workers, len(worker_incarnations_of(s.status).numbers))
     present, joined = [False] * size, [False] * size
     for worker in range(s.status.ledger.attempt_workers):
         pod = seen.pods.get(worker)
@@ -106,7 +106,7 @@ def notes_end(s: Situation, decision: Decision | None) -> bool:
 
 def due_workers(s: Situation) -> tuple[int, ...]:
     """Workers whose pods are made now: none is there, nothing is in the way, and no loss is too recent."""
-    if not may_create(s):
+    if not may_create_workers(s):
         return ()
     taken = {pod.name for pod in s.observed.pods}
     absent = (w for w in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, w) not in taken)
@@ -143,14 +143,14 @@ def _is_unwanted_worker(s: Situation, pod: PodView) -> bool:
 def _was_worker_lost(s: Situation, worker: int) -> bool:
     """Whether the worker's last pod is noted as lost: its name is needed, even if it should answer again."""
     number = worker_incarnation_number(s.status, worker)
-    return any((loss.worker, loss.incarnation) == (worker, number) for loss in incarnations_of(s.status).losses)
+    return any((loss.worker, loss.incarnation) == (worker, number) for loss in worker_incarnations_of(s.status).losses)
 
 
 def _worker_loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool) -> Loss | None:
     """Why the worker's last pod is, or is to be, no more; None while it lives, and while that is not known."""
     if pod is None:
         return _as_loss(s, worker, None, "no longer exists")
-    taken = pod_disruption(pod)
+    taken = gang_pod_disruption(pod)
     if taken:
         return _as_loss(s, worker, pod, taken, suspect=node_is_suspect(pod))
     due = _counts_at(s, pod)
@@ -179,7 +179,7 @@ def _attempt_ends(s: Situation) -> bool:
     return launcher_ended or (s.report is not None and s.report.phase in ("Succeeded", "Failed"))
 
 
-def may_create(s: Situation) -> bool:
+def may_create_workers(s: Situation) -> bool:
     """Whether pods of the present attempt may be made now."""
     if s.stale_pods or s.observed.foreign or _attempt_ends(s) or s.status.ledger.queued_since is not None:
         return False
@@ -206,13 +206,13 @@ def _registered_worker_pod(pod: PodView | None, seen: _SeenWorkers) -> bool:
 
 
 def _noted_workers(s: Situation, **changes: Any) -> JobStatus:
-    notes: Incarnations = incarnations_of(s.status).model_copy(update=changes)
+    notes: Incarnations = worker_incarnations_of(s.status).model_copy(update=changes)
     return s.status.noted(incarnations=notes)
 
 
 def missing_elastic_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
     """The launcher and the workers that are made now, each with its number."""
-    notes, secret = incarnations_of(s.status), s.secret.name
+    notes, secret = worker_incarnations_of(s.status), s.secret.name
     avoided = avoided_nodes(notes.losses, s.now)
     workers = (
         build.build_worker_pod(
@@ -244,7 +244,7 @@ def _as_loss(
     return Loss(
         worker=worker,
         pod=build.launcher_name(s.job) if worker is None else build.worker_name(s.job, worker),
-        incarnation=incarnations_of(s.status).launcher
+        incarnation=worker_incarnations_of(s.status).launcher
         if worker is None
         else worker_incarnation_number(s.status, worker),
         attempt=s.attempt,
@@ -258,7 +258,7 @@ def _as_loss(
 
 def launcher_away(s: Situation) -> PolicyResult:
     """The gang restarts, not counted, when no launcher came that knows its world."""
-    since = _away_since(s)
+    since = _worker_away_since(s)
     if since is None:
         return NO_DECISION
     name = build.launcher_name(s.job)
@@ -283,7 +283,7 @@ def note_launcher(s: Situation, decision: Decision | None) -> JobStatus:
     """
     if notes_end(s, decision):
         return s.status
-    notes, cause = incarnations_of(s.status), launcher_loss(s)
+    notes, cause = worker_incarnations_of(s.status), launcher_loss(s)
     losses = notes.losses
     if cause and notes.launcher_present:
         losses = (*losses, _as_loss(s, None, s.launcher, cause))[-LOSSES_KEPT:]
@@ -292,7 +292,7 @@ def note_launcher(s: Situation, decision: Decision | None) -> JobStatus:
         update={
             "losses": losses,
             "launcher_present": pod is not None and not cause and not _is_unwanted_launcher(s, pod),
-            "launcher_lost": _away_since(s),
+            "launcher_lost": _worker_away_since(s),
             **_unknown_sums(s, notes),
         }
     )
@@ -304,7 +304,7 @@ def note_launcher(s: Situation, decision: Decision | None) -> JobStatus:
 
 def launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
     """Whether the launcher's pod is made now; `status`: instead of that of `s`."""
-    if not may_create(s) or build.launcher_name(s.job) in {pod.name for pod in s.observed.pods}:
+    if not may_create_workers(s) or build.launcher_name(s.job) in {pod.name for pod in s.observed.pods}:
         return False
     due = worker_made_after(status or s.status, None)
     return due is None or s.now >= due
@@ -314,7 +314,7 @@ def _is_unwanted_launcher(s: Situation, pod: PodView) -> bool:
     """Whether this pod of the present attempt's launcher is to go: its name is needed."""
     if pod.role != "launcher":
         return False
-    notes = incarnations_of(s.status)
+    notes = worker_incarnations_of(s.status)
     lost = any(loss.worker is None and loss.incarnation == pod.incarnation for loss in notes.losses)
     return pod.incarnation != notes.launcher or lost
 
@@ -326,9 +326,9 @@ def launcher_wakes_at(s: Situation) -> tuple[datetime, ...]:
     return (due,) if away and due is not None and due > s.now else ()
 
 
-def _away_since(s: Situation) -> datetime | None:
+def _worker_away_since(s: Situation) -> datetime | None:
     """Since when the world has had no launcher that knows it; None: it has one, or there is no world."""
-    since = incarnations_of(s.status).launcher_lost
+    since = worker_incarnations_of(s.status).launcher_lost
     if not s.has_world:
         return None
     if s.launcher is None or launcher_loss(s) or _is_unwanted_launcher(s, s.launcher):
@@ -379,7 +379,7 @@ def launcher_loss(s: Situation) -> str:
 
     A launcher that has said how the attempt ended is not lost, whatever becomes of its pod.
     """
-    pod, notes = s.launcher, incarnations_of(s.status)
+    pod, notes = s.launcher, worker_incarnations_of(s.status)
     if not s.has_world:
         return ""
     if pod is None:
@@ -387,7 +387,7 @@ def launcher_loss(s: Situation) -> str:
     outcome = termination_of(pod, s.attempt).get("outcome")
     if outcome in ("Succeeded", "Failed") or launcher_back_by(s, pod) is not None:
         return ""
-    taken = pod_disruption(pod)
+    taken = gang_pod_disruption(pod)
     if taken or not pod.finished:
         return taken
     if outcome == "Stopped":
@@ -396,26 +396,26 @@ def launcher_loss(s: Situation) -> str:
     return f"was killed, exit code {pod.exit_code}{why}" if pod.exit_code in RESTARTED_CODES else ""
 
 
-def incarnations_of(status: JobStatus) -> Incarnations:
+def worker_incarnations_of(status: JobStatus) -> Incarnations:
     """The notes on workers' pods; empty for a job that has none yet."""
     return status.ledger.incarnations or Incarnations()
 
 
 def worker_incarnation_number(status: JobStatus, worker: int) -> int:
     """Number of the worker's last pod; 0: none was ever made."""
-    numbers = incarnations_of(status).numbers
+    numbers = worker_incarnations_of(status).numbers
     return numbers[worker] if worker < len(numbers) else 0
 
 
 def is_worker_present(status: JobStatus, worker: int) -> bool:
     """Whether that pod was seen alive, and not noted as lost since."""
-    present = incarnations_of(status).present
+    present = worker_incarnations_of(status).present
     return worker < len(present) and present[worker]
 
 
 def has_joined(status: JobStatus, worker: int) -> bool:
     """Whether that pod's agent has registered with the launcher."""
-    joined = incarnations_of(status).joined
+    joined = worker_incarnations_of(status).joined
     return is_worker_present(status, worker) and worker < len(joined) and joined[worker]
 
 
@@ -424,11 +424,11 @@ def worker_made_after(status: JobStatus, worker: int | None) -> datetime | None:
 
     `worker` None: the launcher.
     """
-    times = [loss.time for loss in incarnations_of(status).losses if loss.worker == worker]
+    times = [loss.time for loss in worker_incarnations_of(status).losses if loss.worker == worker]
     if not times:
         return None
     recent = sum(time > times[-1] - timedelta(seconds=REMEMBERED_S) for time in times)
-    return after_pause(times[-1], recent)
+    return status_after_pause(times[-1], recent)
 
 
 def avoided_nodes(losses: Sequence[Loss], now: datetime) -> tuple[str, ...]:
@@ -438,10 +438,10 @@ def avoided_nodes(losses: Sequence[Loss], now: datetime) -> tuple[str, ...]:
     return tuple(node for node, count in counts.most_common() if count >= LOSSES_OF_A_BAD_NODE)
 
 
-def new_losses(before: JobStatus, after: JobStatus) -> tuple[Loss, ...]:
+def new_worker_losses(before: JobStatus, after: JobStatus) -> tuple[Loss, ...]:
     """Losses that `after` tells of and `before` does not."""
-    known = {(loss.worker, loss.incarnation) for loss in incarnations_of(before).losses}
-    return tuple(loss for loss in incarnations_of(after).losses if (loss.worker, loss.incarnation) not in known)
+    known = {(loss.worker, loss.incarnation) for loss in worker_incarnations_of(before).losses}
+    return tuple(loss for loss in worker_incarnations_of(after).losses if (loss.worker, loss.incarnation) not in known)
 
 
 def avoided_because(losses: Sequence[Loss], node: str) -> str:

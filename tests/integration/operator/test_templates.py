@@ -15,7 +15,7 @@ from support.operating import running_operator
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.cluster.pod_schema import read_pod_schema
-from ringtrain_operator.spec.pod_schema import packaged_schema
+from ringtrain_operator.spec.pod_schema import packaged_pod_spec_schema
 
 Json = dict[str, Any]
 
@@ -95,6 +95,6 @@ async def test_the_packages_schema_is_kubernetes(control_plane: ControlPlane) ->
     """A server of the version that the package knows has the same schema."""
     async with real_cluster(control_plane) as c:
         served = await read_pod_schema(c.api)
-        if served.version != packaged_schema().version:
-            pytest.skip(f"the API server is {served.version}, the package knows {packaged_schema().version}")
-        assert served.definitions == packaged_schema().definitions
+        if served.version != packaged_pod_spec_schema().version:
+            pytest.skip(f"the API server is {served.version}, the package knows {packaged_pod_spec_schema().version}")
+        assert served.definitions == packaged_pod_spec_schema().definitions

@@ -15,7 +15,7 @@ from support import elastic_rank
 from support.commands import completed, ringtrain_run
 from support.gang import DEADLINE_S, runs, until
 
-from ringtrain_job.logs.events import read_events
+from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
@@ -115,7 +115,7 @@ def test_shrink(run: StartRun) -> None:
     last = one.world(0, 1, 2, after=smaller)
     assert (one.pid(1), one.pid(2)) == (before[1], before[2])
     assert one.finish(3)[0] == 0
-    events = read_events(AttemptFiles(one.directory / "runs/local/demo/1"))
+    events = read_log_events(AttemptFiles(one.directory / "runs/local/demo/1"))
     kinds = [event["kind"] for event in events]
     assert kinds.index("Loss") < kinds.index("Recovery") < kinds.index("Succeeded"), events
     assert [event["text"] for event in events if event["kind"] == "Formation"] == [

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ringtrain_job.logs.events import LogEventsFile, read_events
+from ringtrain_job.logs.events import LogEventsFile, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.page.summary import brief_attempt, start_parts
+from ringtrain_job.page.summary import brief_attempt, page_start_parts
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_each_change_is_noted_once(tmp_path: Path) -> None:
     for seen in (lost, lost, formed, after, after):
         events.see("Running", seen)
     events.see("Failed", after, "rank 1 exited with 1")
-    assert [(event["kind"], event["text"]) for event in read_events(files)] == [
+    assert [(event["kind"], event["text"]) for event in read_log_events(files)] == [
         ("Launcher", "the launcher started"),
         ("Formation", "formation 1: 3 ranks"),
         ("Running", "all ranks were started"),
@@ -40,7 +40,7 @@ def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
     with files.events.open("a") as file:
         file.write('{"time": 1, "ki\n')
     LogEventsFile(files)
-    assert [event["text"] for event in read_events(files)] == [
+    assert [event["text"] for event in read_log_events(files)] == [
         "the launcher started",
         "the launcher was restarted",
     ]
@@ -52,12 +52,12 @@ def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> N
     files = AttemptFiles(tmp_path)
     world = {"formation": 2, "ranks": 2, "recoveries": 1, "degraded": True, "lastRecoverySeconds": 1.25}
     LogEventsFile(files).see("Running", world)
-    count = len(read_events(files))
+    count = len(read_log_events(files))
     events = LogEventsFile(files)
     for phase, elastic in (("Waiting", world), ("Running", world), ("Running", {**world, "formation": 3})):
         events.see(phase, elastic)
     events.see("Succeeded", {**world, "formation": 3})
-    assert [(event["kind"], event["text"]) for event in read_events(files)[count:]] == [
+    assert [(event["kind"], event["text"]) for event in read_log_events(files)[count:]] == [
         ("Launcher", "the launcher was restarted"),
         ("Formation", "formation 3: 2 ranks"),
         ("Succeeded", ""),
@@ -74,14 +74,14 @@ def test_what_kubernetes_says_is_noted_once_and_in_its_time(tmp_path: Path) -> N
     events.hear(said)
     events.hear([*said, more])
     LogEventsFile(files).hear([*said, more])
-    assert [event["text"] for event in read_events(files)] == [
+    assert [event["text"] for event in read_log_events(files)] == [
         "asked",
         "made",
         "job-worker-1: ImagePullBackOff",
         "the launcher started",
         "the launcher was restarted",
     ]
-    assert brief_attempt(files)["began"] == read_events(files)[3]["time"]
+    assert brief_attempt(files)["began"] == read_log_events(files)[3]["time"]
 
 
 def test_parts_of_a_start(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_parts_of_a_start(tmp_path: Path) -> None:
     def events(**found: float) -> list[dict[str, object]]:
         return [{"time": float(time), "kind": kind, "text": ""} for kind, time in found.items()]
 
-    assert start_parts(events(**times, **later)) == [
+    assert page_start_parts(events(**times, **later)) == [
         ("queued", 3.0), ("scheduled", 0.0), ("prepared", 1.0), ("pulled", 40.0), ("started", 1.0),
         ("joined", 1.0), ("formed", 1.0), ("first step", 5.0),
     ]  # fmt: skip
-    assert start_parts(events(Launcher=1, **later)) == [("joined", 45.0), ("formed", 1.0), ("first step", 5.0)]
-    assert start_parts(events(Launcher=1, Running=3, Joined=9)) == [("formed", 2.0)]
-    assert start_parts(events(**times, Joined=46)) == []
+    assert page_start_parts(events(Launcher=1, **later)) == [("joined", 45.0), ("formed", 1.0), ("first step", 5.0)]
+    assert page_start_parts(events(Launcher=1, Running=3, Joined=9)) == [("formed", 2.0)]
+    assert page_start_parts(events(**times, Joined=46)) == []

@@ -90,7 +90,7 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
     if kind == REFERENCE:
         return arrays[content]
     if kind == _TENSOR:
-        return arrays[content] if lazy else _stored_tensor(arrays[content], tree.get("dtype"))
+        return arrays[content] if lazy else _checkpoint_tensor(arrays[content], tree.get("dtype"))
     if kind in _MADE_OF_ITEMS:
         return _MADE_OF_ITEMS[kind](join(one, arrays, lazy) for one in content)
     if kind in _JOINED:
@@ -111,7 +111,7 @@ class _CheckpointSplitter:
             return self._tensor(value, path)
         if isinstance(value, ArrayPart):
             return self._part(value, path)
-        if _is_kept(value):
+        if _is_kept_in_checkpoint(value):
             return {REFERENCE: self._keep(value.astype(value.dtype.newbyteorder("="), copy=False), path)}
         if isinstance(value, Mapping):
             return self._mapping(value, path)
@@ -153,7 +153,7 @@ class _CheckpointSplitter:
         )
 
     def _tensor(self, tensor: CheckpointTorchTensor, path: tuple[str, ...]) -> Any:
-        array, dtype = _tensor_on_host(tensor)
+        array, dtype = _checkpoint_tensor_on_host(tensor)
         if array is None:
             return self._leaf(tensor, path)
         return {_TENSOR: self._keep(array, path), **({"dtype": dtype} if dtype else {})}
@@ -172,7 +172,7 @@ class _CheckpointSplitter:
         return name
 
 
-def _is_kept(value: object) -> TypeGuard[NDArray[Any]]:
+def _is_kept_in_checkpoint(value: object) -> TypeGuard[NDArray[Any]]:
     """Whether it is an array of which a file has everything: it has no place for a mask."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         return False
@@ -184,7 +184,7 @@ def _has_kept_dtype(value: NDArray[Any] | np.generic) -> bool:
     return is_made_of_its_name(dtype) and (dtype.kind in _KINDS or dtype.name == "bfloat16")
 
 
-def _tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
+def _checkpoint_tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
     """The tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
@@ -192,16 +192,16 @@ def _tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None,
         if name == "bfloat16":  # unknown to numpy(); float32 has all of its values
             return host.float().numpy().astype(dtype_of("bfloat16")), ""
         if name.startswith("float8"):
-            return host.view(_loaded_torch().uint8).numpy(), name
+            return host.view(_torch_of_checkpoint().uint8).numpy(), name
         return host.resolve_conj().resolve_neg().numpy(), ""
     except (TypeError, RuntimeError):
         return None, ""
 
 
-def _stored_tensor(array: NDArray[Any], dtype: str | None) -> Any:
+def _checkpoint_tensor(array: NDArray[Any], dtype: str | None) -> Any:
     """`array` as a tensor; as it is where torch is not installed."""
     try:
-        torch = _loaded_torch()
+        torch = _torch_of_checkpoint()
     except ModuleNotFoundError:
         return array
     own = array if array.flags.writeable else array.copy()
@@ -211,34 +211,34 @@ def _stored_tensor(array: NDArray[Any], dtype: str | None) -> Any:
     return tensor.view(getattr(torch, dtype)) if dtype else tensor
 
 
-def _loaded_torch() -> Any:
+def _torch_of_checkpoint() -> Any:
     """On first use: whoever has no tensors needs no torch."""
     return importlib.import_module("torch")
 
 
-def _ordered_state(content: Any) -> Any:
+def _ordered_checkpoint_state(content: Any) -> Any:
     made = OrderedDict(content[0])
     if content[1] is not None:
         vars(made)["_metadata"] = content[1]
     return made
 
 
-def _torch_dtype_name(name: str) -> Any:
+def _checkpoint_dtype_name(name: str) -> Any:
     """What makes of its text a value of torch's."""
     return {
-        "$size": lambda items: _loaded_torch().Size(items),
-        "$dtype": lambda text: getattr(_loaded_torch(), text),
-        "$device": lambda text: _loaded_torch().device(text),
+        "$size": lambda items: _torch_of_checkpoint().Size(items),
+        "$dtype": lambda text: getattr(_torch_of_checkpoint(), text),
+        "$device": lambda text: _torch_of_checkpoint().device(text),
     }[name]
 
 
 _JOINED: Final[dict[str, Any]] = {
     "$dict": dict,
-    "$ordered": _ordered_state,
+    "$ordered": _ordered_checkpoint_state,
     "$scalar": lambda array: array[()],
     "$complex": lambda parts: complex(*parts),
     "$bytes": base64.b64decode,
-    **{name: _torch_dtype_name(name) for name in ("$size", "$dtype", "$device")},
+    **{name: _checkpoint_dtype_name(name) for name in ("$size", "$dtype", "$device")},
 }
 
 
@@ -250,7 +250,7 @@ class DamagedCheckpoint(CheckpointError):
     """The file is there and is not what was written."""
 
 
-def checked_step(step: Any) -> int:
+def checked_checkpoint_step(step: Any) -> int:
     """`step` as Python's int. Raises ConfigurationError where it is none."""
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
         raise ConfigurationError(
@@ -262,7 +262,10 @@ def checked_step(step: Any) -> int:
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
     """Write `state` to `file`, which must be seekable."""
     tree, arrays = split(state)
-    described = {name: describe(array) | {"sha256": _stored_array_digest(array)} for name, array in arrays.items()}
+    described = {
+        name: describe_checkpoint_array(array) | {"sha256": _stored_array_digest(array)}
+        for name, array in arrays.items()
+    }
     manifest = {"version": VERSION, "step": step, "tree": tree, "arrays": described}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST), json.dumps(manifest))
@@ -286,12 +289,12 @@ def read_state(path: Path, step: int | None = None) -> Any:
             raise DamagedCheckpoint(f"{path} is damaged: {str(error) or type(error).__name__}") from error
 
 
-def describe(array: NDArray[Any]) -> dict[str, Any]:
-    """Type and shape, JSON-safe; `empty_like` makes such an array again."""
+def describe_checkpoint_array(array: NDArray[Any]) -> dict[str, Any]:
+    """Type and shape, JSON-safe; `empty_checkpoint_array` makes such an array again."""
     return {"dtype": array.dtype.name, "shape": list(array.shape)}
 
 
-def empty_like(described: Mapping[str, Any]) -> NDArray[Any]:
+def empty_checkpoint_array(described: Mapping[str, Any]) -> NDArray[Any]:
     return np.empty(described["shape"], dtype_of(described["dtype"]))
 
 

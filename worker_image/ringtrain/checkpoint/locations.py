@@ -60,34 +60,34 @@ class ObjectLocation:
     source: str | None = None
 
 
-def object_location(store: ObjectStore) -> ObjectLocation:
+def checkpoint_object_location(store: ObjectStore) -> ObjectLocation:
     """The folders of checkpoints in `store`. Outside the job's own URI that is all there is.
 
     Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
     """
     config = _checkpoint_config()
-    if not _is_store_of_job(store, config):
+    if not _is_checkpoint_store_of_job(store, config):
         return ObjectLocation("", ("",))
     job, own = config.checkpoint_uri.rstrip("/"), own_folder(store)
     matches = (match for name in store.folders() if (match := _ATTEMPT.fullmatch(name)))
     earlier = sorted((match for match in matches if int(match[1]) < config.attempt), key=lambda m: -int(m[1]))
-    source = _object_source(store, job, config.restore_from) if config.restore_from else None
+    source = _checkpoint_object_source(store, job, config.restore_from) if config.restore_from else None
     below = store.uri[len(job) :]
     return ObjectLocation(own, (own, *(m[0] for m in earlier)), source + below if source else None)
 
 
 def own_folder(store: ObjectStore) -> str:
-    """The folder of `object_location` that is written: known without asking the store."""
+    """The folder of `checkpoint_object_location` that is written: known without asking the store."""
     config = _checkpoint_config()
-    return f"attempt-{config.attempt:04d}" if _is_store_of_job(store, config) else ""
+    return f"attempt-{config.attempt:04d}" if _is_checkpoint_store_of_job(store, config) else ""
 
 
-def _is_store_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
+def _is_checkpoint_store_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
     job = config.checkpoint_uri.rstrip("/")
     return bool(job) and f"{store.uri}/".startswith(f"{job}/")
 
 
-def _object_source(store: ObjectStore, job: str, name: str) -> str:
+def _checkpoint_object_source(store: ObjectStore, job: str, name: str) -> str:
     base = store.at(job.rpartition("/")[0])
     jobs = base.folders()
     if name in jobs:
@@ -125,7 +125,7 @@ def attempt_directory() -> Path | None:
     directory = job_directory()
     if directory is None:
         return None
-    own = location_of(directory).own
+    own = checkpoint_location_of(directory).own
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,11 +140,11 @@ def readable_directories() -> tuple[Path, ...]:
     directory = job_directory()
     if directory is None:
         return ()
-    location = location_of(directory)
+    location = checkpoint_location_of(directory)
     return (location.own, *location.earlier, *location.sources())
 
 
-def location_of(directory: Path) -> CheckpointLocation:
+def checkpoint_location_of(directory: Path) -> CheckpointLocation:
     """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
     config = _checkpoint_config()
     job_dir = config.checkpoint_dir
@@ -185,13 +185,15 @@ def _checkpoint_source(job_dir: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     way_out = (
-        "give one of them as checkpoint.restoreFrom" if found else f"there are {_folder_names(sorted(claim.iterdir()))}"
+        "give one of them as checkpoint.restoreFrom"
+        if found
+        else f"there are {_checkpoint_folder_names(sorted(claim.iterdir()))}"
     )
     raise CheckpointError(
         f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "
-        f"({_folder_names(found)}); {way_out}"
+        f"({_checkpoint_folder_names(found)}); {way_out}"
     )
 
 
-def _folder_names(paths: Sequence[Path]) -> str:
+def _checkpoint_folder_names(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths if path.is_dir()) or "none"

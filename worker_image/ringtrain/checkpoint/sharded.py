@@ -19,11 +19,11 @@ from ringtrain._core.process_groups.formations import CARRIED
 from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import ArrayPart
-from ringtrain.checkpoint.format import DamagedCheckpoint, checked_step, join, split_parts
-from ringtrain.checkpoint.locations import ObjectLocation, object_location, own_folder
+from ringtrain.checkpoint.format import DamagedCheckpoint, checked_checkpoint_step, join, split_parts
+from ringtrain.checkpoint.locations import ObjectLocation, checkpoint_object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
-    describe_arrays,
+    describe_shard_arrays,
     own_part,
     read_manifest,
     stored_arrays,
@@ -95,8 +95,8 @@ class ShardedCheckpoints:
         that could not write; earlier checkpoints are then still there. MismatchError where states differ.
         """
         tree, arrays = split_parts(state)
-        step = checked_step(step)
-        described = describe_arrays(arrays)
+        step = checked_checkpoint_step(step)
+        described = describe_shard_arrays(arrays)
         rank, size = self._group.rank, self._group.size
         parts = {name: part for name, array in arrays.items() if (part := own_part(name, array, rank, size))}
         folder = self._agree(step, described)
@@ -215,7 +215,7 @@ class ShardedCheckpoints:
         announced: dict[str, Any] = {}
         if self._group.rank == 0:
             try:
-                announced = {"found": self._find(object_location(self._store))}
+                announced = {"found": self._find(checkpoint_object_location(self._store))}
             except (CheckpointError, StorageError) as error:
                 announced = {"error": str(error)}
         announced = self._group.broadcast_object(announced, "checkpoints found")
@@ -306,7 +306,7 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            location = object_location(self._store)
+            location = checkpoint_object_location(self._store)
             latest = _remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)

@@ -71,7 +71,7 @@ def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -
     return ArrayPart(np.ascontiguousarray(array).reshape(-1)[start:stop], array.shape, start)
 
 
-def describe_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
+def describe_shard_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
     """Type and shape of each array as a whole, JSON-safe."""
     return {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in arrays.items()}
 
@@ -171,7 +171,7 @@ class StoredCheckpointFiles:
     def __init__(self, store: ObjectStore, manifest: Mapping[str, Any]) -> None:
         self._store = store
         self._files = manifest["files"]
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._block_cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self.bytes_read = 0
 
     def read_into(self, file: str, begin: int, target: NDArray[np.uint8]) -> None:
@@ -188,7 +188,7 @@ class StoredCheckpointFiles:
             done += taken
 
     def _block(self, file: str, index: int, last: int) -> bytes:
-        kept = self._kept.get((file, index))
+        kept = self._block_cache.get((file, index))
         if kept is not None:
             return kept
         told = self._files[file]
@@ -205,9 +205,9 @@ class StoredCheckpointFiles:
                     f"{self._store.uri}/{file} differs from its checksum in bytes {number * BLOCK_BYTES} to "
                     f"{min((number + 1) * BLOCK_BYTES, told['bytes'])}"
                 )
-            self._kept[file, number] = block
-        while len(self._kept) > _BLOCKS_AT_ONCE:
-            self._kept.popitem(last=False)
+            self._block_cache[file, number] = block
+        while len(self._block_cache) > _BLOCKS_AT_ONCE:
+            self._block_cache.popitem(last=False)
         return data[:BLOCK_BYTES]
 
 

@@ -19,15 +19,15 @@ from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
-    checked_step,
-    describe,
-    empty_like,
+    checked_checkpoint_step,
+    describe_checkpoint_array,
+    empty_checkpoint_array,
     join,
     read_state,
     split,
     write_state,
 )
-from ringtrain.checkpoint.locations import CheckpointLocation, location_of
+from ringtrain.checkpoint.locations import CheckpointLocation, checkpoint_location_of
 from ringtrain.checkpoint.owner import LOCK, CheckpointFolderOwner
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.report import report_start
@@ -74,7 +74,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: On
     on_stage("renamed")
 
 
-def set_aside(path: Path) -> Path:
+def set_checkpoint_aside(path: Path) -> Path:
     """Rename a damaged checkpoint so that it is neither read nor counted again, but can be looked at."""
     return path.rename(path.with_name(f"{path.name}.damaged"))
 
@@ -197,8 +197,8 @@ class Checkpoints:
         self.finish()
         if self._group.rank != 0:
             return
-        step = checked_step(step)
-        location = location_of(self.directory)
+        step = checked_checkpoint_step(step)
+        location = checkpoint_location_of(self.directory)
         if not background:
             self._write(location, step, state)
             return
@@ -256,7 +256,7 @@ class Checkpoints:
                 found = self._read_latest()
                 if found is not None:
                     tree, arrays = split(found.state)
-                    described = {name: describe(array) for name, array in arrays.items()}
+                    described = {name: describe_checkpoint_array(array) for name, array in arrays.items()}
                     announced = {"step": found.step, "path": str(found.path), "tree": tree, "arrays": described}
                 report_start(found.step if found else 0, str(found.path) if found else "")
                 CARRIED.restored = str(found.path) if found else ""
@@ -273,7 +273,7 @@ class Checkpoints:
         for path in (self.directory, *self.directory.parents):
             if path.is_file():
                 raise CheckpointError(f"{self.directory} is no directory: {path} is a file; name another place")
-        location = location_of(self.directory)
+        location = checkpoint_location_of(self.directory)
         found = self._newest_in((location.own, *location.earlier), own=True)
         if found is None and location.restore_from:
             found = self._newest_in(location.sources(), own=False)
@@ -296,7 +296,7 @@ class Checkpoints:
                     damaged[path] = str(error)
                     continue
                 for bad in damaged if own else ():
-                    log.warning("resuming from %s; the damaged one is now %s", path, set_aside(bad))
+                    log.warning("resuming from %s; the damaged one is now %s", path, set_checkpoint_aside(bad))
                 return saved
         except OSError as error:
             raise CheckpointError(
@@ -310,7 +310,9 @@ class Checkpoints:
         return None
 
     def _receive(self, announced: Mapping[str, Any], found: Saved | None) -> Saved:
-        arrays = split(found.state)[1] if found else {n: empty_like(d) for n, d in announced["arrays"].items()}
+        arrays = (
+            split(found.state)[1] if found else {n: empty_checkpoint_array(d) for n, d in announced["arrays"].items()}
+        )
         if self._group.size > 1:
             for name in announced["arrays"]:
                 self._group.broadcast(arrays[name].reshape(-1).view(np.uint8))

@@ -15,7 +15,7 @@ from ringtrain._core.reduction.cuts import even_bounds
 from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain.compression import int8
-from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch
+from ringtrain.compression.halves import HALVES, half_dtype, squeeze, stretch_half
 from ringtrain.errors import ConfigurationError, quoted
 
 Flat = NDArray[Any]
@@ -90,7 +90,7 @@ class Compressor:
                 f"the state is of compression {quoted(state.get('compression'))}; this Compressor has "
                 f'"{self.compression}"'
             )
-        lost, results = _memories(state, "lost"), _memories(state, "lost_results")
+        lost, results = _compressor_memories(state, "lost"), _compressor_memories(state, "lost_results")
         self._lost, self._lost_results = lost, results
 
     def _as_half(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
@@ -100,17 +100,17 @@ class Compressor:
         if values.nbytes < _CUT_BYTES:
             squeeze(values, lost, half)
             communicator.all_reduce(what, half, half, op)
-            stretch(half, values)
+            stretch_half(half, values)
             return
         # A part is rounded, and one that has come is widened, while another is on the wire.
         with ThreadPoolExecutor(1, "ringtrain-compress") as beside:
-            cuts = _parts(len(values))
+            cuts = _compressed_parts(len(values))
             rounded = [beside.submit(squeeze, values[cut], lost[cut], half[cut]) for cut in cuts]
             widened = []
             for cut, part in zip(cuts, rounded, strict=True):
                 part.result()
                 communicator.all_reduce(what, half[cut], half[cut], op)
-                widened.append(beside.submit(stretch, half[cut], values[cut]))
+                widened.append(beside.submit(stretch_half, half[cut], values[cut]))
             for part in widened:
                 part.result()
 
@@ -123,14 +123,14 @@ class Compressor:
         lost = self._memory(self._lost, what, len(values))
         messages = communicator.all_to_all(what, [int8.encode(values[cut], lost[cut]) for cut in cuts])
         length = bounds[position + 1] - bounds[position]
-        total = int8.decode(messages[0], length)
+        total = int8.decode_int8(messages[0], length)
         for message in messages[1:]:
-            total += int8.decode(message, length)
+            total += int8.decode_int8(message, length)
         if op is Average:
             total /= size
         encoded = int8.encode(total, self._memory(self._lost_results, what, length))
         for cut, message in zip(cuts, communicator.all_gather_parts(what, encoded), strict=True):
-            values[cut] = int8.decode(message, cut.stop - cut.start)
+            values[cut] = int8.decode_int8(message, cut.stop - cut.start)
 
     def _memory(self, memories: dict[str, Flat], what: WireSignature, length: int, dtype: Any = np.float32) -> Flat:
         name = what.tensors[0].name or ""
@@ -140,7 +140,7 @@ class Compressor:
         return memory
 
 
-def _memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
+def _compressor_memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
     """A copy of one of the dictionaries of a `state_dict`, checked."""
     given = state.get(key)
     if not isinstance(given, Mapping):
@@ -154,7 +154,7 @@ def _memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
     return memories
 
 
-def _parts(length: int) -> list[slice]:
+def _compressed_parts(length: int) -> list[slice]:
     """Of a tensor of `length` elements, in the order in which they are sent."""
     cuts = [int(length * cut) for cut in _CUTS]
     return [slice(start, end) for start, end in pairwise([0, *cuts, length])]

@@ -29,7 +29,9 @@ def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
     """
     library = native_library()
     if library is not None:
-        library.ringtrain_squeeze(*_arguments(half), _pointer(values), _pointer(lost), ctypes.c_size_t(values.size))
+        library.ringtrain_squeeze(
+            *_half_cast_arguments(half), _half_pointer(values), _half_pointer(lost), ctypes.c_size_t(values.size)
+        )
         return
     with np.errstate(over="ignore", invalid="ignore"):
         np.add(values, lost, out=lost)
@@ -38,19 +40,19 @@ def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
         lost[~np.isfinite(lost)] = 0
 
 
-def stretch(half: Flat, values: Flat) -> None:
+def stretch_half(half: Flat, values: Flat) -> None:
     """Widen `half` into `values`; exact."""
     library = native_library()
     if library is None:
         values[...] = half
         return
-    code, pointer = _arguments(half)
-    library.ringtrain_widen(code, _pointer(values), pointer, ctypes.c_size_t(values.size))
+    code, pointer = _half_cast_arguments(half)
+    library.ringtrain_widen(code, _half_pointer(values), pointer, ctypes.c_size_t(values.size))
 
 
-def _arguments(half: Flat) -> tuple[int, ctypes.c_void_p]:
-    return CODES[half.dtype.name], _pointer(half)
+def _half_cast_arguments(half: Flat) -> tuple[int, ctypes.c_void_p]:
+    return CODES[half.dtype.name], _half_pointer(half)
 
 
-def _pointer(values: Flat) -> ctypes.c_void_p:
+def _half_pointer(values: Flat) -> ctypes.c_void_p:
     return ctypes.c_void_p(values.ctypes.data)

@@ -33,12 +33,12 @@ def encode(values: Flat, lost: Flat) -> Flat:
     return np.concatenate([scales.view(np.uint8), levels.reshape(-1)[: len(values)].view(np.uint8)])
 
 
-def encoded_length(length: int) -> int:
+def int8_encoded_length(length: int) -> int:
     """Bytes of a message with `length` values."""
     return length + 4 * -(-length // BLOCK)
 
 
-def decode(message: Flat, length: int) -> Flat:
+def decode_int8(message: Flat, length: int) -> Flat:
     """Return the `length` float32 values of a message of `encode`."""
     blocks = -(-length // BLOCK)
     scales = message[: 4 * blocks].view(np.float32)

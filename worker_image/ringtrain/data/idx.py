@@ -68,7 +68,7 @@ def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
     shape = struct.unpack(f">{dimensions}I", data[4:begin])
     dtype = np.dtype(TYPES[kind])
     expected = begin + prod(shape) * dtype.itemsize
-    body, rest = _at_most(file, expected - begin), file.read(1)
+    body, rest = _idx_bytes_at_most(file, expected - begin), file.read(1)
     if rest:
         raise DataError(f"{path}: longer than its header says, {expected} bytes for {shape}; download it again")
     if len(body) != expected - begin:
@@ -115,7 +115,7 @@ def _open_idx(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
 
 
-def _at_most(file: BinaryIO, length: int) -> bytes:
+def _idx_bytes_at_most(file: BinaryIO, length: int) -> bytes:
     """The next `length` bytes, or all there are. Memory grows with what comes, not with what a header says."""
     parts = []
     while length and (part := file.read(min(length, _CHUNK))):

@@ -177,7 +177,7 @@ def shard(
 
     Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
     """
-    count, batch_size = number_of(samples), whole("batch_size", batch_size)
+    count, batch_size = number_of(samples), whole_shard_argument("batch_size", batch_size)
     rank, size = _shard_place(rank, size)
     if batch_size < 1:
         raise ConfigurationError(f"batch_size is {batch_size}; expected at least 1 sample per rank")
@@ -197,10 +197,10 @@ def shard(
 
 def number_of(samples: int | Sized) -> int:
     """How many samples there are, in a data set or as a number. Raises ConfigurationError for anything else."""
-    return len(samples) if isinstance(samples, Sized) else whole("samples", samples)
+    return len(samples) if isinstance(samples, Sized) else whole_shard_argument("samples", samples)
 
 
-def whole(name: str, value: SupportsIndex) -> int:
+def whole_shard_argument(name: str, value: SupportsIndex) -> int:
     """`value` as an int, also one of numpy's. Raises ConfigurationError: it is no whole number, as 48 / 2."""
     try:
         return operator.index(value)

@@ -13,11 +13,11 @@ from ringtrain._core.negotiation.request import CollectiveKind
 from ringtrain._core.negotiation.submission import NamedSubmission
 from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain._core.reduction.ops import Average, ReduceOp, chosen_op
+from ringtrain._core.reduction.ops import Average, ReduceOp, chosen_reduction_op
 from ringtrain.device.session import Array, DeviceSession, HostCallbacks, Inbound
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer, Rule
-from ringtrain.optim.cut import first_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.optim.on_host import OnHostOptimizer
 
@@ -65,7 +65,7 @@ class DistributedOptimizer(OnHostOptimizer):
             schedule=chosen.schedule,
             elastic=chosen.elastic,
             redundancy=chosen.redundancy,
-            group=first_group(chosen.elastic, self._open_group),
+            group=first_optimizer_group(chosen.elastic, self._open_group),
         )
         self._left = set(session.parameters)
         self.write_back()
@@ -141,7 +141,7 @@ def insert_host_allreduce(
 
     `op`: Average or Sum, or any other reduction. Ranks may send gradients in different orders.
     """
-    chosen: ReduceOp = chosen_op(op)
+    chosen: ReduceOp = chosen_reduction_op(op)
     how = NamedReduction(chosen.value, process_set)
     begun: dict[str, NamedSubmission] = {}
 

@@ -58,11 +58,11 @@ def agree_on_common_step(world: ProcessGroupContext, said: ElasticStateSummary) 
     Raises MismatchError where states are made of different values.
     """
     heard = [ElasticStateSummary(**one) for one in world.group().allgather_object(asdict(said), "elastic state")]
-    _check_state_kinds(heard)
-    return conclude_common_step(heard, world.former)
+    _check_elastic_state_kinds(heard)
+    return conclude_elastic_step(heard, world.former)
 
 
-def conclude_common_step(heard: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
+def conclude_elastic_step(heard: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
     """The least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
 
     Without survivors it is that of rank 0. Before the first commit all get it: nobody may have had it yet.
@@ -72,7 +72,7 @@ def conclude_common_step(heard: Sequence[ElasticStateSummary], former: FormerFor
     sites = _furthest_commit(heard, counting)
     committed = min(heard[ranks[0]].committed for ranks in sites)
     have_met = len({heard[rank].outer for rank in former.survivors}) == 1  # through the same synchronizations
-    if have_met and heard[counting[0]].site and _sites_that_go_on(heard, sites, committed):
+    if have_met and heard[counting[0]].site and _elastic_sites_that_go_on(heard, sites, committed):
         donor = next(rank for rank in counting if heard[rank].committed == committed)
         others = any(not any(rank in ranks for ranks in sites) for rank in range(len(heard)))
         return ElasticCommonStep(committed, donor, others, heard[donor].updates, tuple(sites))
@@ -90,17 +90,19 @@ def _furthest_commit(heard: Sequence[ElasticStateSummary], counting: Sequence[in
     for rank in counting:
         sites.setdefault(heard[rank].site or rank, []).append(rank)
     last = [
-        [rank for rank in ranks if heard[rank].committed == _last_committed_step(heard, ranks)]
+        [rank for rank in ranks if heard[rank].committed == _last_step_of_elastic_states(heard, ranks)]
         for ranks in sites.values()
     ]
     return [tuple(sorted(ranks, key=lambda rank: -heard[rank].interrupted)) for ranks in last]
 
 
-def _last_committed_step(heard: Sequence[ElasticStateSummary], ranks: Sequence[int]) -> int:
+def _last_step_of_elastic_states(heard: Sequence[ElasticStateSummary], ranks: Sequence[int]) -> int:
     return max(heard[rank].committed for rank in ranks)
 
 
-def _sites_that_go_on(heard: Sequence[ElasticStateSummary], sites: Sequence[Sequence[int]], committed: int) -> bool:
+def _elastic_sites_that_go_on(
+    heard: Sequence[ElasticStateSummary], sites: Sequence[Sequence[int]], committed: int
+) -> bool:
     """Whether sites go on between two commits: some have taken steps since the first of them, or are at the
     second, and none has to go back to the first."""
     ahead = [heard[ranks[0]].committed > committed for ranks in sites]
@@ -109,7 +111,7 @@ def _sites_that_go_on(heard: Sequence[ElasticStateSummary], sites: Sequence[Sequ
     return not goes_back and (any(ahead) or any(steps > 0 for steps in interrupted))
 
 
-def _check_state_kinds(heard: Sequence[ElasticStateSummary]) -> None:
+def _check_elastic_state_kinds(heard: Sequence[ElasticStateSummary]) -> None:
     for rank, one in enumerate(heard):
         if one.kinds != heard[0].kinds:
             raise MismatchError(

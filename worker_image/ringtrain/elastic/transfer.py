@@ -6,7 +6,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import ProcessGroup
-from ringtrain._core.wire.objects import is_refusal, pack_object, unpack_object
+from ringtrain._core.wire.objects import is_wire_refusal, pack_object, unpack_object
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.wire.values import ForeignWireValues, encode_value
 from ringtrain.errors import ConfigurationError
@@ -26,7 +26,7 @@ def broadcast(
     message = pack_object(value, foreign=foreign) if is_root else b""
     data = np.frombuffer(message, np.uint8)
     parts = group.call(lambda ring: ring.all_gather_parts(WireSignature(f"elastic state {what}"), data))
-    if is_root and not is_refusal(message):
+    if is_root and not is_wire_refusal(message):
         return value
     return unpack_object(parts[root].tobytes(), root, foreign=foreign)
 

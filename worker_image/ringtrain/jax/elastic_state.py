@@ -16,7 +16,7 @@ from ringtrain.elastic.state import ADAPTERS, ElasticStateAdapter
 from ringtrain.elastic.transfer import broadcast
 from ringtrain.jax.collectives import join
 from ringtrain.jax.objects import JAX_VALUES
-from ringtrain.jax.trees import filled, to_state_dict
+from ringtrain.jax.trees import filled_tree, to_state_dict
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PytreeHandler(StateHandler):
 
     def sync(self, root: int = 0) -> None:
         received = broadcast(to_state_dict(self.value), root, type(self.value).__name__)
-        self.value = filled(self.value, received, checks=False)
+        self.value = filled_tree(self.value, received, checks=False)
 
 
 def _pytree_handler_of(value: Any) -> PytreeHandler | None:

@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.cut import first_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.optim.rules import Rule
 
@@ -87,7 +87,7 @@ class HostOptimizer(OnHostOptimizer):
             names = [name for name in arrays if name not in taken and has(name)]
             taken.update(names)
             groups.append((rule, names))
-        group = first_group(self._options.get("elastic", False), lambda: open_group(self._process_set))
+        group = first_optimizer_group(self._options.get("elastic", False), lambda: open_group(self._process_set))
         self._made = ArrayOptimizer(arrays, self._rule, groups=groups, group=group, **self._options)
         self._names, self._left = list(arrays), None
         return jnp.asarray(0, jnp.int32)

@@ -26,7 +26,7 @@ def to_state_dict(tree: Any) -> dict[str, Any]:
     of an optimizer of optax, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`.
     Not under `jit`. Raises ConfigurationError that names the path of another leaf.
     """
-    return {name: _plain(name, leaf) for name, leaf in _named_leaves(tree).items()}
+    return {name: _plain_tree_leaf(name, leaf) for name, leaf in _named_leaves(tree).items()}
 
 
 def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
@@ -38,10 +38,10 @@ def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
     `tree` stays such; all other arrays become JAX's. Raises ConfigurationError that names the path where paths,
     shapes, dtypes or kinds of key differ; a number and an array of shape () may stand for each other.
     """
-    return filled(tree, state, checks=True)
+    return filled_tree(tree, state, checks=True)
 
 
-def filled(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
+def filled_tree(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
     """As `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of `state`."""
     own = _named_leaves(tree)
     for name in (*own, *state):
@@ -54,7 +54,7 @@ def filled(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
             )
     if checks:
         for name, leaf in own.items():
-            _check_leaf(name, leaf, state[name])
+            _check_tree_leaf(name, leaf, state[name])
     return jax.tree.unflatten(jax.tree.structure(tree), [_like(leaf, state[name]) for name, leaf in own.items()])
 
 
@@ -68,7 +68,7 @@ def _named_leaves(tree: Any) -> dict[str, Any]:
     return named
 
 
-def _plain(name: str, leaf: Any) -> Any:
+def _plain_tree_leaf(name: str, leaf: Any) -> Any:
     if type(leaf) in _NUMBERS:
         return leaf
     if is_key(leaf):
@@ -82,20 +82,20 @@ def _is_saved_key(saved: Any) -> bool:
     return isinstance(saved, Mapping) and set(saved) == _KEY
 
 
-def _check_leaf(name: str, leaf: Any, saved: Any) -> None:
-    here, there = _described_leaf(leaf), _described_leaf(saved)
-    if here != there and not (_is_scalar(leaf) and _is_scalar(saved) and _NUMBER in (here, there)):
+def _check_tree_leaf(name: str, leaf: Any, saved: Any) -> None:
+    here, there = _described_tree_leaf(leaf), _described_tree_leaf(saved)
+    if here != there and not (_is_scalar_leaf(leaf) and _is_scalar_leaf(saved) and _NUMBER in (here, there)):
         raise ConfigurationError(
             f"from_state_dict: {name or 'the leaf'} is {here} in the tree and {there} in the state; make the tree "
             "as the one that was saved, and convert what comes back"
         )
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar_leaf(value: Any) -> bool:
     return type(value) in _NUMBERS or (getattr(value, "shape", None) == () and not is_key(value))
 
 
-def _described_leaf(value: Any) -> str:
+def _described_tree_leaf(value: Any) -> str:
     if type(value) in _NUMBERS:
         return _NUMBER
     if _is_saved_key(value):

@@ -30,7 +30,7 @@ class OptimizerSettings:
     check_finite: bool
 
 
-def as_arrays(params: Params) -> dict[str, Flat]:
+def parameters_as_arrays(params: Params) -> dict[str, Flat]:
     """`params` by name, in native byte order, as the weights and their gradients have."""
     pairs = _parameter_pairs(params)
     if pairs is None:
@@ -124,7 +124,7 @@ def grouped_rules(
     return (rule, *(own for own, _ in groups)), group_of
 
 
-def described_arrays(value: Any) -> str:
+def described_parameter_arrays(value: Any) -> str:
     """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
 

@@ -11,7 +11,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.arguments import OptimizerSettings, described_arrays
+from ringtrain.optim.arguments import OptimizerSettings, described_parameter_arrays
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse, shared_buckets
 from ringtrain.optim.inbox import GradientInbox
@@ -63,10 +63,10 @@ class OptimizedModel:
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
             "redundancy": self.redundancy,
         }  # fmt: skip
-        named = {name: described_arrays(value) for name, value in compared.items()}
+        named = {name: described_parameter_arrays(value) for name, value in compared.items()}
         if len(self.rules) == 1:
-            return {"rule": described_arrays(self.rules[0])} | named
-        groups = {f"rule of group {index}": described_arrays(rule) for index, rule in enumerate(self.rules)}
+            return {"rule": described_parameter_arrays(self.rules[0])} | named
+        groups = {f"rule of group {index}": described_parameter_arrays(rule) for index, rule in enumerate(self.rules)}
         return groups | {"groups": repr([self.group_of[spec.name] for spec in self.specs])} | named
 
     @property
@@ -127,7 +127,7 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     arenas = ParameterArenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:
         devices.attach(layout, arenas)
-    lane = group.beside() if group.size > 1 and devices is None else None  # devices keep to one order
+    lane = group.parallel_group() if group.size > 1 and devices is None else None  # devices keep to one order
     wire = (
         None
         if model.compression is None
@@ -221,7 +221,7 @@ def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire
     return OptimizerUndo(own, lost)
 
 
-def first_group(elastic: bool, open_group: Callable[[], CollectiveGroup]) -> CollectiveGroup:
+def first_optimizer_group(elastic: bool, open_group: Callable[[], CollectiveGroup]) -> CollectiveGroup:
     """The group that an optimizer is made for: what `open_group` opens, or none where this rank joins others whose
     state it has not got. Raises ConfigurationError where it would need that and is not elastic."""
     if not joins_survivors():
@@ -249,7 +249,7 @@ class UnjoinedOptimizerGroup:
     def broadcast_object(self, value: Any, what: str) -> Any:
         return value
 
-    def beside(self) -> CollectiveGroup | None:
+    def parallel_group(self) -> CollectiveGroup | None:
         return None
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:

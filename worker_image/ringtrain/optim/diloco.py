@@ -20,8 +20,8 @@ from ringtrain._core.process_groups.context import current, current_or_none, dra
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
-from ringtrain.optim.arguments import check_rule, described_arrays
-from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_group
+from ringtrain.optim.arguments import check_rule, described_parameter_arrays
+from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_optimizer_group
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
@@ -150,10 +150,12 @@ class DiLoCo(DiLoCoRecovery):
         self._elastic, self._follows_sites = elastic, chosen.follows
         self._inner = _checked_inner(inner, chosen.follows)
         self._opened = []
-        self._group = group or first_group(elastic, self._open_group)
+        self._group = group or first_optimizer_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
-        check_same_model(self._group, Layout(specs, ()), {name: described_arrays(v) for name, v in compared.items()})
+        check_same_model(
+            self._group, Layout(specs, ()), {name: described_parameter_arrays(v) for name, v in compared.items()}
+        )
         has_sites = not isinstance(self._group, UnjoinedOptimizerGroup) if chosen.follows else not chosen.alone
         self._sites = DiLoCoSiteGroups(chosen) if has_sites else None
         self._fragments = []
@@ -205,7 +207,7 @@ class DiLoCo(DiLoCoRecovery):
             self._land()
         index = self._schedule.due(self._steps)
         if self._elastic:
-            if index is None and self._kept and (world := current_or_none()) is not None and world.is_lost:
+            if index is None and self._last_commits and (world := current_or_none()) is not None and world.is_lost:
                 self._leave_in_time(world)
             return index is not None
         if index is None:
@@ -222,10 +224,10 @@ class DiLoCo(DiLoCoRecovery):
         it was. Raises MismatchError where ranks took other numbers of steps; with `elastic` ConfigurationError
         where the state was not committed after the last inner step.
         """
-        if self._elastic and self._kept and self._kept[-1].steps != self._steps:
+        if self._elastic and self._last_commits and self._last_commits[-1].steps != self._steps:
             raise ConfigurationError(
                 f"DiLoCo: finish() after inner step {self._steps}, and the state was committed after step "
-                f"{self._kept[-1].steps}; call commit() of the state first"
+                f"{self._last_commits[-1].steps}; call commit() of the state first"
             )
         if self._exchange is not None:
             self._land()

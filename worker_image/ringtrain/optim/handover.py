@@ -43,8 +43,8 @@ def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[i
         received = group.all_to_all(parts, origins).wait()
         for owner in own:
             kept[owner].values[bucket.index] = _unpacked_bucket(bucket, owner, slots, received[owner])
-    context.kept.clear()
-    context.kept.update(kept)
+    context.kept_shards.clear()
+    context.kept_shards.update(kept)
 
 
 def _unpacked_bucket(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:

@@ -21,14 +21,14 @@ from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import (
     OptimizerSettings,
     Params,
-    as_arrays,
     check_arguments,
     check_passes,
     check_redundancy,
     check_rule,
     grouped_rules,
+    parameters_as_arrays,
 )
-from ringtrain.optim.cut import OptimizedModel, UnjoinedOptimizerGroup, first_group, make_cut
+from ringtrain.optim.cut import OptimizedModel, UnjoinedOptimizerGroup, first_optimizer_group, make_cut
 from ringtrain.optim.fused import FusedOptimizerUpdate
 from ringtrain.optim.handover import hand_over_shards
 from ringtrain.optim.layout import ParamSpec
@@ -36,8 +36,8 @@ from ringtrain.optim.pipeline import DeviceReducer, OptimizerStepHold, Optimizer
 from ringtrain.optim.reform import OwnOptimizerShard, move_into_optimizer_cut
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
-from ringtrain.optim.spans import ABSENT, StepRules, is_absent
-from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed, restore_state, shard_state
+from ringtrain.optim.spans import ABSENT, StepRules, is_gradient_absent
+from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed_steps, restore_state, shard_state
 from ringtrain.step_time import REDUCTION, beside_training
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
@@ -102,7 +102,7 @@ class HostOptimizer:
         group: CollectiveGroup | None = None,
         devices: DeviceReducer | None = None,
     ) -> None:
-        arrays = as_arrays(params)
+        arrays = parameters_as_arrays(params)
         settings = OptimizerSettings(accumulate, clip_norm, schedule or Constant(), check_finite)
         check_arguments(arrays, local, bucket_bytes, settings)
         rules, group_of_name = grouped_rules(rule, groups, list(arrays))
@@ -114,7 +114,7 @@ class HostOptimizer:
             specs, rules, group_of_name, settings, bucket_bytes, sharded, compression, elastic, redundancy, places
         )
         self._rules = self._committed = rules
-        self._cut = make_cut(self._model, group or first_group(elastic, group_of), devices)
+        self._cut = make_cut(self._model, group or first_optimizer_group(elastic, group_of), devices)
         self._prepared: OwnOptimizerShard | None = None
         self._torn: frozenset[int] = frozenset()
         self._updates = 0
@@ -267,7 +267,7 @@ class HostOptimizer:
         arenas, found = self._cut.context.arenas, {}
         for name, (bucket, location) in self._cut.context.layout.locations.items():
             values = arenas.gradients(bucket)[location.start : location.stop]
-            absent = not values.size or is_absent(values)
+            absent = not values.size or is_gradient_absent(values)
             found[name] = None if absent else values.reshape(location.spec.shape)
         return found
 
@@ -455,7 +455,7 @@ class HostOptimizer:
         for mirror in self._cut.context.mirrors:
             mirror.settle(self._updates)
             mirror.take_weights(self._cut.context.arenas)
-            missed = merged_missed([missed, mirror.missed.counts])
+            missed = merged_missed_steps([missed, mirror.missed.counts])
         self._cut.begin_at(self._updates, missed)
 
     def commit(self) -> None:

@@ -133,8 +133,8 @@ class GradientInbox:
             if missing:
                 raise ConfigurationError(
                     f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
-                    f"missing: {_listed_parameters(missing)}; submit a gradient for every parameter (None for one "
-                    f"that this batch does not use), or leave the parameter out of the optimizer"
+                    f"missing: {_listed_inbox_parameters(missing)}; submit a gradient for every parameter (None for "
+                    f"one that this batch does not use), or leave the parameter out of the optimizer"
                 )
 
     def end_micro_step(self) -> bool:
@@ -169,7 +169,7 @@ class GradientInbox:
     def _find(self, name: str) -> Any:
         found = self._layout.locations.get(name)
         if found is None:
-            known = _listed_parameters([spec.name for spec in self._layout.specs])
+            known = _listed_inbox_parameters([spec.name for spec in self._layout.specs])
             raise ConfigurationError(
                 f'{self._me}: gradient "{name}" belongs to no parameter; registered are {known}; submit it under '
                 f"the name that was given to HostOptimizer"
@@ -251,5 +251,5 @@ def _weighted_gradient(values: NDArray[Any], weight: float) -> NDArray[Any]:
     return wide * wide.dtype.type(weight)
 
 
-def _listed_parameters(names: list[str]) -> str:
+def _listed_inbox_parameters(names: list[str]) -> str:
     return some_of([f'"{name}"' for name in names])

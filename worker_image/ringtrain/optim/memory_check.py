@@ -43,10 +43,10 @@ class MemoryCheck:
         """`context` has mirrors."""
         self._context = context
         self._mirrors = context.mirrors
-        self._own_parts = cut_in_parts(_shard_arrays(context, self._mirrors[0]))
-        self._copy_parts = [cut_in_parts(mirror.all_values()) for mirror in self._mirrors]
+        self._own_parts = cut_update_in_parts(_shard_arrays(context, self._mirrors[0]))
+        self._copy_parts = [cut_update_in_parts(mirror.all_values()) for mirror in self._mirrors]
         self._gradient_parts = [
-            [cut_in_parts(mirror.gradients(number)) for number in (0, 1)] for mirror in self._mirrors
+            [cut_update_in_parts(mirror.gradients(number)) for number in (0, 1)] for mirror in self._mirrors
         ]
         self.begin()
 
@@ -142,7 +142,7 @@ def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[
     return arrays
 
 
-def cut_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
+def cut_update_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
     """The bytes of `arrays`, one after the other, in equally long parts."""
     parts: list[list[Flat]] = [[] for _ in range(PARTS)]
     total, start = sum(array.nbytes for array in arrays), 0

@@ -61,8 +61,8 @@ class UpdateContext:
     `order`: of buckets in an update.
     `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
     `undo`: gets what is about to be changed. `mirrors`: this rank as the second home of other ranks' shards, one
-    for each copy that every shard has. `kept`: shards of ranks that leave, by rank. `devices`: has the gradients,
-    in place of the arena.
+    for each copy that every shard has. `kept_shards`: shards of ranks that leave, by rank. `devices`: has the
+    gradients, in place of the arena.
     """
 
     group: CollectiveGroup
@@ -80,7 +80,7 @@ class UpdateContext:
     lane: CollectiveGroup | None = None
     undo: OptimizerUndo | None = None
     mirrors: tuple[OptimizerShardMirror, ...] = ()
-    kept: dict[int, KeptShard] = field(default_factory=dict)
+    kept_shards: dict[int, KeptShard] = field(default_factory=dict)
     devices: DeviceReducer | None = None
 
     def stays_here(self, bucket: Bucket) -> bool:
@@ -102,11 +102,13 @@ class UpdateContext:
 
     def kept_after(self, updates: int) -> list[int]:
         """The ranks whose shards are kept here as they are after `updates`."""
-        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
+        return sorted(rank for rank, kept in self.kept_shards.items() if kept.updates == updates)
 
     def copies(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
         """Whose shards of `bucket` are copied here, and what there is of them."""
-        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
+        kept = [
+            (rank, one.values[bucket.index]) for rank, one in self.kept_shards.items() if bucket.index in one.values
+        ]
         return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
 
     def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
@@ -156,25 +158,25 @@ class OptimizerStepHold:
     """What lets an update that waits for `step()` go on: told by the thread that trains, heard by another one."""
 
     def __init__(self) -> None:
-        self._told: queue.SimpleQueue[StepRules | threading.Event | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[StepRules | threading.Event | None] = queue.SimpleQueue()
 
     def go_on(self, rules: StepRules) -> None:
         """Update the weights, by these rules."""
-        self._told.put(rules)
+        self._orders.put(rules)
 
     def gather(self) -> threading.Event:
         """Bring the mean gradients to all ranks. What is returned is set when they are here, or never will be."""
         done = threading.Event()
-        self._told.put(done)
+        self._orders.put(done)
         return done
 
     def give_up(self) -> None:
         """End, with all weights as they are."""
-        self._told.put(None)
+        self._orders.put(None)
 
     def next(self) -> StepRules | threading.Event | None:
         """What was told next: rules to go on with, what to set when gradients are gathered, None to give up."""
-        return self._told.get()
+        return self._orders.get()
 
 
 class OptimizerUpdate:

@@ -101,7 +101,7 @@ class DiLoCoRecovery(ABC):
         self._own = True  # whether the local weights are what this rank's inner steps have made
         self._known = True  # whether this rank knows where the others are
         # Of two commits: a rank may have come through the synchronization that another one has to repeat.
-        self._kept: deque[_DiLoCoCommit] = deque(maxlen=2)
+        self._last_commits: deque[_DiLoCoCommit] = deque(maxlen=2)
         self._commits = self._reached = 0  # reached: inner steps before a rollback
         self._committed_steps = 0  # inner steps at the last commit
         self._prepared: tuple[int, int, list[int]] = 0, 0, []
@@ -156,9 +156,11 @@ class DiLoCoRecovery(ABC):
         at = [(fragment.updates, fragment.sent, fragment.samples) for fragment in self._fragments]
         updates, sent, samples = (list(of) for of in zip(*at, strict=True))
         inner = self._inner_state() if self._follows_sites else None
-        if self._kept and self._kept[-1].number == self._commits:
-            self._kept.pop()
-        self._kept.append(_DiLoCoCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner))
+        if self._last_commits and self._last_commits[-1].number == self._commits:
+            self._last_commits.pop()
+        self._last_commits.append(
+            _DiLoCoCommit(self._commits, updates, sent, self._steps, samples, weights, self._own, inner)
+        )
         self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
@@ -171,15 +173,15 @@ class DiLoCoRecovery(ABC):
         self._exchange = None
         self._reached = max(self._reached, self._steps)
         done = self.updates if to is None else to
-        kept = next((kept for kept in reversed(self._kept) if kept.at <= done), None)
+        kept = next((kept for kept in reversed(self._last_commits) if kept.at <= done), None)
         self._known, self._own = kept is not None, False
         updates = [fragment.updates for fragment in self._fragments]
         if kept is not None:
             is_done = kept.at < done
             updates, self._own = (self._synchronized if is_done else kept.updates), kept.own or is_done
             self._commits, self._committed_steps = kept.number, kept.steps
-            while self._kept[-1] is not kept:
-                self._kept.pop()
+            while self._last_commits[-1] is not kept:
+                self._last_commits.pop()
         for fragment, wanted in zip(self._fragments, updates, strict=True):
             fragment.updates = fragment.host.rollback(wanted)
         self._restored = None if kept is None else (kept, updates)
@@ -206,7 +208,7 @@ class DiLoCoRecovery(ABC):
         rank's agent would end the process first; not where `keep` follows each step, which raises it at once."""
         if self._follows_sites and self._last_kept == self._steps - 1:
             return
-        per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._kept[-1].steps)
+        per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._last_commits[-1].steps)
         left = self._schedule.steps_left(self._steps)
         if (left_s := left * per_step_s) > world.config.timeout_s / 2:
             log.warning(

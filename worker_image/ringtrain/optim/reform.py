@@ -17,7 +17,7 @@ from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerG
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
-from ringtrain.optim.state import merged_missed
+from ringtrain.optim.state import merged_missed_steps
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class OptimizerShardMembers:
     """Who comes from where.
 
     `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: of
-    each copy, who had it of each of its shards. `kept`: by rank, the former ranks whose shards it keeps beside
+    each copy, who had it of each of its shards. `kept_shards`: by rank, the former ranks whose shards it keeps beside
     these. `torn`: by rank, the buckets whose weights are not whole there. `updates`: done.
     """
 
     former: tuple[int | None, ...]
     size: int
     homes: tuple[tuple[int, ...], ...]
-    kept: tuple[tuple[int, ...], ...]
+    kept_shards: tuple[tuple[int, ...], ...]
     torn: tuple[frozenset[int], ...]
     updates: int
 
@@ -158,9 +158,9 @@ def _missed_of_members(
     homes."""
     context = own.cut.context
     known = [context.missed.counts, *(mirror.missed.counts for mirror in context.mirrors)]
-    known += [context.kept[rank].missed for rank in context.kept_after(own.updates)]
-    told = group.allgather_object({name: n for name, n in merged_missed(known).items() if n}, "reform missed")
-    return merged_missed(told[rank] for rank in members.survivors)
+    known += [context.kept_shards[rank].missed for rank in context.kept_after(own.updates)]
+    told = group.allgather_object({name: n for name, n in merged_missed_steps(known).items() if n}, "reform missed")
+    return merged_missed_steps(told[rank] for rank in members.survivors)
 
 
 def _compare_optimizers(
@@ -185,7 +185,7 @@ def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> No
             f"ranks {members.lost} of the former world are lost, and with them their own values of "
             f'"{names[0]}", which is local: load a checkpoint',
         )
-    kept = {rank for ranks in members.kept for rank in ranks}
+    kept = {rank for ranks in members.kept_shards for rank in ranks}
     gone = [
         rank for rank in members.lost if rank not in kept and all(copy[rank] in members.lost for copy in members.homes)
     ]
@@ -238,7 +238,7 @@ class _OptimizerStateTransfer:
         shards += [held for copy in members.homes for held in zip(copy, pairwise(bounds), strict=True)]
         holders = [(members.former.index(rank) if rank in members.former else None, *edges) for rank, edges in shards]
         edges_of = list(pairwise(bounds))
-        holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept) for owner in owners]
+        holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept_shards) for owner in owners]
         return [
             HeldShardElements(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop
         ]

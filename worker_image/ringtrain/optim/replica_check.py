@@ -12,7 +12,7 @@ from typing import Final
 
 from ringtrain._core.process_groups.draws import process_group_epochs_of
 from ringtrain.errors import MismatchError, StateCorrupt
-from ringtrain.optim.memory_check import EVERY, PARTS, cut_in_parts, digest_of
+from ringtrain.optim.memory_check import EVERY, PARTS, cut_update_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
 
 # Updates after which ranks compare beside each `EVERY`: what differs from the beginning is found there.
@@ -29,7 +29,7 @@ class WeightReplicaCheck:
     def __init__(self, context: UpdateContext, weights: bool = True) -> None:
         self._group = context.group
         buckets = [bucket for bucket in context.layout.buckets if weights and bucket.size and not bucket.local]
-        self._parts = cut_in_parts([context.arenas.weights(bucket) for bucket in buckets])
+        self._parts = cut_update_in_parts([context.arenas.weights(bucket) for bucket in buckets])
         self.begin()
 
     def begin(self) -> None:

@@ -80,7 +80,7 @@ class OptimizerReplicas:
             self._judge(table)
         else:
             self._compare_draws(table, draws, told)
-        self._doubted = None if _ranks_alike(table) else part
+        self._doubted = None if _ranks_with_like_replicas(table) else part
 
     def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
         """A `look` for the comparison before the next update, which tells what there is to see now. Local: nothing
@@ -117,8 +117,11 @@ class OptimizerReplicas:
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
         row = table[queue.ranks.index(queue.rank)]
         draws = repr([sorted(str(one) for one in told["drawn"]), sorted(told["cuts"])])
-        where, weights = (_replica_hash(seen.cut), _replica_hash(seen.platform)), seen.weights & (2**63 - 1)
-        row[:_COLUMNS] = 1, *where, weights, _replica_hash(repr(list(seen.rates))), _replica_hash(draws)
+        where, weights = (
+            (_weight_replica_hash(seen.cut), _weight_replica_hash(seen.platform)),
+            seen.weights & (2**63 - 1),
+        )
+        row[:_COLUMNS] = 1, *where, weights, _weight_replica_hash(repr(list(seen.rates))), _weight_replica_hash(draws)
         rates = np.array(seen.rates[:_MOST_RATES], np.float64)
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
         # One of a series: that of a step which has failed may still be in flight.
@@ -134,7 +137,7 @@ class OptimizerReplicas:
                 first, other = (table[one, _COLUMNS:].view(np.float64).tolist() for one in (here[0], at))
                 length = max(index + 1 for one in (first, other) for index, rate in enumerate(one) if rate or not index)
                 raise other_learning_rates(self._updates, (ranks[here[0]], first[:length]), (ranks[at], other[:length]))
-        for same in _replica_groups(table):
+        for same in _weight_replica_groups(table):
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"
                 raise other_weights(tuple(ranks[same[at]] for at in odd), when, PARTS * EVERY)
@@ -147,7 +150,7 @@ class OptimizerReplicas:
             draws.compare(position, allgather_object(told, f"{self._name}.draws", self._process_set))
 
 
-def rows_of_part(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
+def weight_rows_of_part(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
     """Yield which rows of which tensors are in a part of all: index, first row, and the row behind the last.
 
     `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. All parts are as long as each
@@ -174,12 +177,14 @@ def processor_name() -> str:
     return f"{platform.machine()} {sorted(found.items())}"
 
 
-def _ranks_alike(table: Any) -> bool:
+def _ranks_with_like_replicas(table: Any) -> bool:
     rates = {row[_RATES] for row in table if row[_HERE]}
-    return len(rates) < 2 and not any(odd_ranks(table[same, _WEIGHTS].tolist()) for same in _replica_groups(table))
+    return len(rates) < 2 and not any(
+        odd_ranks(table[same, _WEIGHTS].tolist()) for same in _weight_replica_groups(table)
+    )
 
 
-def _replica_groups(table: Any) -> list[list[int]]:
+def _weight_replica_groups(table: Any) -> list[list[int]]:
     """The positions of ranks that have the same weights to update, and update them to the same bits."""
     found: dict[tuple[int, int], list[int]] = {}
     for at, row in enumerate(table):
@@ -188,5 +193,5 @@ def _replica_groups(table: Any) -> list[list[int]]:
     return list(found.values())
 
 
-def _replica_hash(text: str) -> int:
+def _weight_replica_hash(text: str) -> int:
     return zlib.crc32(text.encode())

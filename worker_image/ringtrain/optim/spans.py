@@ -45,7 +45,7 @@ def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def is_absent(values: Flat) -> bool:
+def is_gradient_absent(values: Flat) -> bool:
     """Whether no rank has the gradient whose sum over ranks is `values`, from where a rank's elements begin."""
     first = float(values[0])
     return first == 0 and bool(np.signbit(first))
@@ -112,7 +112,7 @@ class StepRules:
         """
         present = []
         for span in spans:
-            if is_absent(part.gradients[span.start : span.stop]):
+            if is_gradient_absent(part.gradients[span.start : span.stop]):
                 missed.note(self.number, span.spec.name)
             else:
                 present.append(span)

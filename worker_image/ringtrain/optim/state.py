@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
-from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, array_elements
+from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements_of_cut
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
@@ -45,14 +45,14 @@ def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[
     are at different updates, and StateCorrupt where they have different weights.
     """
     keep = wanted.root in (None, context.group.rank)
-    asked = _begin_agreement(context, wanted)
+    asked = _begin_optimizer_agreement(context, wanted)
     # Copied meanwhile where all is kept; the other ranks have memory for one after the other.
     slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
     missed = _agreed_state_request(
         context, asked, wanted
     )  # before any gathers: those that don't agree would leave others to it
-    arrays = _filled_state_slots(context.group, slots, keep)
-    owed = _filled_state_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
+    arrays = _filled_optimizer_slots(context.group, slots, keep)
+    owed = _filled_optimizer_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
     if not keep:
         return {}
     if missed:
@@ -143,7 +143,7 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
     _restore_feedback(context, state.get(FEEDBACK, {}))
     for mirror in context.mirrors:
         _restore_mirror(context, mirror, state)
-    counted = {name: int(array_elements(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
+    counted = {name: int(elements_of_cut(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
 
 
@@ -162,7 +162,7 @@ def _own_missed(context: UpdateContext) -> dict[str, int]:
     return {name: count for name, count in context.missed.counts.items() if count}
 
 
-def _begin_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> PendingCollective | None:
+def _begin_optimizer_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> PendingCollective | None:
     """Begin to meet, also where no array will travel: a call that one rank makes alone must not pass. None: where
     nothing is shared, a rank may call it alone."""
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
@@ -188,10 +188,10 @@ def _agreed_state_request(
                 )
     if wanted.digest is not None:
         compare_weights([{wanted.updates: digest} for _, _, digest in reported])
-    return merged_missed(missed for _, missed, _ in reported)
+    return merged_missed_steps(missed for _, missed, _ in reported)
 
 
-def merged_missed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def merged_missed_steps(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """What parameters have missed, from what those know who update a part of them."""
     merged: dict[str, int] = {}
     for one in counts:
@@ -242,7 +242,7 @@ def _state_slot_to_fill(context: UpdateContext, bucket: Bucket, slot: str, value
     return _StateSlotToFill(bucket, slot, whole, bounds)
 
 
-def _filled_state_slots(
+def _filled_optimizer_slots(
     group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: bool
 ) -> dict[str, dict[str, Flat]]:
     """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
@@ -289,7 +289,7 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
             if location.spec.name in owed.get(LOST, {}):
                 rows, size = owed[LOST][location.spec.name], location.spec.size
                 if rows.shape[0] == ranks:
-                    own = array_elements(rows, rank * size, (rank + 1) * size)
+                    own = elements_of_cut(rows, rank * size, (rank + 1) * size)
                 else:
                     own = np.asarray(rows).mean(axis=0, dtype=np.float64)
                 lost[location.start : location.stop] = own.reshape(-1)
@@ -302,7 +302,7 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
     for location in bucket.locations:
         if location.spec.name in lost_change:
             size = location.spec.size
-            change[location.start : location.stop] = array_elements(lost_change[location.spec.name], 0, size)
+            change[location.start : location.stop] = elements_of_cut(lost_change[location.spec.name], 0, size)
     return change
 
 
@@ -315,7 +315,7 @@ def _fill_optimizer_state(
         if low < high:
             before = (context.group.rank * location.spec.size if bucket.local else 0) - location.start
             array = by_name[location.spec.name]
-            target[low - cut.start : high - cut.start] = array_elements(array, before + low, before + high)
+            target[low - cut.start : high - cut.start] = elements_of_cut(array, before + low, before + high)
 
 
 def _check_optimizer_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingC
 from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression import int8
-from ringtrain.compression.halves import half_dtype, squeeze, stretch
+from ringtrain.compression.halves import half_dtype, squeeze, stretch_half
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.spans import ABSENT, parameter_beginnings, spans_of
@@ -154,7 +154,7 @@ class HalfOptimizerWire(OptimizerWire):
                 begins = self._beginnings[at.spec.name]
                 half[[at.start + begin for begin in begins if half[at.start + begin] == 0]] = 0.0  # not -0
         pending = self._group.reduce_scatter(half, bucket.bounds, Average)
-        return FollowedCollective(pending, lambda _: stretch(half[shard], gradients[shard]))
+        return FollowedCollective(pending, lambda _: stretch_half(half[shard], gradients[shard]))
 
     def _encode(self, change: Flat, lost: Flat) -> Flat:
         half = np.empty(len(change), self._dtype)
@@ -168,7 +168,7 @@ class HalfOptimizerWire(OptimizerWire):
 
     def _decode(self, message: Flat, length: int) -> Flat:
         wide = np.empty(length, np.float32)
-        stretch(message, wide)
+        stretch_half(message, wide)
         return wide
 
 
@@ -188,12 +188,12 @@ class ByteOptimizerWire(OptimizerWire):
         parts = [np.concatenate([part, np.array(at, np.uint8)]) for part, at in zip(values, here, strict=True)]
         shard = shards[self._group.rank]
         own, spans = gradients[shard], spans_of(bucket, shard)
-        end = int8.encoded_length(len(own))
+        end = int8.int8_encoded_length(len(own))
 
         def fold(messages: list[Flat]) -> None:
-            own[:] = int8.decode(messages[0][:end], len(own))
+            own[:] = int8.decode_int8(messages[0][:end], len(own))
             for message in messages[1:]:
-                np.add(own, int8.decode(message[:end], len(own)), out=own)
+                np.add(own, int8.decode_int8(message[:end], len(own)), out=own)
             np.divide(own, np.float32(self._group.size), out=own)
             present = np.logical_or.reduce([message[end:] for message in messages])
             for span, is_there in zip(spans, present, strict=True):
@@ -208,13 +208,13 @@ class ByteOptimizerWire(OptimizerWire):
         return int8.encode(change, lost)
 
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
-        bounds = length_offsets([int8.encoded_length(end - start) for start, end in pairwise(bucket.bounds)])
+        bounds = length_offsets([int8.int8_encoded_length(end - start) for start, end in pairwise(bucket.bounds)])
         encoded = np.empty(bounds[-1], np.uint8)
         encoded[bounds[self._group.rank] : bounds[self._group.rank + 1]] = int8.encode(change, lost)
         return encoded, bounds
 
     def _decode(self, message: Flat, length: int) -> Flat:
-        return int8.decode(message, length)
+        return int8.decode_int8(message, length)
 
 
 @dataclass(frozen=True)

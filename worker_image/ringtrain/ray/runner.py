@@ -175,7 +175,7 @@ class _RankActors:
             self.started += [self._start(task_run, partition) for partition in range(self.size)]
             described = _each_ray_future([actor.describe.remote() for actor in self.started])
             found = task_places([task for task, _ in described])
-            devices = [_devices_of(task, described, found) for task, _ in described]
+            devices = [_ray_devices_of(task, described, found) for task, _ in described]
             return _each_ray_future([actor.work.remote(found[i], devices[i]) for i, actor in enumerate(self.started)])
         finally:
             self.cancel()
@@ -211,7 +211,7 @@ def _each_ray_future(futures: list[Any]) -> list[Any]:
     return [results[partition] for partition in range(len(futures))]
 
 
-def _devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, RankPlace]) -> str:
+def _ray_devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, RankPlace]) -> str:
     """The devices of all ranks on the task's host, by local rank; empty where one has none."""
     here = [(found[other.partition].local_rank, given) for other, given in described if other.host == task.host]
     return ",".join(given for _, given in sorted(here)) if all(given for _, given in here) else ""

@@ -48,11 +48,11 @@ def bearer(authorization: str) -> str:
 
 def is_one_of(shown: str, tokens: Sequence[str]) -> bool:
     """Whether `shown` is one of `tokens`, in a time that says nothing about them."""
-    matches = [same(shown, token) for token in tokens]  # all of them
+    matches = [is_same_proof(shown, token) for token in tokens]  # all of them
     return any(matches)
 
 
-def same(one: str | bytes, other: str | bytes) -> bool:
+def is_same_proof(one: str | bytes, other: str | bytes) -> bool:
     """Compare without telling by the time it takes where they differ."""
     return hmac.compare_digest(
         one.encode() if isinstance(one, str) else one, other.encode() if isinstance(other, str) else other

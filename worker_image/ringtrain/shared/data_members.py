@@ -140,10 +140,10 @@ class DataMemberAnnouncer:
             except ValueError:  # the channel was closed
                 return
             else:
-                self._note(reply)
+                self._apply_reply(reply)
             self._closed.wait(self._heartbeat_s)
 
-    def _note(self, reply: Any) -> None:
+    def _apply_reply(self, reply: Any) -> None:
         if not reply.accepted:
             self._complain(f"refused: {reply.reason}")
             return

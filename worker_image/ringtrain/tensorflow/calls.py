@@ -89,7 +89,7 @@ def host_call(
 
 
 @tf.autograph.experimental.do_not_convert
-def differentiable_call(
+def differentiable_tensorflow_call(
     forward: Function,
     backward: Callable[[str | None, Sequence[Array], Sequence[Array]], Sequence[Array]],
     inputs: Sequence[Any],
@@ -134,14 +134,14 @@ def call_of_gradient(
     def once(*given: Any) -> Any:
         def second(*grads: Any) -> Any:
             # TensorFlow also builds it where nobody asks for it, so a graph raises when it runs.
-            return host_call(_no_second, grads, [t.dtype for t in given], [t.shape for t in given])
+            return host_call(_no_second_gradient, grads, [t.dtype for t in given], [t.shape for t in given])
 
         return tuple(host_call(function, given, dtypes, shapes)), second
 
     return list(once(*inputs))
 
 
-def _no_second(*_: Array) -> Sequence[Array]:
+def _no_second_gradient(*_: Array) -> Sequence[Array]:
     raise NotSupportedError("a collective has no second derivative; expected no gradient of its gradient")
 
 

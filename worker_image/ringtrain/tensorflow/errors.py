@@ -24,12 +24,12 @@ _KINDS: Final = (
 )
 
 
-def status_of(error: BaseException) -> int:
+def tensorflow_status_of(error: BaseException) -> int:
     """Return the code of TensorFlow's under which a graph reports `error`.
 
     FAILED_PRECONDITION: ranks disagree, or there is no world. INVALID_ARGUMENT: an argument is wrong.
     """
-    kind = _kind_of(error)
+    kind = _kind_of_tensorflow_error(error)
     return int(tf.errors.UNKNOWN if kind is None else kind(None, None, "").error_code)
 
 
@@ -39,19 +39,19 @@ def as_tensorflow() -> Iterator[None]:
     try:
         yield
     except RingtrainError as error:
-        kind = _kind_of(error)
+        kind = _kind_of_tensorflow_error(error)
         if kind is None or isinstance(error, tf.errors.OpError):
             raise
         own: Any = type(error)
-        raise _both(own, kind)(str(error)) from error
+        raise _both_tensorflow_errors(own, kind)(str(error)) from error
 
 
-def _kind_of(error: BaseException) -> Any:
+def _kind_of_tensorflow_error(error: BaseException) -> Any:
     return next((kind for own, kind in _KINDS if isinstance(error, own)), None)
 
 
 @functools.cache
-def _both(own: Any, kind: Any) -> Any:
+def _both_tensorflow_errors(own: Any, kind: Any) -> Any:
     def made(self: Any, *args: Any) -> None:
         message = args[0] if len(args) == 1 else args[2]  # Keras makes them anew, with TensorFlow's arguments
         kind.__init__(self, None, None, message)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringtrain._core.negotiation import arrays
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_call, host_call, value_of
+from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_tensorflow_call, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 
 
@@ -32,11 +32,11 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Return each of `tensors` gathered, as one collective."""
-    return gathered(tensors, name_of_call(name, ignore_name_scope), process_set)
+    return gathered_by_tensorflow(tensors, name_of_call(name, ignore_name_scope), process_set)
 
 
 @tf.autograph.experimental.do_not_convert
-def gathered(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
+def gathered_by_tensorflow(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
     """Gather as `grouped_allgather` does, under a name that was dealt before."""
     values = [value_of(tensor) for tensor in tensors]
     rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in values]
@@ -48,7 +48,7 @@ def gathered(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) 
         return arrays.allgather(given, process_set, full)
 
     shapes = [any_rows(tensor) for tensor in values]
-    return differentiable_call(forward, backward, values, shapes, full, lambda *_: rows)
+    return differentiable_tensorflow_call(forward, backward, values, shapes, full, lambda *_: rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -69,7 +69,7 @@ def broadcast(
     def backward(own_name: str | None, grads: Sequence[Array], _: Any) -> list[Array]:
         return [arrays.broadcast_gradient(grads[0], root_rank, process_set, own_name)]
 
-    return differentiable_call(forward, backward, [value], [value.shape], full)[0]
+    return differentiable_tensorflow_call(forward, backward, [value], [value.shape], full)[0]
 
 
 @tf.autograph.experimental.do_not_convert

@@ -12,7 +12,7 @@ from ringtrain._core.negotiation.arrays import NamedReduction
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_op
+from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_reduction_op
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.calls import any_rows
@@ -52,7 +52,7 @@ class TensorFlowGradientOptions:
 
     def checked(self) -> "TensorFlowGradientOptions":
         """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
-        op = chosen_op(self.op)
+        op = chosen_reduction_op(self.op)
         if op not in (Average, Sum, Adasum):
             raise ConfigurationError(f"op is {op.value}; expected Average, Sum or Adasum")
         if self.gradient_predivide_factor != 1.0 and op is not Average:

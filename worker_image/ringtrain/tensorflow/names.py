@@ -39,7 +39,7 @@ def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | Non
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
-    names = _graph_names(graph)
+    names = _tensorflow_graph_names(graph)
     if name is None:
         return names.unique(f"{names.path}unnamed")
     scope = "" if ignore_name_scope else graph.get_name_scope()
@@ -50,10 +50,10 @@ def name_of_gradient(name: str | None) -> str | None:
     """Return the name for the gradient of the call `name`, in the graph that is now built for gradients."""
     if name is None or tf.executing_eagerly():
         return None
-    return _graph_names(tf.compat.v1.get_default_graph()).unique(f"{name}.gradient")
+    return _tensorflow_graph_names(tf.compat.v1.get_default_graph()).unique(f"{name}.gradient")
 
 
-def _graph_names(graph: Any) -> _TensorFlowGraphNames:
+def _tensorflow_graph_names(graph: Any) -> _TensorFlowGraphNames:
     if graph not in _graphs:
         _graphs[graph] = _TensorFlowGraphNames(_path_of(graph))
     return _graphs[graph]
@@ -72,7 +72,7 @@ def _path_of(graph: Any) -> str:
     name = re.sub(r"_\d+", "", graph.name) if graph.name.startswith("__") or not is_function else graph.name
     if is_function and tf.compat.v1.executing_eagerly_outside_functions():
         return f"{name}/"
-    names = _graph_names(outer)
+    names = _tensorflow_graph_names(outer)
     number = names.within[name]
     names.within[name] += 1
     return f"{names.path}{name}_{number}/" if number else f"{names.path}{name}/"

@@ -56,7 +56,7 @@ def allgather_object(
         return objects.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
-def _packed_tensors(value: Any) -> bytes:
+def _packed_tensorflow_values(value: Any) -> bytes:
     """Return the bytes of a dtype, variable or tensor that has a value. Raises ConfigurationError for others."""
     if isinstance(value, tf.DType):
         return b"D" + value.name.encode()
@@ -67,7 +67,7 @@ def _packed_tensors(value: Any) -> bytes:
     return b"T" + tensor.dtype.name.encode() + b" " + serialized
 
 
-def _unpacked_tensors(data: bytes) -> Any:
+def _unpacked_tensorflow_values(data: bytes) -> Any:
     if data[:1] == b"D":
         return tf.as_dtype(data[1:].decode())
     name, serialized = data[1:].split(b" ", 1)
@@ -75,4 +75,4 @@ def _unpacked_tensors(data: bytes) -> Any:
         return tf.io.parse_tensor(serialized, tf.as_dtype(name.decode()))
 
 
-TENSORFLOW_VALUES: Final = ForeignWireValues(_packed_tensors, _unpacked_tensors)
+TENSORFLOW_VALUES: Final = ForeignWireValues(_packed_tensorflow_values, _unpacked_tensorflow_values)

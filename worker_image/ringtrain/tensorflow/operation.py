@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.tensorflow.errors import status_of
+from ringtrain.tensorflow.errors import tensorflow_status_of
 
 Function = Callable[..., Sequence[Array]]
 
@@ -42,7 +42,7 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
     """Add a node to the present graph that returns `function(*arrays of inputs)`, of the given dtypes.
 
     The function runs in a thread of TensorFlow's: it must return soon. What it raises becomes an error of
-    TensorFlow's, see `status_of`.
+    TensorFlow's, see `tensorflow_status_of`.
     """
     return list(add_node(function, inputs, dtypes).outputs)
 
@@ -68,7 +68,7 @@ def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -
 
 
 @contextlib.contextmanager
-def out_of_program_order() -> Iterator[None]:
+def out_of_graph_order() -> Iterator[None]:
     """Nodes that are made within it run as soon as their inputs and control inputs are there: in `tf.function`,
     too, where others run after all operations with side effects that were made before."""
     graph = tf.compat.v1.get_default_graph()
@@ -172,7 +172,7 @@ def _compute_operation(token: int | None, context: Any) -> None:
             _set_output(context, index, result)
     except BaseException as error:  # a callback of C's has nowhere to raise it
         status = library.TF_NewStatus()
-        library.TF_SetStatus(status, status_of(error), f"{type(error).__name__}: {error}".encode())
+        library.TF_SetStatus(status, tensorflow_status_of(error), f"{type(error).__name__}: {error}".encode())
         library.TF_OpKernelContext_Failure(context, status)
         library.TF_DeleteStatus(status)
 

@@ -11,7 +11,7 @@ from ringtrain._core.reduction.ops import Adasum, Average
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
-from ringtrain.tensorflow.keras.api import is_optimizer
+from ringtrain.tensorflow.keras.api import is_keras_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain.tensorflow.v1_optimizer import (
     AccumulatingV1Optimizer,
@@ -46,7 +46,7 @@ def DistributedOptimizer(
     `DistributedGradientTape`.
     """
     options = TensorFlowGradientOptions.of_arguments(locals())
-    if is_optimizer(optimizer):
+    if is_keras_optimizer(optimizer):
         return DistributedKerasOptimizer(
             optimizer,
             name=name,

@@ -13,10 +13,10 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
 from ringtrain.compression.casts import run_compressed
-from ringtrain.tensorflow.calls import any_rows, differentiable_call, value_of
+from ringtrain.tensorflow.calls import any_rows, differentiable_tensorflow_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError
-from ringtrain.tensorflow.gather import gathered
+from ringtrain.tensorflow.gather import gathered_by_tensorflow
 from ringtrain.tensorflow.names import name_of_call
 from ringtrain.tensorflow.world_ops import members_as
 
@@ -124,7 +124,7 @@ def _reduced(
 
     def call(values: list[Any]) -> list[Any]:
         shapes = [tensor.shape for tensor in values]
-        return differentiable_call(forward, backward, values, shapes, name, kept)
+        return differentiable_tensorflow_call(forward, backward, values, shapes, name, kept)
 
     with tf.device(device):
         return run_compressed(compression, [value_of(tensor) for tensor in tensors], call)
@@ -141,7 +141,7 @@ def _scattered(
         return arrays.reducescatter_gradient(grads, how, own_name)
 
     def call(values: list[Any]) -> list[Any]:
-        return differentiable_call(forward, backward, values, [any_rows(tensor) for tensor in values], name)
+        return differentiable_tensorflow_call(forward, backward, values, [any_rows(tensor) for tensor in values], name)
 
     with tf.device(device):
         return run_compressed(compression, [value_of(tensor) for tensor in tensors], call)
@@ -154,7 +154,7 @@ def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> 
             f"allreduce of IndexedSlices: op is {how.op}; expected Average or Sum, or sparse_as_dense=True"
         )
     with tf.device(device):
-        values, indices = gathered([slices.values, slices.indices], name, how.process_set)
+        values, indices = gathered_by_tensorflow([slices.values, slices.indices], name, how.process_set)
         return tf.IndexedSlices(scaled_slices(values, how), indices, slices.dense_shape)
 
 

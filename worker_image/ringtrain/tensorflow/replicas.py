@@ -14,7 +14,7 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor_name, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor_name, weight_rows_of_part
 from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import AROUND_NOTHING, GraphPartSurroundings
 
@@ -38,7 +38,7 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]
     if not held:
         return AROUND_NOTHING
-    look = functools.partial(_replica_of, held, _readable(rate))
+    look = functools.partial(_tensorflow_replica_of, held, _readable(rate))
     return GraphPartSurroundings(
         functools.partial(_seen_now, name, held, process_set, look),
         functools.partial(_compared_variables, name, held, process_set),
@@ -47,25 +47,25 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
 
 
 def _seen_now(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Look:
-    return look if trains_alone(process_set) else _replicas_of(name, variables, process_set).seen_now(look)
+    return look if trains_alone(process_set) else _tensorflow_replicas_of(name, variables, process_set).seen_now(look)
 
 
 def _compared_variables(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Any:
     if trains_alone(process_set):
         return contextlib.nullcontext()
-    return _replicas_of(name, variables, process_set).compared(look)
+    return _tensorflow_replicas_of(name, variables, process_set).compared(look)
 
 
-def _replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> OptimizerReplicas:
+def _tensorflow_replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> OptimizerReplicas:
     found = context.current().attached(_Comparisons, _Comparisons).found
     which = process_set, name, *map(unique_name_of, variables)
     return found.setdefault(which, OptimizerReplicas(name, process_set))
 
 
-def _replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
+def _tensorflow_replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
     sizes = [(variable.shape[0] if variable.shape.rank else 1, _variable_octets(variable)) for variable in variables]
     cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
-    rows = [_variable_rows(variables[index], *bounds) for index, *bounds in rows_of_part(sizes, part)]
+    rows = [_variable_rows(variables[index], *bounds) for index, *bounds in weight_rows_of_part(sizes, part)]
     rates = [] if rate is None else [float(np.asarray(rate.read_value()))]
     return OptimizerReplica(cut, _tensorflow_platform(variables), digest_of(rows), rates)
 

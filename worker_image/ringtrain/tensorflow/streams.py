@@ -13,7 +13,7 @@ from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow.calls import HOLD_IN_SESSION_S, host_call
-from ringtrain.tensorflow.operation import add_node, out_of_program_order
+from ringtrain.tensorflow.operation import add_node, out_of_graph_order
 
 
 class BegunGraphPart(Protocol):
@@ -78,16 +78,18 @@ def streamed_call(
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
-        return host_call(functools.partial(_all_at_once, begin, around, [len(part) for part in parts]), flat, *outputs)
+        return host_call(
+            functools.partial(_all_variables_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
+        )
     place, (dtypes, shapes) = _GraphPlace(name, begin, around), outputs
     # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
     before = [_read_variable(variable) for variable in around.reads]
-    with tf.device("/CPU:0"), out_of_program_order(), tf.control_dependencies(before):
+    with tf.device("/CPU:0"), out_of_graph_order(), tf.control_dependencies(before):
         opened = add_node(place.open, [], [])
     with tf.control_dependencies([opened]):
         for variable in around.reads:
             _read_variable(variable)
-    with tf.device("/CPU:0"), out_of_program_order():
+    with tf.device("/CPU:0"), out_of_graph_order():
         with tf.control_dependencies([opened]):
             begun = [add_node(functools.partial(place.begin, i), part, []) for i, part in enumerate(parts)]
         results: list[Any] = []
@@ -119,7 +121,9 @@ def _waits_for_graph_parts(parts: Sequence[Sequence[Any]]) -> list[range]:
     return waits or [range(0)]
 
 
-def _all_at_once(begin: Begin, around: GraphPartSurroundings, lengths: Sequence[int], *arrays: Array) -> list[Array]:
+def _all_variables_at_once(
+    begin: Begin, around: GraphPartSurroundings, lengths: Sequence[int], *arrays: Array
+) -> list[Array]:
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
     with around.enter(around.look()):

@@ -95,12 +95,12 @@ def PartialDistributedGradientTape(
     arguments = locals()
     del arguments["local_layers"]
     tape = DistributedGradientTape(**arguments)
-    tape._local_layers = layers_of(local_layers)
+    tape._local_layers = tape_layers_of(local_layers)
     trainable(tape._local_layers)
     return tape
 
 
-def layers_of(layers: Any) -> list[Any]:
+def tape_layers_of(layers: Any) -> list[Any]:
     """Return `layers` as a list; one layer alone is a list of one."""
     if layers is None:
         return []

@@ -54,7 +54,7 @@ class DistributedV1Optimizer(WrappedV1Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, reduced, with their variables."""
         pairs = super().compute_gradients(*args, **kwargs)
-        return _zipped_v1_gradients(self._reduced([grad for grad, _ in pairs], _variables(pairs)), pairs)
+        return _zipped_v1_gradients(self._reduced([grad for grad, _ in pairs], _v1_variables(pairs)), pairs)
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         alone = stays_alone(self._reducer.options.process_set)
@@ -82,7 +82,9 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
-        return _zipped_v1_gradients(self._sums.compute_gradients([grad for grad, _ in pairs], _variables(pairs)), pairs)
+        return _zipped_v1_gradients(
+            self._sums.compute_gradients([grad for grad, _ in pairs], _v1_variables(pairs)), pairs
+        )
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """In every last of `passes` runs apply the gradients; in the others only count."""
@@ -106,10 +108,10 @@ class AdasumV1Optimizer(WrappedV1Optimizer):
         """Step locally; in every last of `passes` runs leave on all ranks the weights at the beginning plus the
         combined difference."""
         pairs = list(grads_and_vars)
-        variables = _variables(pairs)  # all: ranks may lack different gradients
+        variables = _v1_variables(pairs)  # all: ranks may lack different gradients
         if stays_alone(self._reducer.options.process_set):
             return super().apply_gradients(pairs, global_step, name)
-        first, last = _run_of_cycle(self._passes)
+        first, last = _session_run_of_cycle(self._passes)
         starts = [_start_of_cycle(first, variable) for variable in variables]
         with tf.control_dependencies(starts):
             applied = self._optimizer.apply_gradients(pairs, global_step=global_step)
@@ -174,7 +176,7 @@ class LocalGradientAggregationHelper:
                 "a gradient is IndexedSlices and backward_passes_per_step above 1; pass sparse_as_dense=True"
             )
         variables = [vars[index] for index in present]
-        first, self._last = _run_of_cycle(self.backward_passes_per_step)
+        first, self._last = _session_run_of_cycle(self.backward_passes_per_step)
         sums = [_sum_of_cycle(first, grads[index], vars[index]) for index in present]
         totals = tf.cond(
             self._last, lambda: self._totals(sums, variables), lambda: [tf.identity(total) for total in sums]
@@ -209,7 +211,7 @@ class LocalGradientAggregationHelper:
         return results
 
 
-def _run_of_cycle(passes: int) -> tuple[Any, Any]:
+def _session_run_of_cycle(passes: int) -> tuple[Any, Any]:
     """Return whether this run of the graph is the first and whether it is the last of `passes`."""
     count = tf.compat.v1.Variable(0, trainable=False, dtype=tf.int64, name="passes", use_resource=True)
     before = tf.identity(count.read_value())
@@ -242,9 +244,9 @@ def _after_operations(operations: Sequence[Any]) -> Any:
         return tf.constant(True)
 
 
-def _variables(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+def _v1_variables(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
     return [variable for _, variable in pairs]
 
 
 def _zipped_v1_gradients(grads: Sequence[Any], pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    return list(zip(grads, _variables(pairs), strict=True))
+    return list(zip(grads, _v1_variables(pairs), strict=True))

@@ -25,7 +25,7 @@ def broadcast_(
         return []
     values = [value_of(variable) for variable in held]
     call = name_of_call(name or "variables")
-    names = [f"{call}.{index}.{_name(v)}" for index, v in enumerate(held)]
+    names = [f"{call}.{index}.{_tensorflow_variable_name(v)}" for index, v in enumerate(held)]
 
     def on_host(*given: Any) -> Any:
         futures = [
@@ -85,7 +85,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         session.run(self._operation)
 
 
-def _name(variable: Any) -> str:
+def _tensorflow_variable_name(variable: Any) -> str:
     """Its last two words without numbers: Keras counts what else a process has built, and puts the model's name
     before those of layers where the model was built here, and not where it was loaded."""
     name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]

@@ -13,9 +13,9 @@ from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize
-from ringtrain.torch.parameters import added_to, in_place
+from ringtrain.torch.parameters import added_to_param_groups, in_place
 from ringtrain.torch.reduce import allreduce_async
-from ringtrain.torch.replica import replica_of
+from ringtrain.torch.replica import torch_replica_of
 
 
 class TorchAdasumMixin:
@@ -34,7 +34,7 @@ class TorchAdasumMixin:
         wrapped: Any = super()
         wrapped.add_param_group(param_group)
         optimizer: Any = self
-        self._names |= added_to(self._names, optimizer)
+        self._names |= added_to_param_groups(self._names, optimizer)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load the wrapped optimizer's state."""
@@ -50,7 +50,7 @@ class TorchAdasumMixin:
         if trains_alone(self._process_set):
             return local_step() if closure is None else local_step(closure)
         optimizer: Any = self
-        with self._replicas.compared(lambda part: replica_of(self._names, optimizer.param_groups, part)):
+        with self._replicas.compared(lambda part: torch_replica_of(self._names, optimizer.param_groups, part)):
             pass  # before the ranks' own steps, which differ
         params = [param for param in self._names if param.requires_grad]
         before = [param.detach().clone() for param in params]

@@ -49,12 +49,12 @@ def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global
         return HOST
     config = current().config
     encrypts = config.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
-    return _backend_here(tensors[0].device.type, config.transport, encrypts)
+    return _torch_backend_here(tensors[0].device.type, config.transport, encrypts)
 
 
 @functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
-def _backend_here(device: str, transport: str, encrypts: bool) -> str:
-    return backend_for(device, transport, encrypts, TorchBackends.here())
+def _torch_backend_here(device: str, transport: str, encrypts: bool) -> str:
+    return torch_backend_for(device, transport, encrypts, TorchBackends.here())
 
 
 class TorchDeviceTensors:
@@ -155,7 +155,7 @@ class TorchBackends:
         return cls(dict(dist.Backend.default_device_backend_map), nccl_usable)
 
 
-def backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
+def torch_backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
     """Return the name of the backend for tensors on the type `device`, or `HOST`.
 
     `transport`: of WorkerConfig. "torch" asks for the backend of any device; one that torch.distributed maps to

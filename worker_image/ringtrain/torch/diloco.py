@@ -20,7 +20,7 @@ from ringtrain.torch.host_arguments import check_devices, named_group_parameters
 from ringtrain.torch.host_state import OWN, TorchHostState
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.parameters import in_place
-from ringtrain.torch.state import broadcast_parameters, map_leaves
+from ringtrain.torch.state import broadcast_parameters, map_tensor_leaves
 
 
 class _DiLoCoTensors:
@@ -44,7 +44,7 @@ class _TorchInnerState:
         self._inner = inner
 
     def state_dict(self) -> Any:
-        return map_leaves(self._inner.state_dict(), _torch_leaf_on_host)
+        return map_tensor_leaves(self._inner.state_dict(), _torch_leaf_on_host)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with in_place(self._inner):
@@ -203,7 +203,9 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         """Return what this rank goes on from, to the bit: the state of `inner` as torch has it, and under
         "ringtrain" this rank's weights and all of the outer optimizer. Every rank saves its own; buffers are the
         model's to save. Collective."""
-        own = map_leaves(self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf)
+        own = map_tensor_leaves(
+            self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf
+        )
         return {**self._inner.state_dict(), OWN: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.negotiation.queues import name_for, queue_of
-from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, scalar_error, splits_error
+from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, request_splits_error, scalar_error
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain.torch.bridge import to_tensor
@@ -18,7 +18,7 @@ from ringtrain.torch.handles import (
     differentiable,
     first_of_torch_handle,
     on_host,
-    submit,
+    submit_torch_request,
     synchronize,
 )
 
@@ -30,7 +30,7 @@ def allgather_async(
 
     The number of rows may differ between ranks; dtype and the rest of the shape are the same on all ranks.
     """
-    return first_of_torch_handle(_allgather([tensor], name_for("allgather", name, process_set), process_set))
+    return first_of_torch_handle(_torch_allgather([tensor], name_for("allgather", name, process_set), process_set))
 
 
 def allgather(
@@ -39,21 +39,21 @@ def allgather(
     """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of what the ranks hold
     for them.
     """
-    return _allgathered([tensor], name_for("allgather", name, process_set), process_set)[0]
+    return _torch_allgathered([tensor], name_for("allgather", name, process_set), process_set)[0]
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
     """Begin to gather each of `tensors`, as one collective; `synchronize` returns a list."""
-    return _allgather(tensors, name_for("grouped_allgather", name, process_set), process_set)
+    return _torch_allgather(tensors, name_for("grouped_allgather", name, process_set), process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """Return each of `tensors` gathered, as one collective; gradients flow through."""
-    return _allgathered(tensors, name_for("grouped_allgather", name, process_set), process_set)
+    return _torch_allgathered(tensors, name_for("grouped_allgather", name, process_set), process_set)
 
 
 def broadcast_async(
@@ -111,7 +111,7 @@ def alltoall_async(
 
     `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
     """
-    handle = _alltoall(tensor, _torch_split_numbers(splits), name_for("alltoall", name, process_set), process_set)
+    handle = _torch_alltoall(tensor, _torch_split_numbers(splits), name_for("alltoall", name, process_set), process_set)
     return handle if splits is not None else first_of_torch_handle(handle)
 
 
@@ -126,7 +126,7 @@ def alltoall(
     counts: list[int] = []  # of the rows received
 
     def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received = synchronize(_alltoall(given[0], _torch_split_numbers(splits), full, process_set))
+        output, received = synchronize(_torch_alltoall(given[0], _torch_split_numbers(splits), full, process_set))
         counts[:] = received.tolist()
         return output, received
 
@@ -146,16 +146,16 @@ def join(device: int = -1) -> int:
     return queues.join()
 
 
-def _alltoall(
+def _torch_alltoall(
     tensor: torch.Tensor, splits: tuple[float, ...] | None, name: str, process_set: ProcessSet
 ) -> TorchHandle:
     def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return to_tensor(result[0], tensor.device), to_tensor(result[1])
 
-    error = splits_error(tuple(tensor.shape), splits, members(process_set))
+    error = request_splits_error(tuple(tensor.shape), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
     request = NamedRequest(CollectiveKind.ALLTOALL, name, splits=cut)
-    return submit(request, [tensor], process_set, finish, error)
+    return submit_torch_request(request, [tensor], process_set, finish, error)
 
 
 def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
@@ -164,22 +164,24 @@ def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
     return tuple(splits.tolist() if isinstance(splits, torch.Tensor) else splits)
 
 
-def _allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
+def _torch_allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
     error = scalar_error([tensor.shape for tensor in tensors])
-    return submit(NamedRequest(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
+    return submit_torch_request(NamedRequest(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
 
 
-def _allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> list[torch.Tensor]:
+def _torch_allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> list[torch.Tensor]:
     """Return `tensors` gathered, with gradients."""
     rows = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
 
     def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return on_host(lambda given: arrays.allgather_gradient(given, rows, process_set, f"{name}.grad"), grads)
 
-    return differentiable(lambda given: synchronize(_allgather(given, name, process_set)), backward, tensors)
+    return differentiable(lambda given: synchronize(_torch_allgather(given, name, process_set)), backward, tensors)
 
 
 def _broadcast(
     tensor: torch.Tensor, root_rank: int, name: str, process_set: ProcessSet, finish: Finish | None = None
 ) -> TorchHandle:
-    return submit(NamedRequest(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish)
+    return submit_torch_request(
+        NamedRequest(CollectiveKind.BROADCAST, name, root=int(root_rank)), [tensor], process_set, finish
+    )

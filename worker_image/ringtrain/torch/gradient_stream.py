@@ -91,7 +91,7 @@ class TorchGradientStream:
             if not own.hooks and own.param.requires_grad:
                 own.open = TorchGradientStandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
                 own.spent = TorchGradientStandIn.of(
-                    own.param, partial(_refuse_spent, own), partial(self._zero, own), True
+                    own.param, partial(_refuse_spent_backward, own), partial(self._zero, own), True
                 )
                 own.hooks = [
                     own.param.register_hook(TorchGradientHook(partial(self._make_way, own))),
@@ -337,7 +337,7 @@ def _is_accumulated(param: torch.Tensor) -> bool:
         return False
 
 
-def _refuse_spent(own: _StreamedParameter) -> torch.Tensor:
+def _refuse_spent_backward(own: _StreamedParameter) -> torch.Tensor:
     raise ConfigurationError(
         f"the gradient of {own.name!r} was read after step(), which has used it up; read it between "
         "backward() and step()"

@@ -30,8 +30,8 @@ from ringtrain.torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, 
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import TorchFingerprint
 from ringtrain.torch.handles import TorchHandle, submit_bucket
-from ringtrain.torch.presence import check_who_drops, empty_gradient, is_anywhere, presence_row
-from ringtrain.torch.reduce import bucket_request
+from ringtrain.torch.presence import check_who_drops, empty_gradient, grad_presence_row, is_grad_anywhere
+from ringtrain.torch.reduce import torch_bucket_request
 from ringtrain.torch.sparse import SparseTorchHandle
 
 # A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
@@ -341,7 +341,7 @@ class TorchGradientSync:
         grads = [_dense_gradient(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
-        small.append((presence_row(tuple(here.values()), dropping, small[0][0]), None))
+        small.append((grad_presence_row(tuple(here.values()), dropping, small[0][0]), None))
         # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
         place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
         held = place.held[:-1] if place is not None else (False,) * len(members)
@@ -352,7 +352,7 @@ class TorchGradientSync:
         names = [member.name for member in members]
         # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
         name = bucket.members[0].name
-        request = bucket_request(name, names, options.op_and_factors, options.process_set)
+        request = torch_bucket_request(name, names, options.op_and_factors, options.process_set)
         target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
         handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
         return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
@@ -389,7 +389,7 @@ class TorchGradientSync:
 
     def _leave_out(self, part: _UnderWay, row: torch.Tensor) -> None:
         """Take away what this rank has put in the place of gradients that no rank has."""
-        for member, is_here, anywhere in zip(part.members, part.here, is_anywhere(row), strict=False):
+        for member, is_here, anywhere in zip(part.members, part.here, is_grad_anywhere(row), strict=False):
             if not is_here and not anywhere:
                 member.param.grad = None
 

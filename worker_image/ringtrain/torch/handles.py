@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ringtrain._core.negotiation.execution import dtypes_error
+from ringtrain._core.negotiation.execution import request_dtypes_error
 from ringtrain._core.negotiation.queues import queue_of
 from ringtrain._core.negotiation.request import NamedRequest, described
 from ringtrain._core.negotiation.submission import Finish, NamedSubmission
@@ -32,7 +32,7 @@ class TorchHandle:
     after: Callable[[Any], Any] = lambda result: result
 
 
-def submit(
+def submit_torch_request(
     request: NamedRequest,
     tensors: Sequence[torch.Tensor],
     process_set: ProcessSet,
@@ -49,7 +49,7 @@ def submit(
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
-    """Submit plain `tensor` as what was `remembered_request` under `asked`; None if nothing was.
+    """Submit plain `tensor` as what was `remembered_torch_request` under `asked`; None if nothing was.
 
     `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
     """
@@ -61,7 +61,7 @@ def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet,
     return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
 
 
-def remembered_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
+def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
     """Return `handle`, and let `submit_again` submit the like of it in this world, unless `asked` is None."""
     request = handle.future.request
     if asked is not None and request.device == "cpu" and not request.error:
@@ -76,7 +76,7 @@ def submit_bucket(
     target: Array | None,
     finish: Finish,
 ) -> TorchHandle:
-    """As `submit`, of tensors of one type that `request.members` names, which are reduced into `target`.
+    """As `submit_torch_request`, of tensors of one type that `request.members` names, which are reduced into `target`.
 
     `finish` gets that array, or another one where `target` is None.
     """
@@ -97,7 +97,7 @@ def _torch_submission(
     backend = backend_of(tensors, process_set)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
     full = described(request, dtypes, shapes, device_of(tensors, backend))
-    if error := error or _device_error(tensors) or dtypes_error(full.kind, dtypes, full.op):
+    if error := error or _device_error(tensors) or request_dtypes_error(full.kind, dtypes, full.op):
         # What is wrong fails on every rank before anyone looks at the data.
         return NamedSubmission(replace(full, error=error), tuple, finish or list)
     arrays = source_of(tensors, process_set, backend)

@@ -17,12 +17,12 @@ class TorchGradientHook:
         return _no_hook, ()
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _nothing
+        return _nothing_to_hook
 
 
-def _nothing(*args: Any) -> None:
+def _nothing_to_hook(*args: Any) -> None:
     """Stands where a hook was."""
 
 
 def _no_hook() -> Callable[..., None]:
-    return _nothing
+    return _nothing_to_hook

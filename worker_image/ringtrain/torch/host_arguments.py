@@ -7,7 +7,7 @@ import torch
 
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim.arguments import check_rule
-from ringtrain.torch.host_rules import PlainTorchRules, TorchGroupRules, check_rule_kind, rules_of
+from ringtrain.torch.host_rules import PlainTorchRules, TorchGroupRules, check_torch_rule_kind, rules_of
 
 
 def given_optimizer(
@@ -21,7 +21,7 @@ def given_optimizer(
             f"HostOptimizer was given {kind_of(optimizer)}; expected an optimizer of torch and its model, or a "
             "torch.nn.Module and a rule: pass the model itself, not its parameters"
         )
-    check_rule_kind(model)
+    check_torch_rule_kind(model)
     check_rule(model)
     trained = [param for param in optimizer.parameters() if param.requires_grad]
     if not trained:

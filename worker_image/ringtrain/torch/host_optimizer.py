@@ -16,7 +16,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
-from ringtrain.optim.cut import first_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import TorchGradientStream, TorchStreamOptions
@@ -366,7 +366,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         """Build all that follows from the parameters there are. Collective."""
         self._params = named_group_parameters(self.param_groups, self._model)
         check_devices(self._params)
-        self._gone: set[str] = set()
+        self._missing_before: set[str] = set()
         group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
         rules = self._rules.of(self.param_groups)
         names: list[list[str]] = [[] for _ in rules]
@@ -375,7 +375,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         arrays = {name: to_arrays([real_tensor(param.detach())])()[0] for name, param in self._params.items()}
         self._groups = []
         options = {**self._options, "sharded": self._rules.sharded}
-        group = first_group(options.get("elastic", False), self._open_group)
+        group = first_optimizer_group(options.get("elastic", False), self._open_group)
         if self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
             _broadcast_others(self._model, set(self._params), group)
         self._node_sum = self._open_node_sum(group, options)
@@ -461,7 +461,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def _check_model(self) -> None:
         """Raise ConfigurationError where the model has a parameter in the place of one that is trained."""
         missing = {name for name, param in self._params.items() if param.grad is None}
-        if self._model is None or not missing - self._gone:
+        if self._model is None or not missing - self._missing_before:
             return
         held = {id(param) for param in self._model.parameters()}
         gone = [name for name in missing if id(self._params[name]) not in held]
@@ -471,7 +471,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
                 "would never train the new one; make the HostOptimizer last, or change values in place (with "
                 "torch.no_grad(): param.copy_(...))"
             )
-        self._gone = missing
+        self._missing_before = missing
 
     def _set_options(self, told: Sequence[Mapping[str, Any]]) -> None:
         for group, options in zip(self.param_groups, told, strict=False):

@@ -39,7 +39,7 @@ def _torch_sgd(group: Group) -> Rule:
     return SGD(float(group["lr"]), float(group["momentum"]), bool(group["nesterov"]), float(group["weight_decay"]))
 
 
-def _adam_like(kind: Callable[..., Rule]) -> Callable[[Group], Rule]:
+def _torch_adam_like(kind: Callable[..., Rule]) -> Callable[[Group], Rule]:
     def made(group: Group) -> Rule:
         beta1, beta2 = map(float, group["betas"])
         return kind(float(group["lr"]), beta1, beta2, float(group["eps"]), float(group["weight_decay"]))
@@ -48,7 +48,7 @@ def _adam_like(kind: Callable[..., Rule]) -> Callable[[Group], Rule]:
 
 
 _OURS: Final[Mapping[type, Callable[[Group], Rule]]] = {
-    SGD: _torch_sgd, Adam: _adam_like(Adam), AdamW: _adam_like(AdamW), LAMB: _adam_like(LAMB),
+    SGD: _torch_sgd, Adam: _torch_adam_like(Adam), AdamW: _torch_adam_like(AdamW), LAMB: _torch_adam_like(LAMB),
 }  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def _only_elementwise(optimizer: torch.optim.Optimizer) -> Any:
     return optimizer.param_groups[0]["params"][0]
 
 
-def check_rule_kind(rule: Any) -> None:
+def check_torch_rule_kind(rule: Any) -> None:
     """Raise ConfigurationError for what is no rule."""
     if isinstance(rule, torch.optim.Optimizer):
         raise ConfigurationError(

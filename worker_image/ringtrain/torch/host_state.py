@@ -13,7 +13,7 @@ from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.state import FEEDBACK, MISSED
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.host_rules import SLOTS, TorchGroupRules, TorchRules
-from ringtrain.torch.state import map_leaves
+from ringtrain.torch.state import map_tensor_leaves
 
 OWN: Final = "ringtrain"
 _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
@@ -52,7 +52,7 @@ class TorchHostState:
                 by_param[param] = {**counted, **entry, **scalars.get(name, {})}
         own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: missed}
         if FEEDBACK in whole:
-            own[FEEDBACK] = map_leaves(whole[FEEDBACK], to_tensor)
+            own[FEEDBACK] = map_tensor_leaves(whole[FEEDBACK], to_tensor)
         return GatheredTorchState({param: entry for param, entry in by_param.items() if entry}, own)
 
     def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class TorchHostState:
             arrays[slot] = {name: self._slot(name, slot, entries.get(name, {})) for name in self._params}
         state = {"updates": updates, "rule": own.get("rule", self._host.rule_name), "size": own.get("size", 1)}
         if FEEDBACK in own:
-            state[FEEDBACK] = map_leaves(own[FEEDBACK], _state_as_array)
+            state[FEEDBACK] = map_tensor_leaves(own[FEEDBACK], _state_as_array)
         return {**state, "arrays": arrays, "entries": entries}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class TorchHostState:
     @staticmethod
     def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
         """A state of arrays, from what a checkpoint gave as tensors or arrays."""
-        arrays: dict[str, Any] = map_leaves(dict(state), _state_as_array)
+        arrays: dict[str, Any] = map_tensor_leaves(dict(state), _state_as_array)
         return arrays
 
     def _entry(self, name: str, param: Any, slots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

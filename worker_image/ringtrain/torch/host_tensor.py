@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, reduce_packed
+from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, reduce_packed_entries
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.torch.bridge import NAMES, as_array, to_tensor
 
@@ -64,8 +64,8 @@ class TorchHostTensor:
             return None
         given = [one for one in tensors if isinstance(one, TorchHostTensor)]
         packed = np.concatenate([one.array.reshape(-1) for one in given])
-        parts = _cut_tensors(reduce_packed(communicator, batch.request, packed), batch, self.tensor.dtype)
-        _write_tensors(given, parts)
+        parts = _cut_tensors(reduce_packed_entries(communicator, batch.request, packed), batch, self.tensor.dtype)
+        _write_torch_tensors(given, parts)
         return [[part] for part in parts]
 
 
@@ -78,7 +78,7 @@ def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -
     return [part.view(dtype) for part in parts] if dtype is torch.bfloat16 else parts
 
 
-def _write_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
+def _write_torch_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
     """Write the results of those that are reduced in place, which then stand in `parts` themselves."""
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:

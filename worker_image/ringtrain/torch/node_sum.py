@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain._core.communicators.choose import pod_identity
+from ringtrain._core.communicators.choose import communicator_pod
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import Flat, PendingCollective, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
@@ -77,7 +77,7 @@ def open_node_sum(
     backend = backend_of(tensors) if suits else ""
     asked = world.config.transport == "torch"
     own = {
-        "node": pod_identity(world.config),
+        "node": communicator_pod(world.config),
         "device": device_of(tensors, backend) if backend else "",
     }
     said = group.allgather_object(own, "node sums")

@@ -13,7 +13,7 @@ import torch
 
 from ringtrain import timeline
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_op
+from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_reduction_op
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.step_time import UPDATE
@@ -21,9 +21,9 @@ from ringtrain.torch.adasum_optimizer import TorchAdasumMixin
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.gradient_sync import TorchGradientSync, TorchSyncOptions
-from ringtrain.torch.parameters import added_to, grouped, in_place, named_or_numbered
+from ringtrain.torch.parameters import added_to_param_groups, grouped, in_place, named_or_numbered
 from ringtrain.torch.reduce import allreduce
-from ringtrain.torch.replica import replica_of
+from ringtrain.torch.replica import torch_replica_of
 
 _COMPRESSIONS: Final = ("none", "fp16", "bf16")
 # What `DistributedOptimizer` adds to an optimizer; and what torch puts on each object, bound to it.
@@ -46,7 +46,7 @@ class DistributedTorchMixin:
         `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before.
         """
         optimizer: Any = self
-        with self.replicas.compared(lambda part: replica_of(self.sync.names, optimizer.param_groups, part)):
+        with self.replicas.compared(lambda part: torch_replica_of(self.sync.names, optimizer.param_groups, part)):
             self.sync.finish()
         self._synchronized = True
 
@@ -107,7 +107,7 @@ class DistributedTorchMixin:
         """Add a group, whose gradients are reduced from now on. Local: every rank adds the same."""
         self._wrapped().add_param_group(param_group)
         optimizer: Any = self
-        self.sync.add(added_to(self.sync.params, optimizer))
+        self.sync.add(added_to_param_groups(self.sync.params, optimizer))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Load the wrapped optimizer's state."""
@@ -194,7 +194,7 @@ def DistributedOptimizer(
     Now and then ranks compare their weights and learning rates before a step: StateCorrupt names those that have
     others.
     """
-    chosen = chosen_op(op)
+    chosen = chosen_reduction_op(op)
     if chosen not in (Average, Sum, Adasum):
         raise ConfigurationError(f"DistributedOptimizer: op is {chosen.value}; expected Average, Sum or Adasum")
     if gradient_predivide_factor != 1.0 and chosen is not Average:

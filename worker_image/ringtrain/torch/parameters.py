@@ -37,7 +37,7 @@ def named_or_numbered(
     return {param: by_param[param] for param in params}
 
 
-def added_to(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
+def added_to_param_groups(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
     """Return the name of each of the optimizer's parameters that `names` does not have: by its position."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     return {param: f"gradient.noname.{index}" for index, param in enumerate(params) if param not in names}

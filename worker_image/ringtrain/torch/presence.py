@@ -15,7 +15,7 @@ from ringtrain.errors import MismatchError
 from ringtrain.torch.buckets import Param
 
 
-def presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> torch.Tensor:
+def grad_presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> torch.Tensor:
     """Return the row of a bucket, of the type of `like`, one of the tensors in front of it. Its last number is 1
     where this rank drops the gradients: they are not for a step.
     """
@@ -24,7 +24,7 @@ def presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> to
     return torch.tensor([float(one) for one in (*here, dropping)], dtype=like.dtype, device=like.device)
 
 
-def is_anywhere(reduced: torch.Tensor) -> list[bool]:
+def is_grad_anywhere(reduced: torch.Tensor) -> list[bool]:
     """Whether some rank has each gradient, of a row that was reduced."""
     wide = reduced.real if reduced.is_complex() else reduced
     return [number > 0 for number in wide.tolist()]

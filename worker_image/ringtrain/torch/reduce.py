@@ -24,9 +24,9 @@ from ringtrain.torch.handles import (
     differentiable,
     first_of_torch_handle,
     on_host,
-    remembered_request,
-    submit,
+    remembered_torch_request,
     submit_again,
+    submit_torch_request,
     synchronize,
 )
 from ringtrain.torch.host_tensor import is_plain
@@ -55,7 +55,7 @@ def allreduce_async(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set))
-    return first_of_torch_handle(remembered_request(asked, begun, process_set))
+    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
 
 
 def allreduce_async_(
@@ -73,7 +73,7 @@ def allreduce_async_(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True)
-    return first_of_torch_handle(remembered_request(asked, begun, process_set))
+    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
 
 
 def allreduce_(
@@ -104,7 +104,7 @@ def allreduce(
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
     `allreduce_async`; `compression` makes the tensor smaller on its way."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
+    return _torch_allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
 
 
 def grouped_allreduce_async(
@@ -162,7 +162,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Return all of `tensors`, reduced as one collective; gradients flow through."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
+    return _torch_allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
 
 
 def reducescatter_async(
@@ -193,7 +193,7 @@ def reducescatter(
     The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
     """
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return _scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
+    return _torch_scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
 
 
 def grouped_reducescatter_async(
@@ -220,10 +220,10 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
     how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return _scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
+    return _torch_scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
 
 
-def bucket_request(
+def torch_bucket_request(
     name: str, members: Sequence[str], options: tuple[Any, float, float], process_set: ProcessSet
 ) -> NamedRequest:
     """What the bucket `name`, with the gradients `members`, asks the queue for, but for what the tensors say of
@@ -253,10 +253,10 @@ def _allreduce(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, 
         return list(tensors)
 
     error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
-    return submit(how.request(name), tensors, how.process_set, write if in_place else None, error)
+    return submit_torch_request(how.request(name), tensors, how.process_set, write if in_place else None, error)
 
 
-def _allreduced(
+def _torch_allreduced(
     tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
 ) -> list[torch.Tensor]:
     """Return `tensors` reduced, with gradients."""
@@ -289,10 +289,10 @@ def _allreduced(
 
 def _reducescatter(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str) -> TorchHandle:
     error = scalar_error([tensor.shape for tensor in tensors])
-    return submit(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
+    return submit_torch_request(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
 
 
-def _scattered(
+def _torch_scattered(
     tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
 ) -> list[torch.Tensor]:
     """Return this rank's rows of `tensors` reduced, with gradients."""

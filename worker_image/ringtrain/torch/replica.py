@@ -6,22 +6,22 @@ from typing import Any
 import torch
 
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, processor_name, rows_of_part
+from ringtrain.optim.replicas import OptimizerReplica, processor_name, weight_rows_of_part
 from ringtrain.torch.bridge import as_array, real_tensor, to_arrays
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.fingerprint import bits_of
 
 
-def replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
+def torch_replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
     """What this rank has of a part of its weights: of those that are trained now, in the order of their names."""
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
-    parts = [_parameter_rows(params[index], *rows) for index, *rows in rows_of_part(sizes, part)]
+    parts = [_parameter_rows(params[index], *rows) for index, *rows in weight_rows_of_part(sizes, part)]
     return OptimizerReplica(
         cut,
         _torch_platform(params),
-        _parameters_digest(parts),
+        _torch_parameters_digest(parts),
         [_group_learning_rate(group.get("lr")) for group in groups],
     )
 
@@ -31,7 +31,7 @@ def _parameter_rows(param: Param, first: int, behind: int) -> torch.Tensor:
     return real_tensor(values[first:behind] if values.dim() else values)
 
 
-def _parameters_digest(parts: Sequence[torch.Tensor]) -> int:
+def _torch_parameters_digest(parts: Sequence[torch.Tensor]) -> int:
     if all(part.is_cpu for part in parts):
         return digest_of(as_array(part.contiguous()).reshape(-1).view("uint8") for part in parts)
     return sum_of_bits(parts)

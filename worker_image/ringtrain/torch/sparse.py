@@ -9,9 +9,9 @@ import torch
 from ringtrain._core.negotiation.queues import name_for
 from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain._core.reduction.ops import Average, chosen_op, only_sums
+from ringtrain._core.reduction.ops import Average, chosen_reduction_op, only_sums
 from ringtrain.step_time import REDUCTION
-from ringtrain.torch.handles import poll, submit
+from ringtrain.torch.handles import poll, submit_torch_request
 
 
 class SparseTorchHandle:
@@ -26,7 +26,7 @@ class SparseTorchHandle:
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
         holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
         entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
-        self._entries = submit(NamedRequest(CollectiveKind.ALLGATHER, name), entries, process_set)
+        self._entries = submit_torch_request(NamedRequest(CollectiveKind.ALLGATHER, name), entries, process_set)
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
@@ -57,5 +57,5 @@ def sparse_allreduce_async(
     Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`:
     False for a tensor without entries that stands for no tensor at all.
     """
-    average = only_sums(chosen_op(op), "sparse_allreduce_async") is Average
+    average = only_sums(chosen_reduction_op(op), "sparse_allreduce_async") is Average
     return SparseTorchHandle(tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here)

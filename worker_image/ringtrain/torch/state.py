@@ -45,7 +45,7 @@ def broadcast_optimizer_state(
         tensors.append(leaf)
         return {_TENSOR: len(tensors) - 1}
 
-    skeleton = map_leaves(optimizer.state_dict(), taken_out)
+    skeleton = map_tensor_leaves(optimizer.state_dict(), taken_out)
     described = [(tensor.dtype, tuple(tensor.shape), tensor.device.type) for tensor in tensors]
     skeleton, described = broadcast_object((skeleton, described), root_rank, "optimizer_state")
     received = []
@@ -54,7 +54,7 @@ def broadcast_optimizer_state(
         if own is None or own.dtype is not dtype or tuple(own.shape) != shape:
             own = torch.empty(shape, dtype=dtype, device=device)
         received.append(broadcast(own.detach(), root_rank, f"optimizer_state.{index}"))
-    loaded = map_leaves(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_mark(leaf) else leaf)
+    loaded = map_tensor_leaves(skeleton, lambda leaf: received[leaf[_TENSOR]] if _is_torch_mark(leaf) else leaf)
     with in_place(optimizer):
         optimizer.load_state_dict(loaded)
 
@@ -73,14 +73,14 @@ def _named_tensors(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[
 _TENSOR = "__tensor__"
 
 
-def _is_mark(value: Any) -> bool:
+def _is_torch_mark(value: Any) -> bool:
     return isinstance(value, dict) and _TENSOR in value
 
 
-def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_tensor_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return `value` with `change(leaf)` for each leaf of its dictionaries, lists and tuples."""
-    if isinstance(value, dict) and not _is_mark(value):
-        return {key: map_leaves(item, change) for key, item in value.items()}
+    if isinstance(value, dict) and not _is_torch_mark(value):
+        return {key: map_tensor_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map_leaves(item, change) for item in value)
+        return type(value)(map_tensor_leaves(item, change) for item in value)
     return change(value)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 
-def commit_of(directory: Path) -> str:
+def agent_commit_of(directory: Path) -> str:
     """The commit of the repository that `directory` is in; empty in none, or where git's files do not say."""
     try:
         place = next((found for each in (directory, *directory.parents) if (found := each / ".git").exists()), None)

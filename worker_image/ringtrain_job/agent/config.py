@@ -9,7 +9,7 @@ from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.control.settings import PodSettings, read_pod
-from ringtrain_job.logs.metrics_rule import rule_problem
+from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
 # After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
 LEAVE_S = 5.0
@@ -158,7 +158,7 @@ class AgentConfig(PodSettings):
 
 def _read_metrics_rule(read: EnvironmentVariables) -> str:
     rule = read.optional(contract.ENV_METRICS) or ""
-    if rule and (problem := rule_problem(rule)):
+    if rule and (problem := metrics_rule_problem(rule)):
         raise ConfigurationError(f"{contract.ENV_METRICS}={quoted(rule)} {problem}")
     return rule
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from ringtrain_job.agent.memory import MemoryCgroup
-from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, in_bytes
+from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, sample_in_bytes
 
 
 class AgentGpus:
@@ -124,7 +124,7 @@ class AgentMachineSampler:
             return ""
         used = min(limit, max(used, self._memory.peak() or 0)) if counted else used
         own = last.ranks.get(rank) if last else None
-        of_rank = f", {in_bytes(own.rss)} of it the rank's when last seen" if own else ""
+        of_rank = f", {sample_in_bytes(own.rss)} of it the rank's when last seen" if own else ""
         if code == -signal.SIGKILL:
             by = "; the kernel killed it for want of memory" if counted else ""
             return f"rank {rank} was killed by SIGKILL: memory {_share_of(used, limit)}{of_rank}{by}"
@@ -229,5 +229,5 @@ def _disk_wait_s() -> float | None:
 
 def _share_of(used: float, limit: float) -> str:
     """`7.9 of 8.0 GiB`: the unit once, if it is the same."""
-    (number, unit), whole = in_bytes(used).split(), in_bytes(limit)
+    (number, unit), whole = sample_in_bytes(used).split(), sample_in_bytes(limit)
     return f"{number} of {whole}" if whole.endswith(unit) else f"{number} {unit} of {whole}"

@@ -20,7 +20,7 @@ from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import RankProcess
 from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain_job.agent.collector import RankOutputCollector
-from ringtrain_job.agent.commit import commit_of
+from ringtrain_job.agent.commit import agent_commit_of
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.contact import AgentWorldContact
 from ringtrain_job.agent.coordinator import AgentCoordinatorClient, Event
@@ -200,7 +200,7 @@ class AgentPod:
 
     def _acknowledged(self, state: AgentState) -> None:
         if self._slots is not None and any(rank.phase in ENDED for rank in state.ranks):
-            self.ranks.note_told(state.ranks)
+            self.ranks.note_reported(state.ranks)
             self._post(lambda: None)  # the main thread looks what may be done now
 
     def collect(self, process: RankProcess) -> None:
@@ -322,7 +322,7 @@ class AgentPod:
 
 def _describe_rank_command(command: Sequence[str]) -> dict[str, Any]:
     """What this agent runs, and where."""
-    told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": commit_of(Path.cwd())}
+    told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": agent_commit_of(Path.cwd())}
     return {name: value for name, value in told.items() if value}
 
 

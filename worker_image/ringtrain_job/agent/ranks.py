@@ -29,7 +29,7 @@ _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDI
 @dataclass(frozen=True)
 class _Life:
     """`adopted`: somebody else started the rank, and tells how it ended. `sent`: signals that this process alone
-    got from here, `dismissed`: it was told to leave; `reason`: why. `told`: the launcher knows how it ended."""
+    got from here, `dismissed`: it was told to leave; `reason`: why. `reported`: the launcher knows how it ended."""
 
     state: RankState
     process: RankProcess | None = None
@@ -38,7 +38,7 @@ class _Life:
     sent: frozenset[int] = frozenset()
     dismissed: bool = False
     reason: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 class AgentRanks:
@@ -160,18 +160,18 @@ class AgentRanks:
             if found.state.phase is RankPhase.WAITING and found.state.life < life:
                 self._lives[rank] = replace(found, state=replace(found.state, life=life))
 
-    def note_told(self, states: Sequence[RankState]) -> None:
+    def note_reported(self, states: Sequence[RankState]) -> None:
         """The launcher knows `states`."""
         ended = {state.rank: state.life for state in states if state.phase in ENDED}
         with self._lock:
             for rank, life in self._lives.items():
                 if ended.get(rank) == life.state.life and life.state.phase in ENDED:
-                    self._lives[rank] = replace(life, told=True)
+                    self._lives[rank] = replace(life, reported=True)
 
-    def told(self, rank: int) -> bool:
+    def reported(self, rank: int) -> bool:
         """Whether the launcher knows how the last process of a slot ended."""
         with self._lock:
-            return self._lives[rank].told
+            return self._lives[rank].reported
 
     def stopped(self, rank: int) -> bool:
         """Whether a signal has stopped the rank's process."""

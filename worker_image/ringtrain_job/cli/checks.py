@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 
 from ringtrain_job.cli.launchers import launcher_in
-from ringtrain_job.logs.metrics_rule import rule_problem
+from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-def check_name(name: str | None) -> None:
+def check_name_option(name: str | None) -> None:
     """Raise a usage error unless `name` is the name of one directory."""
     if name is not None and not _NAME.fullmatch(name):
         raise click.UsageError(
@@ -27,9 +27,9 @@ def check_name(name: str | None) -> None:
         )
 
 
-def check_metrics(rule: str | None) -> None:
+def check_metrics_option(rule: str | None) -> None:
     """Raise a usage error unless `rule` can be a rule for lines that report something."""
-    if rule is not None and (problem := rule_problem(rule)):
+    if rule is not None and (problem := metrics_rule_problem(rule)):
         raise click.UsageError(f"--metrics {rule!r} {problem}")
 
 

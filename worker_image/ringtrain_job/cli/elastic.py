@@ -169,7 +169,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host
         return None
     low = ranks if options.min_ranks is None else options.min_ranks
     high = ranks if options.max_ranks is None else options.max_ranks
-    _check_bounds(low, ranks, high)
+    _check_np_options(low, ranks, high)
     on_loss = options.on_loss or contract.ON_LOSS[0]
     _check_loss(on_loss, low, ranks, options)
     if options.discovery is not None and hosts:
@@ -191,7 +191,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host
     return ElasticCommandRun(high, variables, _first_answer(script, per_host) if script else {})
 
 
-def _check_bounds(low: int, ranks: int, high: int) -> None:
+def _check_np_options(low: int, ranks: int, high: int) -> None:
     if low <= ranks <= high:
         return
     raise click.UsageError(

@@ -20,13 +20,13 @@ from ringtrain.shared.hosts import LOCAL, Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
-    exit_code,
-    forward_signals,
+    forward_run_signals,
     level_of,
-    lost_lines,
+    run_exit_code,
+    run_lost_lines,
+    run_without_token,
     start_launcher,
     wait_for_run_processes,
-    without_token,
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
 from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
@@ -84,9 +84,9 @@ def run_on_changing_hosts(
         launcher = start_launcher(stack, environment, level, ["--hosts", f"{folder / 'hosts.json'}", *words])
         stop = signal.SIGINT  # SIGTERM tells an elastic job's launcher that its own pod goes
         grace_s = AgentConfig.from_env(environment).save_s
-        signals = forward_signals(stack, lambda: launcher.send_signal(stop), "ranks on all hosts", grace_s)
+        signals = forward_run_signals(stack, lambda: launcher.send_signal(stop), "ranks on all hosts", grace_s)
         code = wait_for_run_processes(launcher, [], AGENT_S)
-        return exit_code(code, lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
+        return run_exit_code(code, run_lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
 
 
 class SshHostAgents:
@@ -99,7 +99,9 @@ class SshHostAgents:
         self._ssh = SshOptions(**plan["ssh"])
         self._folder = Path(environment[contract.ENV_RUN_FOLDER])
         port = int(environment[contract.ENV_LAUNCHER_PORT])
-        told = {name: value for name, value in without_token(environment).items() if name != contract.ENV_PORTS_HELD}
+        told = {
+            name: value for name, value in run_without_token(environment).items() if name != contract.ENV_PORTS_HELD
+        }
         self._orders = SshAgentOrders(
             told, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])
         )

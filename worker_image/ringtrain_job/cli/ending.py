@@ -31,7 +31,7 @@ def say_end(files: AttemptFiles, outcome: dict[str, Any] | None, took_s: float) 
     if warning := (outcome or {}).get("warning"):
         say_ending_line(warning, fg="yellow")
     if failure:
-        _say_failure(files, failure)
+        _say_run_failure(files, failure)
 
 
 def say_ending_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
@@ -61,7 +61,7 @@ def _ending_steps(progress: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _say_failure(files: AttemptFiles, failure: dict[str, Any]) -> None:
+def _say_run_failure(files: AttemptFiles, failure: dict[str, Any]) -> None:
     rank, code = failure.get("rank"), failure.get("exitCode")
     who = "the job" if rank is None else f"rank {rank}"
     title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")

@@ -185,7 +185,7 @@ check_build_option = click.option(
 )
 
 
-def without_meaning(given: dict[str, Any]) -> list[str]:
+def horovodrun_without_meaning(given: dict[str, Any]) -> list[str]:
     """A line for each option of `given` (by name) that does nothing here."""
     return [
         f"{option.shown} has no meaning here and is accepted: {option.here}"
@@ -197,14 +197,14 @@ def without_meaning(given: dict[str, Any]) -> list[str]:
 def check_build() -> str:
     """What `--check-build` shows: Horovod's three lists, with what is here."""
     lists = {
-        "Frameworks": {name: _installed(module) for name, module in _FRAMEWORKS.items()},
-        "Controllers": {"MPI": _installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
+        "Frameworks": {name: _is_option_installed(module) for name, module in _FRAMEWORKS.items()},
+        "Controllers": {"MPI": _is_option_installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
         "Tensor Operations": {
             **dict.fromkeys(("NCCL", "DDL", "CCL"), False),
-            "MPI": _installed("mpi4py"),
+            "MPI": _is_option_installed("mpi4py"),
             "Gloo": False,
             "gRPC": True,
-            "shared memory": _installed("ringtrain._core.kernels._native"),
+            "shared memory": _is_option_installed("ringtrain._core.kernels._native"),
         },
     }
     lines = [f"Ringtrain v{version('ringtrain')}:"]
@@ -217,5 +217,5 @@ def check_build() -> str:
 _FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet", "Keras": "keras"}
 
 
-def _installed(module: str) -> bool:
+def _is_option_installed(module: str) -> bool:
     return find_spec(module) is not None

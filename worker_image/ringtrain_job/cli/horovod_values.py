@@ -10,7 +10,7 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import NEVER, log_level
-from ringtrain_job.cli.horovod_options import OPTIONS, check_build_option, without_meaning
+from ringtrain_job.cli.horovod_options import OPTIONS, check_build_option, horovodrun_without_meaning
 from ringtrain_job.cli.ssh import SshOptions
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -35,7 +35,7 @@ class HorovodrunValues:
     def notes(self) -> list[str]:
         """A line for each option that does nothing here, and for settings that are none."""
         unknown = self.of(UNKNOWN)
-        return [*without_meaning(dict(self.given)), *([unknown] if unknown else [])]
+        return [*horovodrun_without_meaning(dict(self.given)), *([unknown] if unknown else [])]
 
     @property
     def ssh(self) -> SshOptions:

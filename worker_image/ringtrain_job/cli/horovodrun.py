@@ -7,7 +7,7 @@ import click
 from ringtrain_job.cli.run import run
 
 
-def _params() -> list[click.Parameter]:
+def _horovodrun_params() -> list[click.Parameter]:
     kept = [option for option in run.params if option.name != "verbose"]
     verbose = click.Option(("--verbose",), is_flag=True, help="Say what launcher and agent do, too.")
     return [*kept, verbose]
@@ -15,7 +15,7 @@ def _params() -> list[click.Parameter]:
 
 _command = click.Command(
     "horovodrun",
-    params=_params(),
+    params=_horovodrun_params(),
     callback=run.callback,
     help=run.help,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},

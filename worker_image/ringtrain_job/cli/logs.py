@@ -21,7 +21,7 @@ from ringtrain_job.logs.reading import (
     log_tail_position,
     read_log_from,
 )
-from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_names
+from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_log_names
 
 
 @click.command()
@@ -55,7 +55,7 @@ def logs(
         files, present = find_log_attempt(directory or Path("runs"), attempt), True
         path = find_log(files, rank)
     else:
-        files, present = _attempt_log_files(env, attempt)
+        files, present = _logs_command_files(env, attempt)
         path = _present_log(env, files, rank) if present else find_log(files, rank)
     path = files.metrics if reports else path
     start = 0 if tail is None else log_tail_position(path, tail)
@@ -80,14 +80,14 @@ def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[byt
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
         return None
-    files, _ = _attempt_log_files(env, wanted.attempt)
+    files, _ = _logs_command_files(env, wanted.attempt)
     if files.job_log.exists():
         return None
     store = ObjectStore(uri)
     number = int(files.directory.name)
     path = files.job_log if wanted.rank is None else files.rank_log(wanted.rank)
     path = files.metrics if wanted.reports else path
-    names = shipped_names(store, number)
+    names = shipped_log_names(store, number)
     if path.name not in names:
         attempts = shipped_attempts(store)
         if number in attempts and (wanted.rank is None or wanted.rank < _log_ranks(env)):
@@ -111,7 +111,7 @@ def _log_ranks(env: EnvironmentVariables) -> int:
     return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
 
 
-def _attempt_log_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
+def _logs_command_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
     """The attempt's files, and whether it is the present one: only that can grow."""
     present = env.integer(contract.ENV_ATTEMPT, low=1)
     root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))

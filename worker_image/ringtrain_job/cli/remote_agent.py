@@ -33,7 +33,7 @@ from ringtrain.shared.processes import (
 )
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.run_processes import lost_lines
+from ringtrain_job.cli.run_processes import run_lost_lines
 
 # Before a shell runs a command it may print things of its own: the line that counts begins with this.
 GREETING: Final = "ringtrain-remote-agent "
@@ -114,7 +114,7 @@ def _serve_remote_agent(order: RemoteAgentOrder) -> int:
         agent = start_child(words, environment, stdout=sys.stderr)
         print(STARTED, flush=True)
         code = _watch_remote_agent(agent, grace_s + LEAVE_S + _SPARE_S)
-        print(f"{LOST}{lost_lines(directory / 'ended.json')}", flush=True)
+        print(f"{LOST}{run_lost_lines(directory / 'ended.json')}", flush=True)
         return code
 
 

@@ -17,7 +17,13 @@ from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.place import job_variables
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.cli.checks import check_command, check_launcher, check_log_dir, check_metrics, check_name
+from ringtrain_job.cli.checks import (
+    check_command,
+    check_launcher,
+    check_log_dir,
+    check_metrics_option,
+    check_name_option,
+)
 from ringtrain_job.cli.data_workers import start_data_workers
 from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options, elastic_run
 from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
@@ -28,16 +34,16 @@ from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, no
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
-    exit_code,
-    forward_signals,
+    forward_run_signals,
     level_of,
-    lost_lines,
     page_settings,
     prepare_run,
+    run_exit_code,
+    run_lost_lines,
+    run_without_token,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
-    without_token,
 )
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.cli.ssh import SrunOptions
@@ -129,8 +135,8 @@ def run(
     else:
         placed = [Host(name, count) for name, count in world.first.items()]
     _check_data_workers(placed, data_workers)
-    check_name(name)
-    check_metrics(metrics)
+    check_name_option(name)
+    check_metrics_option(metrics)
     check_launcher(slots, command)
     if any(host.is_here for host in placed):
         check_command(command[0], os.environ.get("PATH", os.defpath))
@@ -204,7 +210,7 @@ def _run_local_job(
         level = level_of(environment, verbose)
         grace_s = AgentConfig.from_env(environment).save_s
         launcher = start_launcher(stack, environment, level, words)
-        environment = without_token(environment)
+        environment = run_without_token(environment)
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"
         environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}
@@ -213,11 +219,11 @@ def _run_local_job(
         )
         # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
         stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
-        signals = forward_signals(
+        signals = forward_run_signals(
             stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
         )
         code = wait_for_run_processes(launcher, [agent], AGENT_S)
-        return exit_code(code, lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
+        return run_exit_code(code, run_lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
 
 
 def _write_token(folder: Path) -> Path:

@@ -100,7 +100,7 @@ def start_launcher(
 
 
 def _undo_when_asked(stack: ExitStack) -> None:
-    """Until `forward_signals` is called a signal that asks this run to end undoes what is on `stack`."""
+    """Until `forward_run_signals` is called a signal that asks this run to end undoes what is on `stack`."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
@@ -114,7 +114,7 @@ def _stop_requests() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
 
 
-def forward_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
+def forward_run_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
     """When asked to end `stop` the launcher, which stops the gang; returns the list in which signals are noted."""
     received: list[int] = []
 
@@ -177,7 +177,7 @@ def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s
         return _process_exit_code(agent_code)
 
 
-def lost_lines(message: Path) -> int:
+def run_lost_lines(message: Path) -> int:
     """How many lines an agent had to print itself, by what it left when it ended."""
     try:
         return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
@@ -185,7 +185,7 @@ def lost_lines(message: Path) -> int:
         return 0
 
 
-def exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
+def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
     """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`, and
     which got these `signals`."""
     if lost:
@@ -204,6 +204,6 @@ def page_settings(wanted: bool) -> dict[str, str]:
     return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
 
 
-def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+def run_without_token(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` for an agent, whose ranks are the user's program."""
     return {name: value for name, value in environment.items() if name != contract.ENV_STATUS_TOKEN}

@@ -16,15 +16,15 @@ from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
-    exit_code,
-    forward_signals,
+    forward_run_signals,
     level_of,
-    lost_lines,
     prepare_run,
+    run_exit_code,
+    run_lost_lines,
+    run_without_token,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
-    without_token,
 )
 from ringtrain_job.cli.ssh import (
     HostDeadlines,
@@ -60,19 +60,19 @@ def run_on_hosts(
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
         reached = connect_ssh_hosts(stack, others, options, deadlines)
-        run = SshAgentOrders(without_token(environment), secrets, control_port, options.interfaces, level, command)
+        run = SshAgentOrders(run_without_token(environment), secrets, control_port, options.interfaces, level, command)
         launcher = start_launcher(stack, environment, level)
         agents = _start_agents(stack, run, hosts, reached)
         start_end = time.monotonic() + config.start_timeout_s
         for agent, _ in reached:
             agent.started(start_end)
         ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
-        signals = forward_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.save_s)
+        signals = forward_run_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.save_s)
         # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
         code = wait_for_run_processes(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])
-        lost = lost_lines(_ended_host_agents(run)) + sum(agent.lost_lines() for agent, _ in reached)
-        return exit_code(code, lost, environment[contract.ENV_LOG_DIR], signals)
+        lost = run_lost_lines(_ended_host_agents(run)) + sum(agent.lost_lines() for agent, _ in reached)
+        return run_exit_code(code, lost, environment[contract.ENV_LOG_DIR], signals)
 
 
 def prepare_hosts(stack: ExitStack, settings: Mapping[str, str], workers: int, slots: int) -> dict[str, str]:

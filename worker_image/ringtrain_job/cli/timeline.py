@@ -42,7 +42,7 @@ class TimelineShares:
 def timeline(file: Path) -> None:
     """Print where a step's time goes in FILE, which a run with RINGTRAIN_TIMELINE has written."""
     ranks = _read_timeline(file)
-    last = last_rank_to_begin(ranks)
+    last = last_rank_in_timeline(ranks)
     for rank, times in sorted(ranks.items()):
         found = timeline_shares(times, last)
         click.echo(f"rank {rank}: {describe_timeline(found) if found else 'no whole step'}")
@@ -75,7 +75,7 @@ def _note_timeline_span(times: RankTimes, event: dict[str, Any]) -> None:
         times.spans[event["cat"]].append(interval)
 
 
-def last_rank_to_begin(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
+def last_rank_in_timeline(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
     """When the last rank began each collective, and which rank that was."""
     last: dict[Collective, tuple[float, int]] = {}
     for rank, times in ranks.items():

@@ -12,8 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain_job.launcher.throughput import Progress, Speed, shown_loss, shown_rate, throughput_warnings
-from ringtrain_job.page.runs import shown_run_time
+from ringtrain_job.launcher.throughput import (
+    Progress,
+    Speed,
+    loss_beside_throughput,
+    shown_throughput,
+    throughput_warnings,
+)
+from ringtrain_job.page.runs import page_run_time
 
 # A shorter bar says nothing, a longer one no more.
 _LEAST_BAR, _MOST_BAR = 10, 40
@@ -55,7 +61,7 @@ class ConsoleProgressBar:
         progress = self.progress
         if progress.total_steps:
             ending = progress.step >= progress.total_steps
-            left = "" if self.left_s is None else f"{shown_run_time(self.left_s)} left"
+            left = "" if self.left_s is None else f"{page_run_time(self.left_s)} left"
             parts = [
                 f"Step {progress.step}/{progress.total_steps}",
                 f"{self._percent} %",
@@ -63,8 +69,8 @@ class ConsoleProgressBar:
             ]
         else:
             parts = [f"Step {progress.step}"]
-        parts += [f"{shown_rate(self.speed.mean)} {progress.unit}/sec"] if self.speed else []
-        return [part for part in (*parts, shown_loss(progress), *throughput_warnings(progress)) if part]
+        parts += [f"{shown_throughput(self.speed.mean)} {progress.unit}/sec"] if self.speed else []
+        return [part for part in (*parts, loss_beside_throughput(progress), *throughput_warnings(progress)) if part]
 
 
 _BOUND = 64 << 20
@@ -86,7 +92,7 @@ class LauncherConsole:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
-        self._gone = False
+        self._is_lost = False
         self._closed = False
         self._terminal = person and os.isatty(fd)
         self._progress: ConsoleProgressBar | None = None
@@ -97,7 +103,7 @@ class LauncherConsole:
     def show(self, text: bytes) -> None:
         """Queue `text`, which ends with a newline; never blocks."""
         with self._changed:
-            if self._gone:
+            if self._is_lost:
                 return
             if self._size + len(text) > self._bound:
                 self._left_out += text.count(b"\n")
@@ -157,7 +163,7 @@ class LauncherConsole:
                 while view:
                     view = view[os.write(self._fd, view) :]
             except OSError:  # nobody reads any more: the files have everything
-                self._gone = True
+                self._is_lost = True
 
 
 def _terminal_columns(terminal: int) -> int:

@@ -74,7 +74,7 @@ class HostDiscovery:
                 self._listed = self._answer()
                 self._problem = ""
             except ConfigurationError as exc:
-                self._say(str(exc))
+                self._warn_of_problem(str(exc))
             if not self._closed.is_set():
                 self._see(time.monotonic())
                 self._world.ask_slots(self._table.assign(self._listed, time.monotonic()))
@@ -118,7 +118,7 @@ class HostDiscovery:
             log.info("worker %d is started on host %s", worker, host)
             self._agents.start(worker, host, others)
 
-    def _say(self, problem: str) -> None:
+    def _warn_of_problem(self, problem: str) -> None:
         if problem != self._problem and not self._closed.is_set():
             log.error("host discovery script %s: %s; its last answer holds", self._script, problem)
         self._problem = problem
@@ -129,7 +129,7 @@ def run_discovery_script(script: str, deadline_s: float, closed: threading.Event
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start_child(["/bin/sh", "-c", script], os.environ, **pipes)
     try:
-        output, errors = _read_discovery_output(process, time.monotonic() + deadline_s, closed)
+        output, errors = _read_discovered_hosts(process, time.monotonic() + deadline_s, closed)
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"it took longer than {deadline_s:g} s") from None
     finally:
@@ -141,7 +141,7 @@ def run_discovery_script(script: str, deadline_s: float, closed: threading.Event
     return output[:_MOST_BYTES].decode(errors="replace")
 
 
-def _read_discovery_output(
+def _read_discovered_hosts(
     process: "subprocess.Popen[bytes]", end: float, closed: threading.Event
 ) -> tuple[bytes, bytes]:
     while True:

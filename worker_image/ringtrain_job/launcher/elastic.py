@@ -81,7 +81,7 @@ class LauncherElasticWorld:
 
         `gone`: by worker, the newest pod of which it is known that it does not run any more.
         """
-        self._gang.note_gone(gone or {})
+        self._gang.lose_workers(gone or {})
         rules, slots = self._settings.rules, self._config.slots
         if not rules.min_ranks <= workers * slots <= rules.max_ranks:
             raise ConfigurationError(
@@ -144,7 +144,7 @@ class LauncherElasticWorld:
             return self._verdict(decided.end, view, gang) if ended else None
         if decided.order is not None:
             self._seen = -1  # what follows may be due at once
-            self._say(before, decided.state, view, gang)
+            self._log_decision(before, decided.state, view, gang)
         if decided.order is not None or decided.state.held != before.held:
             self._journal.write(decided.state, self._asked)
         if decided.state.stateless_at is not None and before.stateless_at is None:
@@ -159,7 +159,7 @@ class LauncherElasticWorld:
             self._gang.give(decided.order)
         elif isinstance(decided.order, Formed):
             self._form(decided.order, new=before.formed != decided.order.formation)
-        self._say_met(view)
+        self._log_met_world(view)
         return None
 
     def stopped(self) -> Verdict:
@@ -243,13 +243,13 @@ class LauncherElasticWorld:
                 self._snapshot.reports.voice.keep(members)
                 self._snapshot.metrics.keep(members)
 
-    def _say(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
+    def _log_decision(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
         """A sentence for each change of the world."""
         if after.phase is FormationPhase.RUNNING:
             if before.phase is not FormationPhase.RUNNING:
                 names = in_ranges(process.slot for process in after.members)
                 log.info("formation %d is made of slots %s", after.number, names)
-                self._say_state_lost(before, after, gang)
+                self._log_state_lost(before, after, gang)
             return
         if after.number == before.number:
             return
@@ -265,7 +265,7 @@ class LauncherElasticWorld:
             before.formed,
         )
 
-    def _say_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
+    def _log_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
         """A training that begins anew, or at an older commit, must not look like one that goes on."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
         lost_now = after.training < after.committed and before.training == before.committed
@@ -284,7 +284,7 @@ class LauncherElasticWorld:
         with self._lock:
             self._state_lost = lost
 
-    def _say_met(self, view: WorldView) -> None:
+    def _log_met_world(self, view: WorldView) -> None:
         state = self._state
         if state.number <= self._met or not joined_formation(state, self._settings.rules, view):
             return

@@ -169,7 +169,7 @@ def _others_may_return(slots: Collection[int], state: FormationState, view: Worl
     return any(process.slot not in slots and may_return(process, view) for process in state.members)
 
 
-def _holders(state: FormationState) -> list[MemberProcess]:
+def _formation_holders(state: FormationState) -> list[MemberProcess]:
     """The members of the last formation that are known to have had the state: they were in one whose members all
     had it. Who has joined since may have got it or not."""
     return [process for process in state.members if process.joined <= state.held]
@@ -178,7 +178,7 @@ def _holders(state: FormationState) -> list[MemberProcess]:
 def _have_state(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
     """Whether the process in one of `slots` is known to have the state, or says that it has got it."""
     got = [process for process in state.members if view.slots[process.slot].state.adopted == state.formed]
-    return any(process.slot in slots and is_newest(process, view) for process in [*_holders(state), *got])
+    return any(process.slot in slots and is_newest(process, view) for process in [*_formation_holders(state), *got])
 
 
 def _has_shared(process: MemberProcess, formation: int, view: WorldView) -> bool:
@@ -216,7 +216,7 @@ def _note_formation_view(state: FormationState, rules: FormationRules, view: Wor
     if failures != state.failures and state.formed and state.formed not in fruitless:
         fruitless = (*fruitless, state.formed)
     state = replace(state, progress=highest, step=step, advances=advances, failures=failures, fruitless=fruitless)
-    if (committed := _committed(_holders(state) or state.members, view)) > state.training:
+    if (committed := _committed(_formation_holders(state) or state.members, view)) > state.training:
         state = replace(state, training=committed, held=state.formed, committed=committed)
     elif any(_has_shared(process, state.formed, view) for process in state.members):
         state = replace(state, held=state.formed)

@@ -74,7 +74,7 @@ class LauncherGang:
         # The worker on which each rank of an mpi job was seen last; a script's next mpirun may map it elsewhere.
         self._placed: dict[int, int] = {}
         self._new: set[int] = set()
-        self._gone: dict[int, int] = {}
+        self._lost_incarnations: dict[int, int] = {}
 
     @property
     def vacancy_s(self) -> float:
@@ -98,7 +98,7 @@ class LauncherGang:
                 )
             agent.order, agent.attached = registration.order, False
             self._arrived = self._clock()
-            self._note(agent, registration.ranks)
+            self._record_ranks(agent, registration.ranks)
             self._notify()
             return None
 
@@ -121,7 +121,7 @@ class LauncherGang:
             if agent is None:
                 return False
             before = _agent_state_that_matters(agent)
-            self._note(agent, state.ranks)
+            self._record_ranks(agent, state.ranks)
             agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
@@ -160,14 +160,14 @@ class LauncherGang:
         with self._changed:
             self._notify()
 
-    def note_gone(self, gone: Mapping[int, int]) -> None:
+    def lose_workers(self, gone: Mapping[int, int]) -> None:
         """The operator knows that no container of these workers' pods runs any more, up to the incarnation given:
         their agents are lost, however lately they were heard."""
         with self._changed:
-            before = dict(self._gone)
+            before = dict(self._lost_incarnations)
             for index, incarnation in gone.items():
-                self._gone[index] = max(incarnation, self._gone.get(index, 0))
-            if self._gone != before:
+                self._lost_incarnations[index] = max(incarnation, self._lost_incarnations.get(index, 0))
+            if self._lost_incarnations != before:
                 self._notify()
 
     def lost_workers(self) -> frozenset[int]:
@@ -262,7 +262,7 @@ class LauncherGang:
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
-            ranks.append(agent.states.get(rank, waiting_for_rank(rank)) if agent else waiting_for_rank(rank))
+            ranks.append(agent.states.get(rank, gang_waiting_for_rank(rank)) if agent else gang_waiting_for_rank(rank))
         exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
         return _RankViews(tuple(ranks), exits, dict(self._placed))
 
@@ -273,7 +273,7 @@ class LauncherGang:
         for index in self._new:
             agent = self._agents[index]
             for rank in range(index * slots, (index + 1) * slots):
-                ranks[rank] = agent.states.get(rank, waiting_for_rank(rank))
+                ranks[rank] = agent.states.get(rank, gang_waiting_for_rank(rank))
                 exits.pop(rank, None)
                 if rank in agent.exits:
                     exits[rank] = agent.exits[rank]
@@ -301,7 +301,7 @@ class LauncherGang:
             self._notify()
             return True
 
-    def _note(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
+    def _record_ranks(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
         now = self._clock()
         agent.heard, agent.slots_seen = now, None
         self._new.add(agent.registration.worker_index)
@@ -346,9 +346,9 @@ class LauncherGang:
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
         """The newest process of a slot: mpirun may have been told to start it on another worker."""
         if self._config.mpi is None:
-            return agent.states.get(slot) or waiting_for_rank(slot)
+            return agent.states.get(slot) or gang_waiting_for_rank(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
-        return max(found, key=lambda state: state.life, default=waiting_for_rank(slot))
+        return max(found, key=lambda state: state.life, default=gang_waiting_for_rank(slot))
 
     def _meant_for(self, index: int) -> Order | None:
         order = self.order
@@ -380,7 +380,7 @@ class LauncherGang:
         return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
 
     def _is_gone(self, registration: Registration) -> bool:
-        return 0 < registration.incarnation <= self._gone.get(registration.worker_index, 0)
+        return 0 < registration.incarnation <= self._lost_incarnations.get(registration.worker_index, 0)
 
     def _mismatch(self, registration: Registration) -> Refusal | None:
         config = self._config
@@ -433,7 +433,7 @@ class _RankViews:
 
     @staticmethod
     def of(size: int) -> "_RankViews":
-        return _RankViews(tuple(waiting_for_rank(rank) for rank in range(size)), (), {})
+        return _RankViews(tuple(gang_waiting_for_rank(rank) for rank in range(size)), (), {})
 
 
 def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
@@ -447,7 +447,7 @@ def _state_supersedes(state: RankState, known: RankState) -> bool:
     return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
 
 
-def waiting_for_rank(rank: int) -> RankState:
+def gang_waiting_for_rank(rank: int) -> RankState:
     """The state of a rank that was not started."""
     return RankState(rank, RankPhase.WAITING)
 

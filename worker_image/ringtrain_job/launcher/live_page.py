@@ -7,9 +7,9 @@ from typing import Any
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
-from ringtrain_job.logs.events import read_events
+from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.page.document import finite_page_value
-from ringtrain_job.page.summary import other_attempts, start_parts
+from ringtrain_job.page.summary import other_attempts, page_start_parts
 
 # What the page calls a rank, by what the launcher calls it.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
@@ -85,8 +85,8 @@ class LauncherLivePage:
             "straggler": None if straggler is None else vars(straggler),
             "elastic": None if snapshot.elastic is None else snapshot.elastic(),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
-            "events": (events := read_events(snapshot.store.files)),
-            "start": start_parts(events),
+            "events": (events := read_log_events(snapshot.store.files)),
+            "start": page_start_parts(events),
         }
 
     def _files(self) -> list[str]:

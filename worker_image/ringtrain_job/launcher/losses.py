@@ -15,12 +15,12 @@ class FormationLosses:
         self._workers: dict[str, WorkerView] = {}
         self._formation = -1
         self._exits: dict[tuple[int, str, int], RankExit] = {}
-        self._gone: dict[int, WorkerView] = {}
+        self._lost_workers: dict[int, WorkerView] = {}
 
     def note(self, state: FormationState, view: WorldView, gang: GangView, now: float) -> None:
         """Take in what is seen now."""
         if state.formed != self._formation:
-            self._formation, self._exits, self._gone = state.formed, {}, {}
+            self._formation, self._exits, self._lost_workers = state.formed, {}, {}
         for exit in gang.exits:
             slot = view.slots[exit.state.rank]
             self._exits.setdefault((slot.slot, slot.instance, exit.state.life), exit)
@@ -29,15 +29,15 @@ class FormationLosses:
                 self._workers[slot.instance] = gang.workers[slot.worker]
         for process, at in standing_in_formation(state, view).items():
             if at is Standing.GONE and (process.slot, process.instance, process.life) not in self._exits:
-                self._note_gone(process, view, now)
+                self._add_loss(process, view, now)
 
     def cause(self, state: FormationState, gang: GangView) -> Failure | None:
         """What the formation was lost of; None when nothing was."""
         members = {(process.slot, process.instance, process.life) for process in state.members}
         exits = [exit for key, exit in self._exits.items() if not members or key in members]
-        workers = [self._gone.get(worker.index, worker) for worker in gang.workers]
+        workers = [self._lost_workers.get(worker.index, worker) for worker in gang.workers]
         seen = replace(gang, workers=workers, exits=exits, members=[process.slot for process in state.members])
-        return first_cause(seen, failures_by_time(exits), [workers[index] for index in self._gone])
+        return first_cause(seen, failures_by_time(exits), [workers[index] for index in self._lost_workers])
 
     def of_slot(self, slot: int, gang: GangView) -> Failure | None:
         """How the newest process of `slot` that failed has failed."""
@@ -45,10 +45,10 @@ class FormationLosses:
         failed = [exit for exit in exits if exit.state.phase is RankPhase.FAILED]
         return first_cause(gang, failed[-1:], []) if failed else None
 
-    def _note_gone(self, process: MemberProcess, view: WorldView, now: float) -> None:
+    def _add_loss(self, process: MemberProcess, view: WorldView, now: float) -> None:
         slot = view.slots[process.slot]
         if slot.instance == process.instance and not slot.lost and not slot.leaving:
             return  # its process has been replaced, and its agent is well
         known = self._workers.get(process.instance, WorkerView(slot.worker, f"worker-{slot.worker}"))
-        if slot.worker not in self._gone:
-            self._gone[slot.worker] = replace(known, silent_since=known.silent_since or now)
+        if slot.worker not in self._lost_workers:
+            self._lost_workers[slot.worker] = replace(known, silent_since=known.silent_since or now)

@@ -222,7 +222,7 @@ class _LauncherProcess:
     def _conclude(self, verdict: Verdict) -> Verdict:
         verdict = self._with_log_tail(verdict)
         self._snapshot.verdict = verdict
-        self._note()
+        self._record_status()
         if verdict.failure is None:
             log.info("the attempt ended: %s", verdict.outcome.value)
             if verdict.warning:
@@ -363,7 +363,7 @@ class _LauncherProcess:
     def _tick(self) -> None:
         now = time.monotonic()
         took, self._ticked = now - self._ticked, now
-        self._note()
+        self._record_status()
         # A gang of thousands changes all the time while it starts: looking at it must not take all the time.
         if (rest := _REST * (took - self._waited_s)) > _SHORT_S:
             time.sleep(min(rest, _TICK_S))
@@ -372,7 +372,7 @@ class _LauncherProcess:
         if self.telemetry is not None:
             self.telemetry.look(self._gang.view())
 
-    def _note(self) -> None:
+    def _record_status(self) -> None:
         snapshot = self._snapshot
         failure = snapshot.verdict.failure if snapshot.verdict else None
         elastic = snapshot.elastic() if snapshot.elastic else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from ringtrain_job.launcher.console import ConsoleProgressBar, LauncherConsole
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
-from ringtrain_job.launcher.throughput import step_line, total_line
+from ringtrain_job.launcher.throughput import throughput_step_line, throughput_total_line
 from ringtrain_job.logs.samples import MachineSample
 
 
@@ -30,7 +30,7 @@ def follow_reports(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -
                 speed = reports.speed()
                 bar = ConsoleProgressBar(progress, speed, snapshot.metrics.left_s(progress.step))
                 # Who reads a pipe has the ranks' own lines, which say the same.
-                console.show_progress(bar, "" if progress.printed else f"{step_line(progress, speed)}\n")
+                console.show_progress(bar, "" if progress.printed else f"{throughput_step_line(progress, speed)}\n")
 
     def on_machine(sample: MachineSample) -> None:
         if sample.worker < snapshot.config.workers:
@@ -66,4 +66,4 @@ def say_total(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> Non
     if snapshot.config.quiet or (progress is not None and progress.printed):
         return  # whoever looks has seen what was printed
     if progress and total and progress.samples_per_s:
-        console.show(total_line(progress.unit, total).encode() + b"\n")
+        console.show(throughput_total_line(progress.unit, total).encode() + b"\n")

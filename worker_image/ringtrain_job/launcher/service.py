@@ -68,7 +68,7 @@ class LauncherCoordinatorService:
         self._news = asyncio.Event()
         self._encoded: _EncodedOrder | None = None
         # What each agent has said last since it registered.
-        self._told: dict[int, Any] = {}
+        self._last_requests: dict[int, Any] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ringtrain-log-writer")
         self._waiting_bytes = 0
         self._writing_since: float | None = None
@@ -84,7 +84,7 @@ class LauncherCoordinatorService:
         deadline = time.monotonic() + self._gang.vacancy_s
         while time.monotonic() < deadline and not self._gang.is_vacant(registration):
             await asyncio.sleep(_LOOK_S)
-        self._told.pop(registration.worker_index, None)
+        self._last_requests.pop(registration.worker_index, None)
         refusal = self._gang.register(registration)
         who = f"worker {registration.worker_index} ({registration.pod}, {context.peer()})"
         if refusal is not None:
@@ -137,11 +137,11 @@ class LauncherCoordinatorService:
 
     async def Sync(self, request: Any, context: Any) -> Any:
         index, instance = request.worker_index, request.instance
-        if request == self._told.get(index):  # most are mere heartbeats
+        if request == self._last_requests.get(index):  # most are mere heartbeats
             known = self._gang.hear(index, instance)
         else:
             known = self._gang.sync(index, instance, from_message(AgentState, request))
-            self._told[index] = request
+            self._last_requests[index] = request
         news = self._data.news(request.data_version) if self._data else ""
         return pb.SyncReply(known=known, data_workers=news, heartbeat_s=self._gang.heartbeat_s)
 

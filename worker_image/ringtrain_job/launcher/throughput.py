@@ -183,7 +183,7 @@ class GangThroughput:
         """Samples per second from the first complete step to the last."""
         if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
             return None
-        return _reported_number(self._timed_samples / (self._last_end - self._first_end))
+        return _throughput_number(self._timed_samples / (self._last_end - self._first_end))
 
     def progress(self) -> Progress | None:
         """Where the gang is; None before the first report."""
@@ -192,7 +192,9 @@ class GangThroughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
-        losses = [loss for entry in self._latest.values() if (loss := _reported_number(entry.get("loss"))) is not None]
+        losses = [
+            loss for entry in self._latest.values() if (loss := _throughput_number(entry.get("loss"))) is not None
+        ]
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
@@ -248,30 +250,32 @@ class GangThroughput:
         return rank if self._steps[rank] + 1 < max(self._steps[one] for one in reporting) else None
 
 
-def _reported_number(value: object) -> float | None:
+def _throughput_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def step_line(progress: Progress, speed: Speed | None) -> str:
+def throughput_step_line(progress: Progress, speed: Speed | None) -> str:
     """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
-        form = _rate_form(speed.mean)
+        form = _throughput_form(speed.mean)
         numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
-    return "  ".join(part for part in (*parts, shown_loss(progress), *throughput_warnings(progress)) if part)
+    return "  ".join(
+        part for part in (*parts, loss_beside_throughput(progress), *throughput_warnings(progress)) if part
+    )
 
 
-def _rate_form(rate: float) -> str:
+def _throughput_form(rate: float) -> str:
     return ".1f" if rate >= 1 else ".3g"  # a large model may take minutes for a sample
 
 
-def shown_rate(rate: float) -> str:
+def shown_throughput(rate: float) -> str:
     """`5120.3`."""
-    return f"{rate:{_rate_form(rate)}}"
+    return f"{rate:{_throughput_form(rate)}}"
 
 
-def shown_loss(progress: Progress) -> str:
+def loss_beside_throughput(progress: Progress) -> str:
     """`loss: 0.412`; empty where there is none."""
     if "loss" in progress.not_finite:
         return f"loss: {progress.not_finite['loss']}"
@@ -292,7 +296,7 @@ def throughput_warnings(progress: Progress) -> list[str]:
     return found
 
 
-def total_line(unit: str, total: float) -> str:
+def throughput_total_line(unit: str, total: float) -> str:
     """The last line of a benchmark: `total images/sec: 5123.88`."""
     return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
 

@@ -26,7 +26,7 @@ class LogEventsFile:
 
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.events
-        before = read_events(files)
+        before = read_log_events(files)
         self._phase = "Running" if any(event.get("kind") == "Running" for event in before) else ""
         # A launcher that goes on finds a world that the one before it has noted.
         self._elastic: Mapping[str, Any] | None = None if before else {}
@@ -34,29 +34,31 @@ class LogEventsFile:
         self._lock = threading.Lock()
         self._heard = {_event_identity(event) for event in before if event.get("source") == KUBERNETES}
         self._kinds = {str(event.get("kind")) for event in before}
-        self._note("Launcher", "the launcher was restarted" if before else "the launcher started")
+        self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
         """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
         now = elastic or {}
         known = now if self._elastic is None else self._elastic
         if now.get("degraded") and not known.get("degraded"):
-            self._note("Loss", "a rank was lost, or fewer train than are wanted")
+            self._record_event("Loss", "a rank was lost, or fewer train than are wanted")
         if now.get("formation", 0) > known.get("formation", 0):
             ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
-            self._note("Formation", f"formation {now['formation']}: {ranks}")
+            self._record_event("Formation", f"formation {now['formation']}: {ranks}")
         if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have met
             took = now["lastRecoverySeconds"]
-            self._note("Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else ""))
+            self._record_event(
+                "Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else "")
+            )
         if phase not in (self._phase, "Waiting"):
-            self._note(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
+            self._record_event(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
             self._phase = phase
         self._elastic = now
 
     def once(self, kind: str, text: str, when: float | None = None) -> None:
         """Note the first event of a kind; `when`: seconds since the epoch, default now."""
         if kind not in self._kinds:
-            self._note(kind, text, when)
+            self._record_event(kind, text, when)
 
     def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Note what the operator says of the attempt's pods ({"time", "kind", "text"}), each once."""
@@ -65,9 +67,9 @@ class LogEventsFile:
                 is_new = _event_identity(event) not in self._heard
                 self._heard.add(_event_identity(event))
             if is_new:
-                self._note(event["kind"], event["text"], event["time"], source=KUBERNETES)
+                self._record_event(event["kind"], event["text"], event["time"], source=KUBERNETES)
 
-    def _note(self, kind: str, text: str, when: float | None = None, **more: str) -> None:
+    def _record_event(self, kind: str, text: str, when: float | None = None, **more: str) -> None:
         event = {"time": time.time() if when is None else when, "kind": kind, "text": text, **more}
         with self._lock:
             self._count += 1
@@ -85,7 +87,7 @@ def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event.get("time"), event.get("kind"), event.get("text")
 
 
-def read_events(files: AttemptFiles) -> list[dict[str, Any]]:
+def read_log_events(files: AttemptFiles) -> list[dict[str, Any]]:
     """What is noted of an attempt in the order of time, without a last line that was cut short."""
     found = []
     try:

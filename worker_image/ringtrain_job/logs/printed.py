@@ -45,7 +45,7 @@ class _PrintedLines:
         self._forms = forms
         self._series = 1
         self._step: int | None = None
-        self._told: tuple[int, float] | None = None
+        self._last_line: tuple[int, float] | None = None
         self._last: dict[str, Any] = {}
         self._skipped = 0.0
         self._room, self._room_at = _REPORTS_AT_ONCE, -math.inf
@@ -58,7 +58,7 @@ class _PrintedLines:
         if form is None or found is None:
             return None
         if self.found and (found.anew or form is not self._forms[-1]):
-            self._series, self._step, self._told, self._last = self._series + 1, None, None, {}
+            self._series, self._step, self._last_line, self._last = self._series + 1, None, None, {}
         self._forms = self._forms[: self._forms.index(form) + 1]
         self.found = True
         return self._report(found, now)
@@ -96,22 +96,22 @@ class _PrintedLines:
         if found.sums_up:  # it adds to what was said of that step
             metrics = {**self._last.get("metrics", {}), **finite}
             return {**self._last, **told, "metrics": metrics}
-        self._told, self._last = (step, now), {name: told[name] for name in told if name != "samples"}
+        self._last_line, self._last = (step, now), {name: told[name] for name in told if name != "samples"}
         return told
 
     def _says_nothing_new(self, found: PrintedProgress, step: int) -> bool:
         """Whether it is the same step again, which is not the last: tqdm draws a bar for a new loss, and counts on
         later."""
         said = {"loss", *self._last.get("metrics", ()), *self._last.get("notFinite", ())}
-        again = self._told is not None and found.step is not None and step == self._told[0] != found.total
+        again = self._last_line is not None and found.step is not None and step == self._last_line[0] != found.total
         return again and set(found.values) <= said
 
     def _samples(self, found: PrintedProgress, counted: float, step: int, now: float) -> float | None:
         if found.samples is not None:
             return counted
-        if self._told is None:
+        if self._last_line is None:
             return None
-        step_before, time_before = self._told
+        step_before, time_before = self._last_line
         return found.rate * (now - time_before) if found.rate is not None else float(max(0, step - step_before))
 
 

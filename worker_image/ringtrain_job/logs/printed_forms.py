@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.logs.metrics_rule import rule_problem
+from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class UserLineForm:
     """
 
     def __init__(self, text: str) -> None:
-        if problem := rule_problem(text):
+        if problem := metrics_rule_problem(text):
             raise ConfigurationError(f"the rule for metrics {text!r} {problem}")
         import regex  # it can be given up; with `re` a rule such as (a+)+ could hold a thread for ever
 

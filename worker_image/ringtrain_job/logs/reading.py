@@ -54,7 +54,7 @@ def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def read_members(files: AttemptFiles) -> frozenset[int]:
+def read_log_members(files: AttemptFiles) -> frozenset[int]:
     """The slots of the world of an elastic job that was made last; none of a job that is not elastic."""
     try:
         return frozenset(int(member["slot"]) for member in json.loads(files.formation.read_text())["members"])

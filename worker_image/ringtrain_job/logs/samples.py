@@ -89,6 +89,6 @@ def _sample_number(value: object) -> float:
     return number
 
 
-def in_bytes(size: float) -> str:
+def sample_in_bytes(size: float) -> str:
     """`size` as people say it: 7.9 GiB, 512 MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

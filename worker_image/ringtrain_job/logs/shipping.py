@@ -175,7 +175,7 @@ class LogShipping:
 
     def _begin(self) -> "_ShippedLogFolder":
         """Go on in the folder that these files are shipped to; else begin one."""
-        life = _read_folder(self._files.shipping)
+        life = _read_log_folder(self._files.shipping)
         if life is not None:
             found = _shipped_segments(self._store, life.folder)
             shipped = {
@@ -208,7 +208,7 @@ class _ShippedLogFolder:
     base: Mapping[str, int]
 
 
-def _read_folder(path: Path) -> _ShippedLogFolder | None:
+def _read_log_folder(path: Path) -> _ShippedLogFolder | None:
     try:
         document = json.loads(path.read_text())
         return _ShippedLogFolder(str(document["folder"]), {str(name): int(at) for name, at in document["base"].items()})
@@ -243,7 +243,7 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
     yield _last_shipped_lines(kept, tail)
 
 
-def shipped_names(store: ObjectStore, attempt: int) -> set[str]:
+def shipped_log_names(store: ObjectStore, attempt: int) -> set[str]:
     """Names of the files of which `store` has something."""
     lives = store.folders(f"{attempt:04d}")
     return {name for life in lives for name in _shipped_segments(store, f"{attempt:04d}/{life}")}

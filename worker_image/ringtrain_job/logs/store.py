@@ -168,7 +168,7 @@ class LogStore:
         job_log = self._file(self.files.job_log)
         merged = prefixed_records(rank, data)
         entry = LogJournalEntry(LogStream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
-        _write_together((own, data), (job_log, merged), (self._journal, journal.encode_journal_entry(entry)))
+        _write_logs_together((own, data), (job_log, merged), (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.LOG, rank] = newest
         self._merged[rank] += merged.count(b"\n")
         self._tell(self.on_merged, merged)
@@ -184,7 +184,7 @@ class LogStore:
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
         entry = LogJournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
-        _write_together(*written, (self._journal, journal.encode_journal_entry(entry)))
+        _write_logs_together(*written, (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.REPORT, rank] = newest
         for report in reports:
             self._tell(self.on_report, rank, report)
@@ -296,7 +296,7 @@ def _cut_log_file(path: Path, size: int) -> None:
         log.warning("%s is %d bytes shorter than was acknowledged: its disk lost them", path, size - length)
 
 
-def _write_together(*parts: tuple[BinaryIO, bytes]) -> None:
+def _write_logs_together(*parts: tuple[BinaryIO, bytes]) -> None:
     """Append to several files; when one refuses (a full disk), none of them keeps anything."""
     sizes = [file.tell() for file, _ in parts]
     try:

@@ -19,13 +19,13 @@ def intel_mpi_variables_passed_on(variables: Collection[str]) -> list[str]:
     return ["-genvlist", ",".join(names)] if names else ["-genvnone"]
 
 
-def daemon_variables(command: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def intel_daemon_variables(command: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """Those of mpirun's daemon and of its ranks, if `command` starts Intel's."""
     words = shlex.split(command)
-    return installation_variables(words[0], inherited) if words and Path(words[0]).name == _DAEMON else {}
+    return intel_installation_variables(words[0], inherited) if words and Path(words[0]).name == _DAEMON else {}
 
 
-def installation_variables(program: str, inherited: Mapping[str, str]) -> dict[str, str]:
+def intel_installation_variables(program: str, inherited: Mapping[str, str]) -> dict[str, str]:
     """Where the Intel MPI that `program` is of has its libraries; nothing where a variable says it already.
 
     What its env/vars.sh sets: of 2021.11 and newer, and of older ones, whose folders have other names.

@@ -68,7 +68,7 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
             lines = whole.split(b"\n")[:-1]
             for number in range(len(lines) - 1, -1, -1):
                 if matches(line := lines[number].decode(errors="replace")):
-                    found.appendleft(shown_log_line(line))
+                    found.appendleft(page_log_line(line))
                     if len(found) == WINDOW_LINES:
                         return PageLogWindow(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
     return PageLogWindow(tuple(found), begin + len(rest), end)
@@ -91,7 +91,7 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
     found, position = [], start
     for raw in data[: end - start].split(b"\n")[:-1]:
         if matches(line := raw.decode(errors="replace")):
-            found.append((position, shown_log_line(line)))
+            found.append((position, page_log_line(line)))
         position += len(raw) + 1
     if len(found) > WINDOW_LINES:
         found = found[-WINDOW_LINES:]
@@ -99,7 +99,7 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
     return PageLogWindow(tuple(line for _, line in found), start, end, start - begin)
 
 
-def shown_log_line(line: str) -> str:
+def page_log_line(line: str) -> str:
     """What a page has of a line."""
     return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
 

@@ -168,7 +168,7 @@ def shown_run_steps(run: PageRun) -> str:
     return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
 
 
-def shown_run_time(seconds: float | None) -> str:
+def page_run_time(seconds: float | None) -> str:
     """`48 s`, `12 min`, `3.4 h`."""
     if seconds is None:
         return ""
@@ -186,5 +186,5 @@ FACTS: Final[dict[str, Callable[[PageRun], str]]] = {
     "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
     "steps": shown_run_steps,
     "loss": shown_run_loss,
-    "took": lambda run: shown_run_time(run.took_s),
+    "took": lambda run: page_run_time(run.took_s),
 }

@@ -87,12 +87,12 @@ class PageStepTimes:
 
     def input_part(self, rank: int) -> float | None:
         """Which part of its time `rank` waited for input, from 0 to 1; None where it did not measure that."""
-        return _input_part([self._ranks[rank]] if rank in self._ranks else [])
+        return _input_part_on_page([self._ranks[rank]] if rank in self._ranks else [])
 
     @property
     def input_fraction(self) -> float | None:
         """The same of all ranks together."""
-        return _input_part(list(self._ranks.values()))
+        return _input_part_on_page(list(self._ranks.values()))
 
     def longest(self) -> Straggler | None:
         """The rank whose own work of a step (all but its wait for reductions) takes longest; None where fewer than
@@ -115,6 +115,6 @@ class PageStepTimes:
         return found if found is not None and found.part > STRAGGLES else None
 
 
-def _input_part(ranks: Collection[_PageRankTimes]) -> float | None:
+def _input_part_on_page(ranks: Collection[_PageRankTimes]) -> float | None:
     of = sum(sums.waited_of for sums in ranks)
     return sum(sums.parts.get("input", 0.0) for sums in ranks) / of if of > 0 else None

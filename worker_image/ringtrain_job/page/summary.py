@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain_job.logs.about import kept_about
-from ringtrain_job.logs.events import KUBERNETES, read_events
+from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
-from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_members, read_outcome
+from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members, read_outcome
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_job.page.document import page
-from ringtrain_job.page.log_window import shown_log_line
+from ringtrain_job.page.log_window import page_log_line
 from ringtrain_job.page.machine import PageMachines
 from ringtrain_job.page.metrics import PageMetrics
 
@@ -31,7 +31,7 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
     `metrics`: of this attempt, if they are known already.
     """
     metrics = metrics or _read_metrics(files)
-    members, outcome = read_members(files), read_outcome(files)
+    members, outcome = read_log_members(files), read_outcome(files)
     if members:
         metrics.keep(members)
     machines = PageMachines()
@@ -57,14 +57,14 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
         "machine": machines.document(),
         "about": kept_about(files),
         "ranks": _page_ranks(files, metrics, outcome, members),
-        "straggler": straggler_json(metrics),
-        "events": (events := read_events(files)),
-        "start": start_parts(events),
+        "straggler": page_straggler_json(metrics),
+        "events": (events := read_log_events(files)),
+        "start": page_start_parts(events),
         "log": _page_log(files),
     }
 
 
-def straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
+def page_straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
     """The rank that the others have waited for in the whole attempt, if they lost a good part of their time."""
     found = metrics.times.straggler()
     return None if found is None else vars(found)
@@ -105,7 +105,7 @@ def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
 def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
     """Of one attempt its number, outcome, times and last step; `last`: its last report."""
     first, last = _page_ends(files.metrics)
-    own = (event for event in read_events(files) if event.get("source") != KUBERNETES)
+    own = (event for event in read_log_events(files) if event.get("source") != KUBERNETES)
     outcome, times = read_outcome(files), [event["time"] for event in own]
     if outcome is None or not times:  # its launcher did not see the end
         times += [report["time"] for report in (first, last) if "time" in report]
@@ -154,9 +154,9 @@ def _page_log(files: AttemptFiles) -> dict[str, Any]:
     position, lines, rest = log_tail_position(files.job_log, LOG_LINES), [], b""
     for chunk in read_log_from(files.job_log, position):
         *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
-        lines += [shown_log_line(line.decode(errors="replace")) for line in whole]
+        lines += [page_log_line(line.decode(errors="replace")) for line in whole]
     return {
-        "lines": [*lines, shown_log_line(rest.decode(errors="replace"))] if rest else lines,
+        "lines": [*lines, page_log_line(rest.decode(errors="replace"))] if rest else lines,
         "before": position,
     }
 
@@ -174,7 +174,7 @@ _PARTS: Final = {
 }
 
 
-def start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+def page_start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """Each part of the start that is known, with its seconds; empty before the ranks were started.
 
     `events`: of one attempt. A start begins when the job was asked for, where Kubernetes tells, else with the

@@ -17,7 +17,7 @@ from typing import Final
 from ringtrain.shared.masking import without_secrets
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.logs.about import kept_about
-from ringtrain_job.logs.events import KUBERNETES, read_events
+from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import follow_log, read_outcome
 from ringtrain_job.logs.reports import BadReport, parse_report
@@ -38,7 +38,7 @@ _MOST_SAID: Final = 200
 
 def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     """The attempt whose files these are; `ranks`: of its world, if that is known."""
-    own = (event["time"] for event in read_events(files) if event.get("source") != KUBERNETES)
+    own = (event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
     return SinkAttempt(job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known)

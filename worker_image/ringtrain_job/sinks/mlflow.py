@@ -40,7 +40,7 @@ class MlflowSink(MeansSink):
 
     def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt, _MOST_HELD)
-        self._told: dict[str, str] = {}
+        self._sent: dict[str, str] = {}
         self._run = ""
 
     def flush(self, about: Mapping[str, Any]) -> None:
@@ -63,17 +63,17 @@ class MlflowSink(MeansSink):
         """Parameters, which MLflow never changes, and tags, as far as they are new."""
         config = about.get("config") or {}
         params = {plain_sink_metric_name(name): str(value)[:_LONGEST] for name, value in config.items()}
-        new = {name: value for name, value in params.items() if f"param {name}" not in self._told}
+        new = {name: value for name, value in params.items() if f"param {name}" not in self._sent}
         tags = {f"ringtrain.{name}": str(about[name]) for name in ("image", "imageID", "commit") if name in about}
         if "command" in about:
             tags["ringtrain.command"] = " ".join(about["command"])
-        others = {name: text[:_LONGEST] for name, text in tags.items() if self._told.get(name) != text}
+        others = {name: text[:_LONGEST] for name, text in tags.items() if self._sent.get(name) != text}
         items = list(new.items())
         for begin in range(0, len(items), _MOST_OTHERS):
             client.log_batch(run, params=[Param(*pair) for pair in items[begin : begin + _MOST_OTHERS]])
         if others:
             client.log_batch(run, tags=[RunTag(*pair) for pair in others.items()])
-        self._told |= {f"param {name}": value for name, value in new.items()} | tags
+        self._sent |= {f"param {name}": value for name, value in new.items()} | tags
 
     def _run_id(self) -> str:
         """The attempt's run: one that an earlier launcher of it has begun, or a new one."""

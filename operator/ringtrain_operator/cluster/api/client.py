@@ -9,7 +9,7 @@ from .connection import ApiConnection
 from .decode import decode_api_answer
 from .errors import NotFound, error_of
 from .resources import PODS, ApiResource
-from .transport import ApiLimits, ApiRequest, ApiTransport, lines_of
+from .transport import ApiLimits, ApiRequest, ApiTransport, api_lines_of
 
 Json = dict[str, Any]
 
@@ -186,7 +186,7 @@ class ApiClient:
 
     async def _lines(self, request: ApiRequest) -> AsyncGenerator[bytes, None]:
         async with self._transport.stream(request) as content:
-            async for line in lines_of(content):
+            async for line in api_lines_of(content):
                 yield line
 
     async def raw_get(self, path: str) -> Any:

@@ -76,7 +76,7 @@ class ApiConnection:
             found = settings.auth_settings()  # renewed by a hook of the settings
             return {a["key"]: a["value"] for a in found.values() if a["in"] == "header" and a["value"]}
 
-        return cls(settings.host.rstrip("/"), namespace, _tls_of(settings), headers)
+        return cls(settings.host.rstrip("/"), namespace, _api_tls_of(settings), headers)
 
 
 class _ApiTokenFile:
@@ -105,7 +105,7 @@ def _tls_trusting(ca_file: str) -> ssl.SSLContext:
     return tls
 
 
-def _tls_of(settings: Any) -> ssl.SSLContext | None:
+def _api_tls_of(settings: Any) -> ssl.SSLContext | None:
     """TLS as a `kubernetes.client.Configuration` wants it."""
     if not settings.host.startswith("https"):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ...spec.base import depth_of
+from ...spec.base import spec_depth_of
 from .errors import ServerError
 
 # Kubernetes' own objects have about 20 levels, its OpenAPI document less than 50.
@@ -32,12 +32,12 @@ def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
     if shape is not None:
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
             value = _answer_decoder(shape).decode(raw)
-            if depth_of(value) <= _READ_WHOLE:
+            if spec_depth_of(value) <= _READ_WHOLE:
                 return value
     try:
         with suppress(RecursionError):
             value = json.loads(raw)
-            if depth_of(value) <= _READ_WHOLE:
+            if spec_depth_of(value) <= _READ_WHOLE:
                 return value
         return json.loads(b"".join(_pruned_answer(raw)))
     except ValueError as exc:

@@ -136,7 +136,7 @@ class ApiTransport:
             raise Unreachable(f"{request.method} {request.path}: no answer from the API server: {why}") from exc
 
 
-async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def api_lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """The lines of a stream as they come, newline included; of any length, which `readline` would refuse."""
     rest = b""
     async for chunk in content.iter_any():

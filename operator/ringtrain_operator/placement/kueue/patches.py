@@ -8,7 +8,7 @@ from ...build.names import owner_references
 from ...spec.base import format_time
 from ...spec.job import Job
 from .view import WorkloadView
-from .workload import pod_counts
+from .workload import kueue_pod_counts
 
 Json = dict[str, Any]
 Patch = list[Json]
@@ -30,25 +30,25 @@ def quota_returned(view: WorkloadView, now: datetime) -> Patch:
     conditions = _with_workload_conditions(
         view,
         now,
-        _condition("Requeued", again, reason, message),
-        _condition("QuotaReserved", "False", "Pending", message),
-        _condition("Admitted", "False", "NoReservation", "The workload has no reservation"),
-        _condition("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded"),
+        _kueue_condition("Requeued", again, reason, message),
+        _kueue_condition("QuotaReserved", "False", "Pending", message),
+        _kueue_condition("Admitted", "False", "NoReservation", "The workload has no reservation"),
+        _kueue_condition("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded"),
     )
     removed = [{"op": "remove", "path": "/status/admission"}] if view.grants else []
-    return [*_unchanged_since(view), *removed, _conditions(conditions)]
+    return [*_unchanged_since(view), *removed, _kueue_conditions(conditions)]
 
 
 def conditions_set(view: WorkloadView, now: datetime, *changes: ConditionFields) -> Patch:
     """To a Workload's status: conditions; empty if it says so already."""
     known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
-    new = [_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
+    new = [_kueue_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
     if not new:
         return []
     conditions = _with_workload_conditions(view, now, *new)
     if not view.conditions:  # nobody has written a status yet, and a patch can't reach into what is not there
         return [*_unchanged_since(view), {"op": "add", "path": "/status", "value": {"conditions": conditions}}]
-    return [*_unchanged_since(view), _conditions(conditions)]
+    return [*_unchanged_since(view), _kueue_conditions(conditions)]
 
 
 def reclaimed_workload_pods(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
@@ -65,7 +65,7 @@ def resized_workload(view: WorkloadView, job: Job) -> Patch:
         {"op": "replace", "path": "/spec/queueName", "value": job.queue},
         *(
             {"op": "replace", "path": f"/spec/podSets/{places[name]}/count", "value": count}
-            for name, count in pod_counts(job).items()
+            for name, count in kueue_pod_counts(job).items()
             if name in places
         ),
     ]
@@ -82,11 +82,11 @@ def _unchanged_since(view: WorkloadView) -> Patch:
     return [{"op": "replace", "path": "/metadata/resourceVersion", "value": view.version}]
 
 
-def _conditions(conditions: Sequence[Mapping[str, Any]]) -> Json:
+def _kueue_conditions(conditions: Sequence[Mapping[str, Any]]) -> Json:
     return {"op": "add", "path": "/status/conditions", "value": [dict(c) for c in conditions]}
 
 
-def _condition(kind: str, status: str, reason: str, message: str) -> Json:
+def _kueue_condition(kind: str, status: str, reason: str, message: str) -> Json:
     return {"type": kind, "status": status, "reason": reason, "message": message[:_LONGEST_MESSAGE]}
 
 

@@ -15,7 +15,7 @@ _RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
 
 
 @dataclass(frozen=True)
-class QueuePlacement:
+class KueuePlacement:
     """An attempt in its queue. `view`: None where there are no Workloads. `queued_as`: how Kueue knows the job."""
 
     attempt: PlacementAttempt
@@ -39,11 +39,11 @@ class QueuePlacement:
         grants = workload.grants if workload is not None and self.queued_as == "Workload" else {}
         grant = grants.get(POD_SETS[labels[contract.LABEL_ROLE]])
         if grant is not None:
-            return _granted(pod, grant)
+            return _kueue_granted(pod, grant)
         if self.queued_as != "PodGroup" or not job.queue:
             return pod
         is_of_gang = contract.LABEL_ATTEMPT in labels
-        return _grouped(job, pod, self.attempt) if is_of_gang else _queued_alone(job, pod)
+        return _kueue_grouped(job, pod, self.attempt) if is_of_gang else _queued_alone(job, pod)
 
     @property
     def _words(self) -> str:
@@ -59,7 +59,7 @@ class QueuePlacement:
         return workload.words
 
 
-def _granted(pod: Json, grant: Grant) -> Json:
+def _kueue_granted(pod: Json, grant: Grant) -> Json:
     """The pod with what its admission adds: the flavor's nodes before the template's wishes."""
     metadata, spec = pod["metadata"], pod["spec"]
     metadata["labels"] = {**grant.labels, **metadata["labels"]}
@@ -84,7 +84,7 @@ def _queued_alone(job: Job, pod: Json) -> Json:
     return pod
 
 
-def _grouped(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
+def _kueue_grouped(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
     """The pod as one of the attempt's, which Kueue admits together."""
     metadata = _queued_alone(job, pod)["metadata"]
     metadata["labels"][_GROUP_LABEL] = attempt.name

@@ -48,7 +48,7 @@ def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings
     return {"apiVersion": f"{KUEUE_GROUP}/{version}", "kind": "Workload", "metadata": metadata, "spec": spec}
 
 
-def pod_counts(job: Job) -> dict[str, int]:
+def kueue_pod_counts(job: Job) -> dict[str, int]:
     """Of each pod set whose size may change in a queue, how many pods the job wants.
 
     Of data workers as many as there may ever be: quota can't be added to what runs.
@@ -81,7 +81,7 @@ def _lasting_pod_sets(job: Job) -> list[Json]:
     found: list[Json] = []
     if job.spec.data_workers is not None:
         template = weighed_template(build_data_worker_pod(job, 0))
-        found.append({"name": "data", "count": pod_counts(job)["data"], "template": template})
+        found.append({"name": "data", "count": kueue_pod_counts(job)["data"], "template": template})
     if job.spec.evaluator is not None:
         template = weighed_template(build_evaluator_pod(job, job.num_workers))
         found.append({"name": "evaluator", "count": 1, "template": template})

@@ -78,7 +78,7 @@ def test_it_is_counted_once() -> None:
     text = metrics.text().decode()
     for name, value in (("data_workers_lost", 2), ("evaluator_failures", 1), ("input_stalls", 1)):
         assert f"ringtrain_job_{name}_total {value}.0\n" in text
-    metrics.job_gone(KEY)
+    metrics.job_deleted(KEY)
     assert 'job_name="digits"' not in metrics.text().decode()
 
 

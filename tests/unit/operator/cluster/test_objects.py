@@ -38,7 +38,7 @@ async def test_one_that_is_deleted_during_a_look_is_looked_for_again(makes: bool
             while not fault.fired or not any(c.plural == POLICIES and c.verb == "get" for c in fake.calls):
                 await asyncio.sleep(0)
             await api.delete(NETWORK_POLICIES, "default", "digits")
-            memory.object_gone(POLICY)
+            memory.object_deleted(POLICY)
             held.set()
             await look
             if makes:

@@ -17,7 +17,7 @@ from ringtrain_operator.convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.local.manifest import is_job
 from ringtrain_operator.local.templates import LocalTemplates
-from ringtrain_operator.spec.parse import name_of, parse_job
+from ringtrain_operator.spec.parse import parse_job, spec_name_of
 
 FILE = Path(__file__).parents[3] / "corpus/trainjobs/torch.yaml"
 MPI = """
@@ -322,11 +322,11 @@ STRANGERS = FILE.parents[1] / "strangers/trainjob.yaml"
 def test_runtimes_become_templates() -> None:
     """Every job that can be converted names its runtime's, has less to say, and is the same job as without."""
     plain, named = (CliRunner().invoke(main, ["convert", str(STRANGERS), *more]) for more in ([], ["--templates"]))
-    whole = {name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
+    whole = {spec_name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
     documents = list(yaml.safe_load_all(named.stdout))
     templates = LocalTemplates()
     assert {found.name for found in templates.take(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
-    jobs = {name_of(obj["metadata"]): obj for obj in documents if is_job(obj)}
+    jobs = {spec_name_of(obj["metadata"]): obj for obj in documents if is_job(obj)}
     assert jobs.keys() == whole.keys()
     assert len([job for job in jobs.values() if "templateRef" in job["spec"]]) >= 10
     for name, job in jobs.items():

@@ -18,7 +18,7 @@ from ringtrain_operator.local.past_runs import PastLocalRunTail
 from ringtrain_operator.local.plain import PlainLocalDisplay
 from ringtrain_operator.local.process import LocalProcessRunner
 from ringtrain_operator.local.run import LocalStepPace, render_live_display
-from ringtrain_operator.local.summary import LocalRunResults, print_summary, read_results
+from ringtrain_operator.local.summary import LocalRunResults, print_local_summary, read_local_results
 from ringtrain_operator.local.wording import local_progress_numbers
 
 
@@ -115,8 +115,8 @@ def test_the_summary_of_a_failure() -> None:
     w = running(1)
     w.launcher_ends(64, reason="BadConfiguration", message="no data", logTail=["Traceback", "boom"])
     out = io.StringIO()
-    nothing = read_results(Path("/nonexistent"), "default", "digits", 1)
-    print_summary(Console(file=out, width=80), w.status, nothing)
+    nothing = read_local_results(Path("/nonexistent"), "default", "digits", 1)
+    print_local_summary(Console(file=out, width=80), w.status, nothing)
     assert out.getvalue().splitlines() == [
         "state  Failed",
         "       a restart would not help",
@@ -139,7 +139,7 @@ def test_summaries_break_between_words(width: int) -> None:
     out = io.StringIO()
     logs = Path("/a/path/longer/than/the/narrowest/of/these/terminals/that/stays/whole/and/can/be/copied")
     console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
-    print_summary(console, w.status, LocalRunResults(logs, {}))
+    print_local_summary(console, w.status, LocalRunResults(logs, {}))
     lines = out.getvalue().splitlines()
     assert [line for line in lines if len(line) > width and str(logs) not in line] == []
     assert str(logs) in out.getvalue()
@@ -152,9 +152,9 @@ def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
     directory = tmp_path / "default/digits/1"
     directory.mkdir(parents=True)
     (directory / "job.log").write_text("[0] accuracy 0.5\n[0] test accuracy: 0.9806\n")
-    assert read_results(tmp_path, "default", "digits", 1).metrics == {"test accuracy": 0.9806}
+    assert read_local_results(tmp_path, "default", "digits", 1).metrics == {"test accuracy": 0.9806}
     (directory / "metrics.jsonl").write_text('{"metrics": {"f1": 0.5}}\n{"metrics": {"f1"')
-    assert read_results(tmp_path, "default", "digits", 1).metrics == {"f1": 0.5}
+    assert read_local_results(tmp_path, "default", "digits", 1).metrics == {"f1": 0.5}
 
 
 def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:

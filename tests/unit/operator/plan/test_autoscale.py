@@ -16,7 +16,7 @@ from ringtrain_operator.workers.data_workers import (
     MORE_AFTER_S,
     MeasuredDataWorkers,
     first_scale,
-    next_scale,
+    next_data_workers_scale,
     wakes_at,
 )
 
@@ -46,7 +46,7 @@ class Played:
             if self.now - self.wanted_since >= timedelta(seconds=self.late_s):
                 self.there = self.scale.replicas
             seen = MeasuredDataWorkers(self.load(self.there, self.now), self.there == self.scale.replicas, 2)
-            new = next_scale(self.bounds, self.scale, seen, self.now)
+            new = next_data_workers_scale(self.bounds, self.scale, seen, self.now)
             if new.replicas != self.scale.replicas:
                 self.changes.append(new.replicas)
                 self.wanted_since = self.now
@@ -124,7 +124,7 @@ def test_what_is_not_measured_changes_nothing() -> None:
     bounds, now = Autoscale(max_replicas=16), START
     scale = DataScale(replicas=4, asked=4, workers=2, above_since=START)
     unknown = MeasuredDataWorkers(None, True, 2)
-    assert next_scale(bounds, scale, unknown, now + timedelta(hours=1)).model_dump(exclude_none=True) == {
+    assert next_data_workers_scale(bounds, scale, unknown, now + timedelta(hours=1)).model_dump(exclude_none=True) == {
         "replicas": 4,
         "asked": 4,
         "workers": 2,
@@ -144,10 +144,15 @@ def test_another_world_is_learned_anew() -> None:
 def test_new_bounds_are_followed_at_once() -> None:
     """A maximum below the present number is no matter of measuring."""
     scale = DataScale(replicas=9, asked=9, workers=2, above_since=START)
-    assert next_scale(Autoscale(max_replicas=5), scale, MeasuredDataWorkers(0.9, True, 2), START).replicas == 5
+    assert (
+        next_data_workers_scale(Autoscale(max_replicas=5), scale, MeasuredDataWorkers(0.9, True, 2), START).replicas
+        == 5
+    )
     low = DataScale(replicas=1, asked=1, workers=2)
     assert (
-        next_scale(Autoscale(min_replicas=3, max_replicas=5), low, MeasuredDataWorkers(None, True, 2), START).replicas
+        next_data_workers_scale(
+            Autoscale(min_replicas=3, max_replicas=5), low, MeasuredDataWorkers(None, True, 2), START
+        ).replicas
         == 3
     )
 

@@ -7,7 +7,7 @@ from support.planworld import World, condition, elastic, running, settled
 from ringtrain_operator import contract
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Refusal
-from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, incarnations_of
+from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, worker_incarnations_of
 
 VICTIM = "digits-worker-1"
 LAUNCHER = "digits-launcher"
@@ -487,5 +487,5 @@ def test_a_job_that_is_not_elastic_has_no_notes() -> None:
     assert w.status.ledger.incarnations is None
     assert w.status.elastic is None
     assert w.status.condition("Degraded") is None
-    assert incarnations_of(w.status).numbers == ()
+    assert worker_incarnations_of(w.status).numbers == ()
     assert contract.LABEL_INCARNATION not in w.pods["digits-worker-0"]["metadata"]["labels"]

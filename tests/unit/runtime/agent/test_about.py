@@ -14,7 +14,7 @@ from support.commands import completed
 from ringtrain.errors import ConfigurationError
 from ringtrain.run_config import report_config
 from ringtrain.shared.masking import shown_command
-from ringtrain_job.agent.commit import commit_of
+from ringtrain_job.agent.commit import agent_commit_of
 from ringtrain_job.logs.about import LogAboutFile, kept_about, read_about
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -106,18 +106,18 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
         done = completed(["git", *who, *words], cwd=tmp_path, env={**os.environ, **own}, check=True)
         return done.stdout.strip()
 
-    assert commit_of(tmp_path) == ""
+    assert agent_commit_of(tmp_path) == ""
     git("init", "-q")
-    assert commit_of(tmp_path) == ""
+    assert agent_commit_of(tmp_path) == ""
     git("commit", "-q", "--allow-empty", "-m", "one")
     head = git("rev-parse", "HEAD")
     git("worktree", "add", "-q", "linked")
     (tmp_path / "inner").mkdir()
-    assert {commit_of(tmp_path / "inner"), commit_of(tmp_path / "linked")} == {head}
+    assert {agent_commit_of(tmp_path / "inner"), agent_commit_of(tmp_path / "linked")} == {head}
     git("pack-refs", "--all")
-    assert {commit_of(tmp_path), commit_of(tmp_path / "linked")} == {head}
+    assert {agent_commit_of(tmp_path), agent_commit_of(tmp_path / "linked")} == {head}
     git("checkout", "-q", "--detach")
-    assert commit_of(tmp_path) == head
+    assert agent_commit_of(tmp_path) == head
 
 
 def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:

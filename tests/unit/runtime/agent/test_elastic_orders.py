@@ -9,7 +9,7 @@ from ringtrain_job.agent.elastic.orders import (
     ElasticSlotOrder,
     OwnSlot,
     SlotDeadlines,
-    current_order,
+    current_slot_order,
     next_slot_action,
 )
 from ringtrain_job.control.model import Form, Member, Prepare, World
@@ -17,11 +17,11 @@ from ringtrain_job.control.model import Form, Member, Prepare, World
 DEADLINES = SlotDeadlines(fence_s=60, stopped_fence_s=5, grace_s=10)
 WORLD = World(1, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 5, (Member(3, 2), Member(1, 1)))
 
-PREPARE = current_order(Prepare(5, (1, 2, 3)), None, restart=False, now=100)
-URGENT = current_order(Prepare(5, (1, 2, 3), urgent=True), None, restart=False, now=100)
-FORM = current_order(Form(WORLD, (1, 2, 3)), PREPARE, restart=False, now=110)
-STOP_ALL = current_order(Prepare(5, (1, 2, 3), urgent=True, restart=True), None, restart=True, now=100)
-START_ALL = current_order(Form(WORLD, (1, 2, 3)), STOP_ALL, restart=True, now=110)
+PREPARE = current_slot_order(Prepare(5, (1, 2, 3)), None, restart=False, now=100)
+URGENT = current_slot_order(Prepare(5, (1, 2, 3), urgent=True), None, restart=False, now=100)
+FORM = current_slot_order(Form(WORLD, (1, 2, 3)), PREPARE, restart=False, now=110)
+STOP_ALL = current_slot_order(Prepare(5, (1, 2, 3), urgent=True, restart=True), None, restart=True, now=100)
+START_ALL = current_slot_order(Form(WORLD, (1, 2, 3)), STOP_ALL, restart=True, now=110)
 
 NEVER = OwnSlot(3, life=0, running=False, startable=True)
 UNKNOWN = OwnSlot(3, life=2, running=False)
@@ -41,11 +41,11 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
         pytest.param(PREPARE, COMING, None, id="prepare-on-its-way"),
         pytest.param(PREPARE, PARKED, None, id="prepare-parked"),
         pytest.param(PREPARE, INSIDE, ElasticSlotAction.CHANGE, id="prepare-in-the-former"),
-        pytest.param(PREPARE, replace(INSIDE, told=(5, False)), None, id="prepare-told"),
+        pytest.param(PREPARE, replace(INSIDE, last_change=(5, False)), None, id="prepare-told"),
         pytest.param(
-            URGENT, replace(INSIDE, told=(5, False)), ElasticSlotAction.CHANGE, id="urgent-told-that-it-is-not"
+            URGENT, replace(INSIDE, last_change=(5, False)), ElasticSlotAction.CHANGE, id="urgent-told-that-it-is-not"
         ),
-        pytest.param(URGENT, replace(INSIDE, told=(5, True)), None, id="urgent-told"),
+        pytest.param(URGENT, replace(INSIDE, last_change=(5, True)), None, id="urgent-told"),
         pytest.param(PREPARE, replace(PARKED, slot=7), None, id="leaves-when-the-next-is-made"),
         pytest.param(PREPARE, replace(PARKED, slot=7, formation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"),
         pytest.param(PREPARE, replace(INSIDE, slot=7), ElasticSlotAction.CHANGE, id="in-the-former-and-not-wanted"),
@@ -77,15 +77,15 @@ def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlot
 @pytest.mark.parametrize(
     ("order", "slot", "at"),
     [
-        pytest.param(URGENT, replace(INSIDE, told=(5, True)), 160, id="does-not-leave-a-broken-world"),
-        pytest.param(FORM, replace(INSIDE, slot=2, told=(5, True)), 170, id="does-not-leave-the-former"),
-        pytest.param(URGENT, replace(INSIDE, told=(5, True), stopped_since=60), 105, id="cannot-leave"),
+        pytest.param(URGENT, replace(INSIDE, last_change=(5, True)), 160, id="does-not-leave-a-broken-world"),
+        pytest.param(FORM, replace(INSIDE, slot=2, last_change=(5, True)), 170, id="does-not-leave-the-former"),
+        pytest.param(URGENT, replace(INSIDE, last_change=(5, True), stopped_since=60), 105, id="cannot-leave"),
         pytest.param(FORM, replace(COMING, stopped_since=120), 125, id="is-stopped-before-it-is-ready"),
         pytest.param(FORM, replace(INSIDE, formation=5, stopped_since=120), 180, id="is-stopped-in-its-world"),
         pytest.param(FORM, replace(PARKED, slot=2, stopped_since=120), 180, id="is-stopped-while-it-waits"),
         pytest.param(
             PREPARE,
-            replace(INSIDE, told=(5, False), stopped_since=120),
+            replace(INSIDE, last_change=(5, False), stopped_since=120),
             180,
             id="is-stopped-before-its-next-commit",
         ),
@@ -103,7 +103,7 @@ def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at
 @pytest.mark.parametrize(
     ("order", "slot"),
     [
-        pytest.param(PREPARE, replace(INSIDE, told=(5, False)), id="waits-for-its-next-commit"),
+        pytest.param(PREPARE, replace(INSIDE, last_change=(5, False)), id="waits-for-its-next-commit"),
         pytest.param(PREPARE, COMING, id="starts"),
         pytest.param(PREPARE, PARKED, id="parked"),
         pytest.param(FORM, replace(INSIDE, formation=5), id="works"),
@@ -116,14 +116,14 @@ def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:
 
 def test_an_order_that_comes_again_keeps_its_times() -> None:
     """An agent that registers again gets its order again: nobody's time begins anew."""
-    first = current_order(Prepare(5, (1,), urgent=True), None, restart=False, now=100)
-    assert current_order(Prepare(5, (1,), urgent=True), first, restart=False, now=130) == first
-    later = current_order(Prepare(6, (1,), urgent=True), first, restart=False, now=140)
+    first = current_slot_order(Prepare(5, (1,), urgent=True), None, restart=False, now=100)
+    assert current_slot_order(Prepare(5, (1,), urgent=True), first, restart=False, now=130) == first
+    later = current_slot_order(Prepare(6, (1,), urgent=True), first, restart=False, now=140)
     assert (later.since, later.urgent_since) == (140, 140)
 
 
 def test_a_change_that_becomes_urgent() -> None:
     """From then on time is measured."""
-    calm = current_order(Prepare(5, (1,)), None, restart=False, now=100)
+    calm = current_slot_order(Prepare(5, (1,)), None, restart=False, now=100)
     assert calm.urgent_since is None
-    assert current_order(Prepare(5, (1,), urgent=True), calm, restart=False, now=130).urgent_since == 130
+    assert current_slot_order(Prepare(5, (1,), urgent=True), calm, restart=False, now=130).urgent_since == 130

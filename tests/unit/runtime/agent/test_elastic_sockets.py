@@ -17,8 +17,8 @@ from ringtrain_job.agent.elastic.messages import (
     FromRank,
     Joined,
     Ready,
-    change_message,
-    parse_rank_message,
+    parse_slot_message,
+    slot_change_message,
 )
 from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.control.model import Member
@@ -71,7 +71,7 @@ def test_both_ways(server: Server) -> None:
         rank.sendall(b' "joined", "formation": 3}\n{"type": "committed", "step": 9}\n')
         said = [server.next() for _ in range(3)]
         assert said == [(CALLER, Ready(2, 7, 1, adopted=1)), (CALLER, Joined(3)), (CALLER, Committed(9))]
-        server.sockets.send(CALLER, change_message(4, urgent=True))
+        server.sockets.send(CALLER, slot_change_message(4, urgent=True))
         assert line(rank) == {"type": "change", "formation": 4, "urgent": True, "leaving": []}
 
 
@@ -135,7 +135,7 @@ def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 def test_what_is_no_message(text: bytes, problem: str) -> None:
     """The error says which field, what it is, and what is expected."""
     with pytest.raises(ConfigurationError) as error:
-        parse_rank_message(text)
+        parse_slot_message(text)
     assert problem in str(error.value)
 
 
@@ -194,8 +194,8 @@ def test_a_rank_that_does_not_read(server: Server) -> None:
     ):
         assert {server.next(), server.next()} == {(CALLER, True), (Member(4, 1), True)}
         server.sockets.send(CALLER, world)
-        server.sockets.send(CALLER, change_message(2, urgent=True))
-        server.sockets.send(Member(4, 1), change_message(2, urgent=False))
+        server.sockets.send(CALLER, slot_change_message(2, urgent=True))
+        server.sockets.send(Member(4, 1), slot_change_message(2, urgent=False))
         assert line(other) == {"type": "change", "formation": 2, "urgent": False, "leaving": []}
         with stopped.makefile("rb") as file:
             assert [json.loads(file.readline())["type"] for _ in range(2)] == ["world", "change"]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ringtrain._core.process_groups.formations import FormerFormation, former_of
-from ringtrain.elastic.agreement import ElasticStateSummary, conclude_common_step
+from ringtrain._core.process_groups.formations import FormerFormation, former_process_formation
+from ringtrain.elastic.agreement import ElasticStateSummary, conclude_elastic_step
 
 
 def told(adopted: list[int] | None = None, prepared: list[int] | None = None) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def told(adopted: list[int] | None = None, prepared: list[int] | None = None) ->
 )
 def test_survivors(words: list[dict[str, Any]], formation: int, ranks: tuple[int | None, ...]) -> None:
     """Those whose state is of the last formation that any member has adopted."""
-    assert former_of(words) == FormerFormation(formation, ranks)
+    assert former_process_formation(words) == FormerFormation(formation, ranks)
 
 
 def said(*committed: int) -> list[ElasticStateSummary]:
@@ -50,7 +50,7 @@ def said(*committed: int) -> list[ElasticStateSummary]:
 )
 def test_the_agreed_step(commits: tuple[int, ...], ranks: tuple[int | None, ...], expected: tuple[Any, ...]) -> None:
     """The least step of any survivor, from the lowest rank that has it."""
-    agreed = conclude_common_step(said(*commits), FormerFormation(1, ranks))
+    agreed = conclude_elastic_step(said(*commits), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected
     assert agreed.updates == {"optimizer": agreed.committed}
 
@@ -91,5 +91,5 @@ def test_sites_that_go_on_between_two_commits(
     words: list[Any], ranks: tuple[int | None, ...], committed: int, sites: tuple[tuple[int, ...], ...]
 ) -> None:
     """Each from where its furthest rank was interrupted, which is the first of it."""
-    agreed = conclude_common_step(of_sites(*words), FormerFormation(1, ranks))
+    agreed = conclude_elastic_step(of_sites(*words), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.sites) == (committed, sites)

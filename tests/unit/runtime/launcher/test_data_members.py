@@ -19,7 +19,7 @@ from ringtrain.shared.data_members import (
 )
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import LauncherDataMembers
-from ringtrain_job.launcher.throughput import GangThroughput, step_line
+from ringtrain_job.launcher.throughput import GangThroughput, throughput_step_line
 from ringtrain_job.page.step_times import PageStepTimes
 
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
@@ -163,5 +163,5 @@ def test_progress_says_that_input_is_what_is_slow(waited: float | None, said: st
     throughput.add(0, report(2.0, waited))
     progress = throughput.progress()
     assert progress is not None
-    line = step_line(progress, None)
+    line = throughput_step_line(progress, None)
     assert line == f"Step 2  {said}".strip()

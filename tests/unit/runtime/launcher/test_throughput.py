@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from ringtrain_job.launcher.throughput import GangThroughput, Progress, Speed, step_line, total_line
+from ringtrain_job.launcher.throughput import (
+    GangThroughput,
+    Progress,
+    Speed,
+    throughput_step_line,
+    throughput_total_line,
+)
 
 
 def report(step: int, time: float, **more: Any) -> dict[str, Any]:
@@ -78,21 +84,21 @@ def test_no_report_no_progress() -> None:
 def test_how_it_is_printed() -> None:
     """The lines people know."""
     progress = Progress(40, 300, 1, 5120.3, "images", 0.412, {})
-    assert step_line(progress, Speed(5120.3, 31.2, 12.4)) == (
+    assert throughput_step_line(progress, Speed(5120.3, 31.2, 12.4)) == (
         "Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412"
     )
-    assert step_line(Progress(1, None, None, None, "samples", None, {}), None) == "Step 1"
-    assert total_line("images", 5123.876) == "total images/sec: 5123.88"
+    assert throughput_step_line(Progress(1, None, None, None, "samples", None, {}), None) == "Step 1"
+    assert throughput_total_line("images", 5123.876) == "total images/sec: 5123.88"
 
 
 def test_small_numbers_are_printed_as_more_than_nothing() -> None:
     """A loss of 0.0004, and a model that takes a minute for a sample."""
     progress = Progress(40, 300, 1, 0.0162, "samples", 0.00041234, {})
-    assert step_line(progress, Speed(0.0162, 0.00012, 0.0)) == (
+    assert throughput_step_line(progress, Speed(0.0162, 0.00012, 0.0)) == (
         "Step 40/300  samples/sec: 0.0162 +/- 0.00012 (jitter = 0)  loss: 4.123e-04"
     )
-    assert step_line(replace(progress, loss=0.0), None) == "Step 40/300  loss: 0.000"
-    assert total_line("samples", 0.0016234) == "total samples/sec: 0.00162"
+    assert throughput_step_line(replace(progress, loss=0.0), None) == "Step 40/300  loss: 0.000"
+    assert throughput_total_line("samples", 0.0016234) == "total samples/sec: 0.00162"
 
 
 def test_memory_is_bounded() -> None:
@@ -114,7 +120,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
             throughput.add(rank, report(step, 100.0 + step, **known))
         progress = throughput.progress()
         assert progress is not None
-        return step_line(progress, None)
+        return throughput_step_line(progress, None)
 
     assert line(1, (0.5, 0.7)) == "Step 1  loss: 0.600"
     assert line(2, (0.5, "NaN")) == "Step 2  loss: NaN since step 2 (rank 1)"

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.logs.metrics_rule import rule_problem
+from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 from ringtrain_job.logs.printed import PrintedReports, PrintedReportsChoice
 from ringtrain_job.logs.reports import parse_report
 
@@ -247,7 +247,7 @@ def test_any_line(parts: list[bytes]) -> None:
 )
 def test_what_is_no_rule(rule: str, says: str) -> None:
     """The error says what is wrong with it."""
-    assert says in rule_problem(rule)
+    assert says in metrics_rule_problem(rule)
     with pytest.raises(ConfigurationError, match=re.escape(says)):
         PrintedReports(rule, 1)
 
@@ -261,7 +261,7 @@ def test_what_is_no_rule(rule: str, says: str) -> None:
     ],
 )
 def test_rules(rule: str) -> None:
-    assert rule_problem(rule) == ""
+    assert metrics_rule_problem(rule) == ""
 
 
 def test_whose_reports_count() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain_job.launcher.mpi.hosts import daemon_command
+from ringtrain_job.launcher.mpi.hosts import mpirun_daemon_command
 
 RSH, HOSTS = "/tmp/ringtrain-mpi-1/rsh", "/tmp/ringtrain-mpi-1/hosts"
 OF_THE_LAUNCHER = f' -mca plm "rsh" -mca plm_rsh_agent "{RSH}" -mca orte_default_hostfile "{HOSTS}"'
@@ -23,4 +23,4 @@ OF_THE_LAUNCHER = f' -mca plm "rsh" -mca plm_rsh_agent "{RSH}" -mca orte_default
 )
 def test_a_daemon_is_not_told_what_only_the_launcher_has(given: str, wanted: str) -> None:
     """Open MPI 4's daemon ends where its files are not, Intel's finds no host of that name; all else stays."""
-    assert daemon_command(given, "10.0.0.1") == wanted
+    assert mpirun_daemon_command(given, "10.0.0.1") == wanted

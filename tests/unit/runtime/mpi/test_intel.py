@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_job.mpi.intel import daemon_variables
+from ringtrain_job.mpi.intel import intel_daemon_variables
 
 
 @pytest.mark.parametrize("network", ["opt/mpi/libfabric/lib", "libfabric/lib"], ids=["since-2021.11", "before"])
@@ -13,7 +13,7 @@ def test_ranks_find_its_libraries(network: str, tmp_path: Path) -> None:
     for folder in ("bin", "lib/release", f"{network}/prov"):
         (tmp_path / folder).mkdir(parents=True)
     command = f"{tmp_path}/bin//hydra_bstrap_proxy --upstream-host 10.0.0.1"
-    assert daemon_variables(command, {"LD_LIBRARY_PATH": "/usr/lib"}) == {
+    assert intel_daemon_variables(command, {"LD_LIBRARY_PATH": "/usr/lib"}) == {
         "I_MPI_ROOT": str(tmp_path),
         "LD_LIBRARY_PATH": f"{tmp_path}/{network}:{tmp_path}/lib:{tmp_path}/lib/release:/usr/lib",
         "FI_PROVIDER_PATH": f"{tmp_path}/{network}/prov",
@@ -24,5 +24,5 @@ def test_the_image_may_say_it_itself(tmp_path: Path) -> None:
     """Then nothing is added; nor for a daemon of another MPI."""
     (tmp_path / "lib").mkdir()
     command = f"{tmp_path}/bin/hydra_bstrap_proxy"
-    assert daemon_variables(command, {"I_MPI_ROOT": "/opt/impi"}) == {}
-    assert daemon_variables(f"{tmp_path}/bin/hydra_pmi_proxy --rmk user", {}) == {}
+    assert intel_daemon_variables(command, {"I_MPI_ROOT": "/opt/impi"}) == {}
+    assert intel_daemon_variables(f"{tmp_path}/bin/hydra_pmi_proxy --rmk user", {}) == {}

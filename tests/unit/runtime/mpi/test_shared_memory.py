@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ringtrain_job.agent.mpi.worker import make_mpi_agent_directory
+from ringtrain_job.agent.mpi.worker import make_daemon_directory
 
 # Says where its directory is, and lives until its input ends: the test's end ends it, too.
 _AGENT = """
 import sys
 from pathlib import Path
-from ringtrain_job.agent.mpi.worker import make_mpi_agent_directory
-print(make_mpi_agent_directory(Path(sys.argv[1])), flush=True)
+from ringtrain_job.agent.mpi.worker import make_daemon_directory
+print(make_daemon_directory(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
 
@@ -37,6 +37,6 @@ def test_a_killed_agents_directory_is_removed_by_the_next_one(tmp_path: Path) ->
     with _agent(tmp_path) as living:
         with _agent(tmp_path) as killed:
             assert killed.is_dir()
-        own = make_mpi_agent_directory(tmp_path)
+        own = make_daemon_directory(tmp_path)
         left = {path.name for path in tmp_path.iterdir()}
     assert left == {own.name, living.name, "ringtrain-mpi-being-made", "of-another-program"}

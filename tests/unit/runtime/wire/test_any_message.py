@@ -26,7 +26,7 @@ from ringtrain._core.wire.messages import (
     decode_message,
     decode_message_fields,
     describe_difference,
-    encode_message,
+    encode_wire_message,
     split_frame,
 )
 from ringtrain._core.world.membership import WorldMembership
@@ -62,9 +62,9 @@ def test_any_bytes_as_a_message(data: bytes) -> None:
 
 
 @given(st.sampled_from(METHODS), BYTES, st.sampled_from([None, b"token"]))
-@example(ABORT, encode_message({"rank": 1, "session": "", "proof": "", "failure": '{"rank": Infinity}'}), None)
-@example(ABORT, encode_message({"rank": 1, "session": "zz", "proof": "", "failure": ""}), None)
-@example(PROVE, encode_message({"hello": {**HELLO, "rank": 10**40}, "proof": ""}), b"token")
+@example(ABORT, encode_wire_message({"rank": 1, "session": "", "proof": "", "failure": '{"rank": Infinity}'}), None)
+@example(ABORT, encode_wire_message({"rank": 1, "session": "zz", "proof": "", "failure": ""}), None)
+@example(PROVE, encode_wire_message({"hello": {**HELLO, "rank": 10**40}, "proof": ""}), b"token")
 @example("Hello", json.dumps({**HELLO, "address": "\ud800"}).encode(), b"token")
 @example(PROVE, json.dumps({"hello": HELLO, "proof": "\ud800"}).encode(), b"token")
 def test_any_request_to_a_rank(method: str, data: bytes, token: bytes | None) -> None:
@@ -118,6 +118,6 @@ def test_any_bytes_as_headers(blocks: list[bytes]) -> None:
 @given(st.binary(min_size=9, max_size=9), st.binary(max_size=40))
 def test_any_bytes_as_a_frame_of_http2(head: bytes, payload: bytes) -> None:
     """Heads and settings have no bytes that can't be read."""
-    found = frames.head_of(head)
+    found = frames.http2_head_of(head)
     assert frames.frame_head(*(found.kind, found.flags, found.stream, found.length))[:5] == head[:5]
     frames.http2_settings_of(payload[: len(payload) // 6 * 6])

@@ -26,7 +26,7 @@ from ringtrain._core.wire.signature import (
     WireTensorSignature,
     decode_signature,
     describe_mismatch,
-    is_text,
+    is_signature_text,
 )
 from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
@@ -190,7 +190,7 @@ def test_what_ranks_compare_is_short_and_tells_every_difference(tensors: int) ->
     one, same, other = (group_of(tensors, last).compared for last in (3, 3, 4))
     assert one == same != other
     assert len(one) < 20_000
-    assert is_text(one) == (tensors == 1)
+    assert is_signature_text(one) == (tensors == 1)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 
 from ringtrain._core.transport.base import StreamBroken
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.messages import encode_message
+from ringtrain._core.wire.messages import encode_wire_message
 from ringtrain._core.world.failure_state import PeerClosed, WorldFailureState
 from ringtrain._core.world.monitor import WorldMonitor
 from ringtrain._core.world.neighbours import MESH_MOST, failure_told_ranks
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4
-ANNOUNCEMENT = encode_message({"failure": WorldFailure("lost", "rank 3 was lost", 3).encode(), "proof": ""})
+ANNOUNCEMENT = encode_wire_message({"failure": WorldFailure("lost", "rank 3 was lost", 3).encode(), "proof": ""})
 
 
 class Answering:

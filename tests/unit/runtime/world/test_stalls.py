@@ -8,7 +8,7 @@ import pytest
 
 from ringtrain._core.transport.base import StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import WorldFailure
-from ringtrain._core.wire.messages import ABORT, encode_message
+from ringtrain._core.wire.messages import ABORT, encode_wire_message
 from ringtrain._core.world.failure_state import PeersStalled, RankActivity, WorldFailureState
 from ringtrain._core.world.monitor import WorldMonitor
 from ringtrain._core.world.neighbours import near_ranks
@@ -38,7 +38,9 @@ class Waiting:
         else:
             activity = "has begun no collective" if peer == LATE else "is in barrier #7 for 9 s"
             reached = {"0": 6 if peer == LATE else 7}
-            answer.set_result(encode_message({"reached": reached, "activity": activity, "failure": None, "left": []}))
+            answer.set_result(
+                encode_wire_message({"reached": reached, "activity": activity, "failure": None, "left": []})
+            )
         return answer
 
 

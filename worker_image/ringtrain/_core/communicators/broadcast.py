@@ -18,11 +18,11 @@ from typing import Final
 from ringtrain._core.communicators.shm.group import ShmLoneRank, ShmRankGroup
 from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.communicators.steps import ExchangeSteps
-from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, passing_bytes
+from ringtrain._core.reduction.cuts import Bounds, cut_passing_bytes, cut_segments, even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
 _ROOT: Final = 0
 # Between more two trees are quicker for short tensors, and as quick for long ones: see bench/scale/ring.md.
@@ -122,7 +122,7 @@ class PodBroadcast:
     def run(self, what: WireSignature) -> None:
         """Fill the buffer."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
-        what = laid_out(what, (steps.segment_bytes, *what.layout))
+        what = signature_laid_out(what, (steps.segment_bytes, *what.layout))
         peers, takers = self._partners()
         call = self._call = steps.call_among(peers, what, self._frames_for, self._buffer.nbytes, takers=takers)
         with call:
@@ -177,7 +177,7 @@ class PodBroadcast:
         """The sections, `least` or more, each as a part for each rank of a pod."""
         length, nbytes = len(self._buffer), self._buffer.nbytes
         chunk = nbytes // max(least, _CHUNKS_OF_FEW if self._is_few else _CHUNKS)
-        step = min(-(-length // least), passing_bytes(chunk, self._steps.segment_bytes) // self._buffer.itemsize)
+        step = min(-(-length // least), cut_passing_bytes(chunk, self._steps.segment_bytes) // self._buffer.itemsize)
         cuts = cut_segments(0, length, max(1, step)) or [slice(0, 0)]
         each = len(self._route.group.ranks)
         return [tuple(cut.start + at for at in even_bounds(cut.stop - cut.start, each)) for cut in cuts]

@@ -3,8 +3,8 @@
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
-from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
-from ringtrain._core.communicators.shm.join import ShmHostGroups, host_identity, share_memory
+from ringtrain._core.communicators.shm.communicator import ShmCommunicator
+from ringtrain._core.communicators.shm.join import ShmHostGroups, share_memory, shm_host_identity
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.membership import WorldMembership
 from ringtrain.errors import ConfigurationError
@@ -29,9 +29,9 @@ def choose_communicator(
         from ringtrain._core.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
 
         return MpiCommunicator(member, process_set, network)
-    hosts = share_memory(member, process_set, network, pod_identity(config))
+    hosts = share_memory(member, process_set, network, communicator_pod(config))
     if hosts is not None and len(hosts.positions) == 1:
-        return SharedMemoryCommunicator(network, hosts)
+        return ShmCommunicator(network, hosts)
     if config.transport == "shm":
         raise ConfigurationError(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
@@ -48,11 +48,11 @@ def _over_network(network: ExchangeCommunicator, direct_ranks_most: int) -> Comm
     return network if len(network.ranks) <= direct_ranks_most else HierarchicalCommunicator(network, None)
 
 
-def pod_identity(config: WorkerConfig) -> str:
+def communicator_pod(config: WorkerConfig) -> str:
     """Equal for ranks of one pod. Pods may be processes of one machine (`dtj local`), and are still what their
     agents say.
     """
-    return f"{host_identity()} {config.cross_rank}"
+    return f"{shm_host_identity()} {config.cross_rank}"
 
 
 def _are_regular_hosts(hosts: ShmHostGroups) -> bool:

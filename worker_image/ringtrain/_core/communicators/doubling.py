@@ -17,7 +17,7 @@ from ringtrain._core.reduction.cuts import Bounds, cut_segments, length_offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
 # More ranks than these have fewer partners this way: bench/README has the sweep.
 RANKS_MOST_DIRECT: Final = 3
@@ -56,7 +56,7 @@ class RecursiveDoubling:
                     call.wait_until(partial(holds, shift), caller)
                     yield call.frame(WireStep.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
 
-        what = laid_out(what, (steps.segment_bytes, *what.layout))
+        what = signature_laid_out(what, (steps.segment_bytes, *what.layout))
         call = steps.call_among(self._peers(1), what, frames_for, buffer.nbytes, takers=self._peers(-1))
         with call:
             for step, shift in enumerate(self._shifts):
@@ -91,7 +91,7 @@ class RecursiveDoubling:
                 call.wait_until(partial(holds, count), caller)
                 yield call.frame(WireStep.RESULT, index, buffer[cut])
 
-        what = laid_out(what, (steps.segment_bytes, *what.layout, *bounds))
+        what = signature_laid_out(what, (steps.segment_bytes, *what.layout, *bounds))
         peers, takers = self._peers(1), self._peers(-1)
         call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
         with call:

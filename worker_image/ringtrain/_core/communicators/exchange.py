@@ -28,17 +28,17 @@ from ringtrain._core.communicators.steps import ExchangeSteps
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import (
     Bounds,
+    cut_passing_bytes,
     cut_segments,
     cut_tensors,
     length_offsets,
-    passing_bytes,
     without_short_ones,
 )
 from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 from ringtrain._core.world.membership import WorldMembership
 
 SEGMENT_BYTES: Final = 2 << 20
@@ -91,7 +91,7 @@ class ExchangeCommunicator:
         """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
-        step = max(1, passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
+        step = max(1, cut_passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
         cuts = cut_tensors(sources, len(self.ranks), step)
         own = cuts[self.position]
         results: list[WireFrame] = []
@@ -113,7 +113,7 @@ class ExchangeCommunicator:
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         if doubling := self._doubling_of(source.nbytes):
-            what = laid_out(what, (*what.layout, *bounds))
+            what = signature_laid_out(what, (*what.layout, *bounds))
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
             ReductionFold(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
@@ -133,7 +133,7 @@ class ExchangeCommunicator:
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
         if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
-            what = laid_out(what, (*what.layout, *bounds))
+            what = signature_laid_out(what, (*what.layout, *bounds))
             own = buffer[bounds[self.position] : bounds[self.position + 1]]
             np.concatenate(doubling.gather(what, own, lengths), out=buffer)
             return
@@ -187,7 +187,7 @@ class ExchangeCommunicator:
         asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
         given = [p for p in self.steps.others if origins is None or len(parts[p])]
         peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
-        what = laid_out(what, (self.segment_bytes, *what.layout))
+        what = signature_laid_out(what, (self.segment_bytes, *what.layout))
         call = self.steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
         size = np.empty(1, np.int64)
         with call:
@@ -212,7 +212,7 @@ class ExchangeCommunicator:
             return call.frames(WireStep.RESULT, (source[cut] for cut in parts))
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
-        what = laid_out(what, (self.segment_bytes,))
+        what = signature_laid_out(what, (self.segment_bytes,))
         call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
             for index, cut in enumerate(cut_segments(0, len(target), step)):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from ringtrain._core.communicators.numbers import foreign_number
+from ringtrain._core.communicators.numbers import foreign_communicator_number
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
@@ -25,7 +25,7 @@ class ForeignCommunicatorCalls:
         self.timeout_s, self.stall_timeout_s = member.ring.timeout_s, member.ring.stall_timeout_s
         self.address = member.ring.addresses[member.ring.rank]
         self._member = member
-        self._number = foreign_number(number)
+        self._number = foreign_communicator_number(number)
         self._others = tuple(rank for rank in ranks if rank != member.ring.rank)
         self._peers = frozenset(self._others)
         self._sequence = 0

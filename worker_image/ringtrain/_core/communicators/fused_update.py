@@ -45,7 +45,7 @@ class ExchangeFusedUpdates:
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         """Whether all ranks have the compiled library. Collective."""
         if self._possible is None:
-            here = np.array([fold.can_update()], np.uint8)
+            here = np.array([fold.can_fold_and_update()], np.uint8)
             there = self._all_gather_parts(WireSignature("can_update"), here)
             self._possible = all(bool(part[0]) for part in there)
         return self._possible

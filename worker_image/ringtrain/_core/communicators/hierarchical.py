@@ -32,7 +32,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
 # Up to this all ranks may gather what each has; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
@@ -118,7 +118,7 @@ class HierarchicalCommunicator:
         if self._is_tree:
             self._scatter_by_tree(what, source, bounds, target, op)
             return
-        what = laid_out(what, bounds)
+        what = signature_laid_out(what, bounds)
         mapped = self._group.mapped(what, source)
         sections = [
             s
@@ -137,7 +137,7 @@ class HierarchicalCommunicator:
         if self._hosts is None or not longest or self._gathers_flat(longest):
             self._network.all_gather(what, buffer, bounds)
             return
-        what, mapped = laid_out(what, bounds), self._group.mapped(what, buffer)
+        what, mapped = signature_laid_out(what, bounds), self._group.mapped(what, buffer)
         sections = [
             self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None) for pod in range(self._pods.last + 1)
         ]
@@ -151,7 +151,7 @@ class HierarchicalCommunicator:
         assert self._updates is not None, "ask can_update first"
         longest = max(end - start for start, end in pairwise(bounds))
         step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
-        self._updates.update(laid_out(what, bounds), gradients, bounds, op, change, step)
+        self._updates.update(signature_laid_out(what, bounds), gradients, bounds, op, change, step)
 
     def finish_updates(self) -> bool:
         return self._updates is not None and self._updates.finish_updates()
@@ -222,7 +222,7 @@ class HierarchicalCommunicator:
     def _scatter_by_tree(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
         cost a meeting for each."""
-        what = laid_out(what, bounds)
+        what = signature_laid_out(what, bounds)
         if source.nbytes <= _DOUBLED_BYTES:
             result = np.empty_like(source)
             pieces = even_bounds(len(source), len(self._group.ranks))

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
-from ringtrain._core.communicators.numbers import inside_number
+from ringtrain._core.communicators.numbers import inside_communicator_number
 from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, length_offsets
 from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 from ringtrain._core.world.failure_state import PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
-from ringtrain._core.world.mpi_library import give_up, load_mpi, load_world
+from ringtrain._core.world.mpi_library import give_up, load_mpi_of_world, load_world
 from ringtrain.errors import RingtrainError
 
 # Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
@@ -59,7 +59,7 @@ class MpiCommunicator:
         self._network = network
         self.ranks, self.position = network.ranks, network.position
         self._others = tuple(rank for rank in self.ranks if rank != member.ring.rank)
-        self._set = inside_number(process_set)
+        self._set = inside_communicator_number(process_set)
         self._sequence = 0
 
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
@@ -72,13 +72,13 @@ class MpiCommunicator:
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
-        activity = self._begin(laid_out(what, bounds))
+        activity = self._begin(signature_laid_out(what, bounds))
         for piece in self._pieces(bounds, source.itemsize):
             first, last = piece[self.position]
             self._fold(activity, source, piece, target[first - start : last - start], op)
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        activity = self._begin(laid_out(what, bounds))
+        activity = self._begin(signature_laid_out(what, bounds))
         self._gather(activity, buffer, list(itertools.pairwise(bounds)))
 
     def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
@@ -143,7 +143,7 @@ class MpiCommunicator:
         self._member.offers.begin(key, what, self._others)
         mine = np.array([_mpi_signature_digest(what), -_mpi_signature_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
-        self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi().MAX), mine, all_of_us)
+        self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi_of_world().MAX), mine, all_of_us)
         self._member.offers.end(key)  # all have come
         if (all_of_us != mine).any():
             # The network compares in words, and has every rank raise the same ones.
@@ -186,7 +186,7 @@ class MpiCommunicator:
             return
         raw = _mpi_raw_buffer(buffer)
         layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _mpi_type_of(buffer)]
-        self._wait(activity, self._comm.Iallgatherv(load_mpi().IN_PLACE, layout), raw)
+        self._wait(activity, self._comm.Iallgatherv(load_mpi_of_world().IN_PLACE, layout), raw)
 
     def _exchange(self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
         """Send each of `sent` to its position, and fill each of `received` from its own."""
@@ -246,5 +246,5 @@ def _mpi_raw_buffer(array: Flat) -> Flat:
 
 
 def _mpi_type_of(array: Flat) -> Any:
-    mpi = load_mpi()
+    mpi = load_mpi_of_world()
     return {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}[array.itemsize]

@@ -22,7 +22,7 @@ _INSIDE: Final = 1 << 30
 _FOREIGN: Final = 1 << 31
 
 
-def further_number(process_set: int, index: int) -> int:
+def further_communicator_number(process_set: int, index: int) -> int:
     """The number of communicator `index` of a process set. Raises ConfigurationError where there are too many."""
     if index >= PER_SET:
         raise ConfigurationError(
@@ -38,11 +38,11 @@ def further_number(process_set: int, index: int) -> int:
     return number
 
 
-def inside_number(number: int) -> int:
+def inside_communicator_number(number: int) -> int:
     """The number of what communicator `number` runs beside its network."""
     return _INSIDE + number
 
 
-def foreign_number(number: int) -> int:
+def foreign_communicator_number(number: int) -> int:
     """The number of what runs through a library of others beside communicator `number`."""
     return _FOREIGN + number

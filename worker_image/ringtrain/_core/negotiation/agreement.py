@@ -154,7 +154,10 @@ def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ..
             ours, theirs = getattr(requests[first], attribute), getattr(requests[rank], attribute)
             if ours != theirs:
                 reason = _request_differs(
-                    requests[first].name, label, (first, _short_value(ours)), (rank, _short_value(theirs))
+                    requests[first].name,
+                    label,
+                    (first, _short_request_value(ours)),
+                    (rank, _short_request_value(theirs)),
                 )
                 return reason + (_SPARSE if {ours, theirs} == _SPARSE_AND_DENSE else "")
         if reason := _shapes_differ(requests, first, rank):
@@ -200,7 +203,9 @@ def _shapes_differ(requests: Mapping[int, NamedRequest], first: int, rank: int) 
     if here == there and [len(s) for s in ours.shapes] == [len(s) for s in theirs.shapes]:
         return ""
     what = "shape after the first dimension" if rows_may_differ else "shape"
-    return _request_differs(ours.name, what, (first, _short_value(ours.shapes)), (rank, _short_value(theirs.shapes)))
+    return _request_differs(
+        ours.name, what, (first, _short_request_value(ours.shapes)), (rank, _short_request_value(theirs.shapes))
+    )
 
 
 def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[int, Any]) -> str:
@@ -210,6 +215,6 @@ def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[
     )
 
 
-def _short_value(value: Any) -> Any:
+def _short_request_value(value: Any) -> Any:
     """The one element of a tuple of one: only grouped collectives have more."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.negotiation.execution import dtypes_error
+from ringtrain._core.negotiation.execution import request_dtypes_error
 from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.negotiation.request import (
     KNOWN_MAX,
     CollectiveKind,
     NamedRequest,
     described,
+    request_splits_error,
     scalar_error,
-    splits_error,
 )
 from ringtrain._core.process_groups.process_sets import ProcessSet, members
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.arithmetic import adasum_error, scaled
-from ringtrain._core.reduction.ops import ReduceOp, chosen_op, only_sums
+from ringtrain._core.reduction.ops import ReduceOp, chosen_reduction_op, only_sums
 from ringtrain._core.wire.dtypes import name_of
 from ringtrain.step_time import REDUCTION
 
@@ -41,14 +41,16 @@ class NamedReduction:
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """What the arguments of an allreduce ask for. Raises ConfigurationError."""
-        return _named_reduction(chosen_op(op, average), float(prescale), float(postscale), process_set)
+        return _named_reduction(chosen_reduction_op(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """The same for `series`, which has Average and Sum alone."""
-        return _named_reduction(only_sums(chosen_op(op), series), float(prescale), float(postscale), process_set)
+        return _named_reduction(
+            only_sums(chosen_reduction_op(op), series), float(prescale), float(postscale), process_set
+        )
 
     def request(self, name: str, kind: CollectiveKind = CollectiveKind.ALLREDUCE) -> NamedRequest:
         return _named_request(self, name, kind)
@@ -80,7 +82,7 @@ def begin_named_request(
     held = [np.asarray(array) for array in arrays]
     dtypes, shapes = tuple(name_of(array.dtype) for array in held), tuple(array.shape for array in held)
     full = described(request, dtypes, shapes, request.device)
-    if error := error or dtypes_error(full.kind, full.dtypes, full.op):
+    if error := error or request_dtypes_error(full.kind, full.dtypes, full.op):
         full = replace(full, error=error)
     return queue_of(process_set).submit(full, lambda: held)
 
@@ -118,12 +120,13 @@ def allreduce_gradient(
     factor = how.prescale * how.postscale
     if how.op == "Product":
         others = [
-            _product_of_others(array, how, _name_of_part(name, f"input{index}")) for index, array in enumerate(inputs)
+            _product_of_others(array, how, _request_name_of_part(name, f"input{index}"))
+            for index, array in enumerate(inputs)
         ]
         return [np.asarray(factor * g * o, g.dtype) for g, o in zip(summed, others, strict=True)]
     mine = [scaled(scaled(array, how.prescale), how.postscale) for array in inputs]
     held = [np.asarray(x == y, x.dtype) for x, y in zip(mine, outputs, strict=True)]
-    holders = allreduce(held, total, _name_of_part(name, "holders"), "allreduce_gradient")
+    holders = allreduce(held, total, _request_name_of_part(name, "holders"), "allreduce_gradient")
     return [np.asarray(factor * g * h / n, g.dtype) for g, h, n in zip(summed, held, holders, strict=True)]
 
 
@@ -143,7 +146,7 @@ def allgather_gradient(
     their Sum.
     """
     reduced = allreduce(grads, NamedReduction(op, process_set), name, "allgather_gradient")
-    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _name_of_part(name, "rows"))
+    (everyone,) = allgather([np.array([rows], np.int64)], process_set, _request_name_of_part(name, "rows"))
     before = everyone[: process_set.rank() or 0].sum(axis=0)
     return [grad[start : start + own] for grad, start, own in zip(reduced, before, rows, strict=True)]
 
@@ -175,7 +178,7 @@ def alltoall(
     array: Array, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None
 ) -> tuple[Array, Array]:
     """Send `splits[i]` rows to rank i of the set; return the rows received and how many came from each rank."""
-    error = splits_error(np.shape(array), splits, members(process_set))
+    error = request_splits_error(np.shape(array), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
     request = NamedRequest(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set), splits=cut)
     received, counts = run_named_request(request, [array], process_set, error)
@@ -194,7 +197,7 @@ def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: st
     return [np.asarray(grad * factor, grad.dtype) for grad in allgather(grads, how.process_set, name)]
 
 
-def _name_of_part(name: str | None, part: str) -> str | None:
+def _request_name_of_part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 
 

@@ -20,7 +20,7 @@ from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.agreement import NegotiatedRequests
 from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, splits_of
 from ringtrain._core.process_groups import work
-from ringtrain._core.process_groups.tensors import Array, as_array, flat
+from ringtrain._core.process_groups.tensors import Array, as_array, flat_collective_array
 from ringtrain._core.reduction.arithmetic import scaled
 from ringtrain._core.reduction.cuts import Bounds, length_offsets
 from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
@@ -112,29 +112,29 @@ def run_batch(
     tensors = [array for own in given for array in own]
     if batch.bounds:
         packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
-        packed = reduce_packed(communicator, request, packed)
+        packed = reduce_packed_entries(communicator, request, packed)
         cuts = itertools.pairwise(batch.bounds)
         finished = iter([packed[slice(*cut)].reshape(like.shape) for cut, like in zip(cuts, tensors, strict=True)])
     else:
-        outputs = _allreduce_request(communicator, _all_scaled(tensors, request.prescale), ReduceOp(request.op))
-        finished = iter(_all_scaled(outputs, request.postscale))
+        outputs = _allreduce_request(communicator, _all_entries_scaled(tensors, request.prescale), ReduceOp(request.op))
+        finished = iter(_all_entries_scaled(outputs, request.postscale))
     return [list(itertools.islice(finished, len(own))) for own in given]
 
 
-def reduce_packed(communicator: Communicator, request: NamedRequest, packed: Array) -> Array:
+def reduce_packed_entries(communicator: Communicator, request: NamedRequest, packed: Array) -> Array:
     """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
     changed, and may be what is returned."""
     op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
     own = scaled(packed, request.prescale)
-    as_it_is = travels_as_it_is(dtype, op)
-    sent = own if as_it_is else carried_array(own, op, size)
-    buffer = flat(sent)
-    communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, carried_op(dtype, op))
-    return scaled(sent if as_it_is else brought_back(sent, op, dtype, size), request.postscale)
+    as_it_is = request_travels_as_it_is(dtype, op)
+    sent = own if as_it_is else request_carried_array(own, op, size)
+    buffer = flat_collective_array(sent)
+    communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, request_carried_op(dtype, op))
+    return scaled(sent if as_it_is else brought_back_to_requested(sent, op, dtype, size), request.postscale)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
+def request_dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
     """Return why a collective of `kind` cannot take tensors of these dtypes with `op`; empty if it can."""
     if "object" in dtypes:
         return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
@@ -156,19 +156,19 @@ def _entries_packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
     return length_offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
 
 
-def _all_scaled(arrays: list[Array], factor: float) -> list[Array]:
+def _all_entries_scaled(arrays: list[Array], factor: float) -> list[Array]:
     return arrays if factor == 1.0 else [scaled(array, factor) for array in arrays]
 
 
 def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
     """`arrays` have one dtype."""
     dtype, size = arrays[0].dtype, len(communicator.ranks)
-    as_it_is = travels_as_it_is(dtype, op)
+    as_it_is = request_travels_as_it_is(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = WireSignature("allreduce", op=op.value)
-    sent = arrays if as_it_is else [carried_array(array, op, size) for array in arrays]
-    reduced = work.grouped_allreduce(sent, carried_op(dtype, op), None, what)(communicator)
-    return reduced if as_it_is else [brought_back(array, op, dtype, size) for array in reduced]
+    sent = arrays if as_it_is else [request_carried_array(array, op, size) for array in arrays]
+    reduced = work.grouped_allreduce(sent, request_carried_op(dtype, op), None, what)(communicator)
+    return reduced if as_it_is else [brought_back_to_requested(array, op, dtype, size) for array in reduced]
 
 
 def _reduce_bucket_request(
@@ -176,7 +176,7 @@ def _reduce_bucket_request(
 ) -> Array:
     """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
     op = ReduceOp(request.op)
-    pieces = [flat(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
+    pieces = [flat_collective_array(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
     buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
     parts, whole = pieces, buffer
     if (real := COMPLEX.get(name_of(buffer.dtype))) is not None:
@@ -200,7 +200,7 @@ def _run_single_request(communicator: Communicator, agreed: NegotiatedRequests, 
             buffers = [np.array(array, order="C") for array in arrays]
             for buffer in buffers:
                 what = WireSignature("broadcast", root=request.root)
-                communicator.broadcast(what, _bytes_of(buffer), ranks.index(request.root))
+                communicator.broadcast(what, _entry_bytes(buffer), ranks.index(request.root))
             return buffers
         case CollectiveKind.ALLTOALL:
             return _alltoall_request(communicator, arrays[0], splits_of([agreed.requests[rank] for rank in ranks]))
@@ -212,14 +212,14 @@ def _run_single_request(communicator: Communicator, agreed: NegotiatedRequests, 
 
 
 def _allgather_request(communicator: Communicator, array: Array, rows: int) -> Array:
-    parts = communicator.all_gather_parts(WireSignature("allgather"), _bytes_of(array))
+    parts = communicator.all_gather_parts(WireSignature("allgather"), _entry_bytes(array))
     return np.concatenate(parts).view(array.dtype).reshape(rows, *array.shape[1:])
 
 
 def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
     """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
     cuts = np.cumsum([0, *splits[communicator.position]])
-    parts = [_bytes_of(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
+    parts = [_entry_bytes(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(WireSignature("alltoall"), parts)
     rows = [own[communicator.position] for own in splits]  # of an empty dimension the bytes do not tell them
     whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
@@ -228,12 +228,12 @@ def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence
 
 def _reducescatter_request(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
     size = len(communicator.ranks)
-    sent = carried_array(array, op, size)
-    (own,) = work.grouped_reducescatter([sent], carried_op(array.dtype, op), None)(communicator)
-    return brought_back(own, op, array.dtype, size)
+    sent = request_carried_array(array, op, size)
+    (own,) = work.grouped_reducescatter([sent], request_carried_op(array.dtype, op), None)(communicator)
+    return brought_back_to_requested(own, op, array.dtype, size)
 
 
-def _bytes_of(array: Array) -> Array:
+def _entry_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -271,17 +271,17 @@ _WIDER_FOR_AVERAGES: Final = {**WIDER, "int32": "int64"}
 COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 
 
-def carried_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
+def request_carried_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
     """The operation that a communicator is asked for: averages of integers are sums, divided afterwards."""
     return Sum if op is Average and dtype.kind in "iub" else op
 
 
-def travels_as_it_is(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Whether `carried_array` and `brought_back` change nothing."""
+def request_travels_as_it_is(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Whether `request_carried_array` and `brought_back_to_requested` change nothing."""
     return name_of(dtype) in CODES and not (op is Average and dtype.kind in "iub")
 
 
-def carried_array(array: Array, op: ReduceOp, size: int) -> Array:
+def request_carried_array(array: Array, op: ReduceOp, size: int) -> Array:
     """Return what `size` ranks reduce in the place of `array`; it may have one more dimension, the last."""
     name = name_of(array.dtype)
     if name in COMPLEX:
@@ -292,7 +292,7 @@ def carried_array(array: Array, op: ReduceOp, size: int) -> Array:
     return array.astype(dtype_of(wider.get(name, name)), copy=False)
 
 
-def brought_back(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
+def brought_back_to_requested(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
     """Return the result of `dtype`, from what was reduced in its place."""
     if dtype.kind == "c":
         return np.asarray(np.asarray(reduced, order="C").view(dtype)[..., 0])

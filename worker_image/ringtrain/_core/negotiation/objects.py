@@ -12,7 +12,7 @@ from ringtrain._core.wire.objects import (
     check_headers,
     decode_object,
     encode_object,
-    is_refusal,
+    is_wire_refusal,
     object_header,
     pack_object,
     unpack_object,
@@ -46,7 +46,7 @@ def broadcast_object(
     length = check_headers(rows, group.ranks, "broadcast_object")[group.ranks.index(root)]
     data = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
     (received,) = arrays.broadcast([data], root, process_set, f"{name}.data")
-    if is_root and not is_refusal(message):
+    if is_root and not is_wire_refusal(message):
         return value
     return unpack_object(received.tobytes(), root, allow_pickle, foreign)
 

@@ -75,7 +75,7 @@ class NamedQueue:
         self._agreement = RequestNegotiation(ranks)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._kept = threading.Condition()  # of every promise
+        self._promise_kept = threading.Condition()  # of every promise
         self._last: tuple[list[NegotiatedRequests], list[FusedRequestBatch]] = (
             [],
             [],
@@ -100,7 +100,7 @@ class NamedQueue:
     def hand_in(self, submission: NamedSubmission) -> NamedSubmission:
         """As `submit`, of a submission that is made already."""
         request = submission.request
-        submission.kept = self._kept
+        submission.promise_kept = self._promise_kept
         submission.since_ns = time.perf_counter_ns()
         with self._lock:  # entering the condition itself is a call of Python's
             if self._closed:
@@ -259,8 +259,8 @@ class NamedQueue:
         for one, result in zip(own, results, strict=True):
             if one is not None:
                 one.keep(result)
-        with self._kept:
-            self._kept.notify_all()
+        with self._promise_kept:
+            self._promise_kept.notify_all()
 
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedRequestBatch, own: Sequence[NamedSubmission | None]
@@ -282,8 +282,8 @@ class NamedQueue:
     def _break(self, submissions: Sequence[NamedSubmission], error: RingtrainError) -> None:
         for submission in submissions:
             submission.break_with(error)
-        with self._kept:
-            self._kept.notify_all()
+        with self._promise_kept:
+            self._promise_kept.notify_all()
 
     def _fail_all(self, error: RingtrainError) -> None:
         with self._changed:

@@ -102,7 +102,7 @@ def splits_of(requests: Sequence[NamedRequest]) -> list[tuple[int, ...]]:
     return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]
 
 
-def splits_error(shape: Sequence[int], splits: Sequence[float] | None, size: int) -> str:
+def request_splits_error(shape: Sequence[int], splits: Sequence[float] | None, size: int) -> str:
     """Return why `splits` cannot cut a tensor of `shape` for `size` ranks; empty if it can."""
     if not shape:
         return "the tensor is a scalar; expected at least one dimension to cut along"

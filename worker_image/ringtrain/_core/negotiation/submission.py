@@ -17,12 +17,12 @@ class NamedSubmission:
     """One rank's part in a named collective, and the promise of what `finish` makes of its result.
 
     `arrays`: gives this rank's tensors. `target`: of a bucket, where its results go, one behind the other; the
-    tensors may lie there. `kept`: the condition of all promises of a queue, which sets it. Whoever keeps promises
-    notifies it afterwards, once for a batch: a lock and a condition for each tensor, as `concurrent.futures` has,
-    cost more than the sum itself.
+    tensors may lie there. `promise_kept`: the condition of all promises of a queue, which sets it. Whoever keeps
+    promises notifies it afterwards, once for a batch: a lock and a condition for each tensor, as
+    `concurrent.futures` has, cost more than the sum itself.
     """
 
-    __slots__ = ("_done", "_error", "_result", "arrays", "finish", "kept", "request", "since_ns", "target")
+    __slots__ = ("_done", "_error", "_result", "arrays", "finish", "promise_kept", "request", "since_ns", "target")
 
     def __init__(
         self, request: NamedRequest, arrays: Arrays, finish: Finish = list, target: Array | None = None
@@ -31,7 +31,7 @@ class NamedSubmission:
         self.arrays = arrays
         self.finish = finish
         self.target = target
-        self.kept: threading.Condition | None = None
+        self.promise_kept: threading.Condition | None = None
         self.since_ns = 0
         self._done = False
         self._result: Any = None
@@ -51,7 +51,7 @@ class NamedSubmission:
 
     def keep(self, result: Result) -> None:
         """Keep the promise with what `finish` makes of `result`, or break it with what `finish` raises; waiters
-        learn of it when `kept` is notified."""
+        learn of it when `promise_kept` is notified."""
         try:
             self._result = self.finish(result)
         except Exception as error:
@@ -59,7 +59,7 @@ class NamedSubmission:
         self._end()
 
     def break_with(self, error: BaseException) -> None:
-        """Break the promise; waiters learn of it when `kept` is notified."""
+        """Break the promise; waiters learn of it when `promise_kept` is notified."""
         self._error = error
         self._end()
 
@@ -69,11 +69,11 @@ class NamedSubmission:
         self._done = True
 
     def _wait(self, timeout: float | None) -> None:
-        assert self.kept is not None, "it is submitted"
+        assert self.promise_kept is not None, "it is submitted"
         end = None if timeout is None else time.monotonic() + timeout
-        with self.kept:
+        with self.promise_kept:
             while not self._done:
                 left_s = None if end is None else end - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise TimeoutError(f"no result within {timeout} s")
-                self.kept.wait(left_s)
+                self.promise_kept.wait(left_s)

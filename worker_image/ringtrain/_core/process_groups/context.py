@@ -78,7 +78,7 @@ def init(
             return
         agent = None if config else own_agent()
         _context = _meet_agents_world(
-            agent, lambda: _timed_config(config or _own_worker_config(agent, tf_config), timeout), segment_bytes
+            agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes
         )
         found = _context.config
         atexit.register(shutdown)
@@ -147,7 +147,7 @@ def _join_process_groups(
     return context
 
 
-def _own_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
+def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
     """What the environment says, in an elastic job after the agent has told this rank its next world.
 
     Raises ConfigurationError where the environment is another process's, whose world goes on.

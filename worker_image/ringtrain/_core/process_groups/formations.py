@@ -55,8 +55,8 @@ class ProcessFormationMemory:
     def told(self) -> dict[str, Any]:
         """What the members of the next world are told."""
         return {
-            "adopted": _fields(self.adopted),
-            "prepared": _fields(self.prepared),
+            "adopted": _formation_place_fields(self.adopted),
+            "prepared": _formation_place_fields(self.prepared),
             "sets": [ranks for ranks, _ in self.sets],
         }
 
@@ -78,15 +78,15 @@ class FormerFormation:
         return [rank for rank, former in enumerate(self.ranks) if former is not None]
 
 
-def former_of(told: Sequence[dict[str, Any]]) -> FormerFormation:
+def former_process_formation(told: Sequence[dict[str, Any]]) -> FormerFormation:
     """What the members' words come to.
 
     A formation has happened when any member has adopted its state. That member went through a barrier for it, so
     each other member of that formation had all of its state prepared, and counts, whether or not it got through
     the barrier as well. Whoever has neither is a newcomer, even with a state of an older formation.
     """
-    adopted = [_place(one["adopted"]) for one in told]
-    prepared = [_place(one["prepared"]) for one in told]
+    adopted = [_place_in_process_formation(one["adopted"]) for one in told]
+    prepared = [_place_in_process_formation(one["prepared"]) for one in told]
     top = max((place.formation for place in adopted if place is not None), default=0)
     ranks: list[int | None] = []
     for places in zip(adopted, prepared, strict=True):
@@ -99,9 +99,9 @@ def own_agent() -> RankAgentSocket | None:
     return agent_of(os.environ)
 
 
-def _fields(place: FormationPlace | None) -> list[int] | None:
+def _formation_place_fields(place: FormationPlace | None) -> list[int] | None:
     return None if place is None else [place.formation, place.rank]
 
 
-def _place(fields: Any) -> FormationPlace | None:
+def _place_in_process_formation(fields: Any) -> FormationPlace | None:
     return None if fields is None else FormationPlace(int(fields[0]), int(fields[1]))

@@ -24,7 +24,7 @@ from ringtrain._core.communicators.base import (
     UpdatingCommunicator,
 )
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.process_groups.tensors import checked_bounds, flat_signature
+from ringtrain._core.process_groups.tensors import checked_collective_bounds, flat_signature
 from ringtrain._core.process_groups.work import Work, barrier, short_allreduce, short_barrier
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
@@ -239,7 +239,7 @@ class CollectiveGroup(Protocol):
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
 
-    def beside(self) -> CollectiveGroup | None:
+    def parallel_group(self) -> CollectiveGroup | None:
         """Return a group of the same ranks whose collectives need not wait for this one's. Collective.
 
         None where that does not pay.
@@ -309,8 +309,8 @@ class ProcessGroup:
         self._closed = closed
         self.communicator = communicator
         self._executor = executor
-        self._open_beside = open_beside
-        self._beside: list[ProcessGroup] = []
+        self._open_parallel_group = open_beside
+        self._parallel_groups: list[ProcessGroup] = []
         self.short_allreduce = short_allreduce(communicator, executor.turn)
         self.ranks = communicator.ranks
         self.rank = communicator.position
@@ -332,7 +332,7 @@ class ProcessGroup:
     def close(self) -> None:
         """Begin nothing any more, also in the groups beside this one, and give memory and descriptors back."""
         self._executor.stop()
-        for group in self._beside:
+        for group in self._parallel_groups:
             group.close()
         self._closed()
 
@@ -352,7 +352,7 @@ class ProcessGroup:
         what = flat_signature("reduce_scatter", buffer, name, op)
 
         def work(communicator: Communicator) -> None:
-            cuts = checked_bounds(bounds, buffer, self.size)
+            cuts = checked_collective_bounds(bounds, buffer, self.size)
             communicator.reduce_scatter(what, buffer, cuts, buffer[cuts[self.rank] : cuts[self.rank + 1]], op)
 
         return self.begin(work)
@@ -360,7 +360,9 @@ class ProcessGroup:
     def all_gather(self, buffer: Flat, bounds: Sequence[int], name: str | None = None) -> Handle[None]:
         what = flat_signature("all_gather", buffer, name, None)
         return self.begin(
-            lambda communicator: communicator.all_gather(what, buffer, checked_bounds(bounds, buffer, self.size))
+            lambda communicator: communicator.all_gather(
+                what, buffer, checked_collective_bounds(bounds, buffer, self.size)
+            )
         )
 
     def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> Handle[list[Flat]]:
@@ -379,15 +381,15 @@ class ProcessGroup:
         what = flat_signature("broadcast", buffer, None, None)
         self.call(lambda communicator: communicator.broadcast(what, buffer, 0))
 
-    def beside(self) -> ProcessGroup | None:
+    def parallel_group(self) -> ProcessGroup | None:
         if self.size == 1 or not self.communicator.overlaps:
             return None
-        beside = self._open_beside()
+        beside = self._open_parallel_group()
         if isinstance(self.communicator, MemorySharingCommunicator) and isinstance(
             beside.communicator, MemorySharingCommunicator
         ):
             beside.communicator.use_memory_of(self.communicator)
-        self._beside.append(beside)
+        self._parallel_groups.append(beside)
         return beside
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
@@ -395,7 +397,7 @@ class ProcessGroup:
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
         what = flat_signature("update", gradients, None, op)
-        cuts = checked_bounds(bounds, gradients, self.size)
+        cuts = checked_collective_bounds(bounds, gradients, self.size)
         self.call(lambda communicator: _group_updater(communicator).update(what, gradients, cuts, op, change))
 
     def finish_updates(self) -> bool:

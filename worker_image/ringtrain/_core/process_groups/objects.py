@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
-from ringtrain._core.wire.objects import check_headers, is_refusal, object_header, pack_object, unpack_object
+from ringtrain._core.wire.objects import check_headers, is_wire_refusal, object_header, pack_object, unpack_object
 from ringtrain.errors import ConfigurationError
 
 
@@ -37,11 +37,15 @@ def broadcast_object(
     is_root = current().config.rank == root_rank
     message = pack_object(value, allow_pickle) if is_root else b""
     own = object_header(message, root_rank, allow_pickle)
-    (rows,) = group.call(work.grouped_allgather([own], _object_of(name, "length")))
+    (rows,) = group.call(work.grouped_allgather([own], _object_of_collective(name, "length")))
     length = check_headers(rows, ranks, "broadcast_object")[ranks.index(root_rank)]
     buffer = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
-    received = group.call(work.broadcast(buffer, root_rank, _object_of(name, "value")))
-    return value if is_root and not is_refusal(message) else unpack_object(received.tobytes(), root_rank, allow_pickle)
+    received = group.call(work.broadcast(buffer, root_rank, _object_of_collective(name, "value")))
+    return (
+        value
+        if is_root and not is_wire_refusal(message)
+        else unpack_object(received.tobytes(), root_rank, allow_pickle)
+    )
 
 
 def allgather_object(
@@ -55,11 +59,11 @@ def allgather_object(
     ranks = group.ranks
     message = pack_object(value, allow_pickle)
     both: list[NDArray[Any]] = [object_header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
-    rows, data = group.call(work.grouped_allgather(both, _object_of(name, "object")))
+    rows, data = group.call(work.grouped_allgather(both, _object_of_collective(name, "object")))
     lengths = check_headers(rows, ranks, "allgather_object")
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [unpack_object(part.tobytes(), rank, allow_pickle) for rank, part in zip(ranks, parts, strict=True)]
 
 
-def _object_of(name: str | None, what: str) -> str | None:
+def _object_of_collective(name: str | None, what: str) -> str | None:
     return None if name is None else f"{name}.{what}"

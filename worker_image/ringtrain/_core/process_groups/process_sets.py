@@ -13,7 +13,7 @@ from ringtrain._core.process_groups.context import current, current_or_none, joi
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.signature import WireSignature
-from ringtrain._core.world.mpi_library import load_mpi
+from ringtrain._core.world.mpi_library import load_mpi_of_world
 from ringtrain.errors import ConfigurationError
 
 
@@ -213,7 +213,7 @@ def trains_alone(process_set: ProcessSet) -> bool:
 
 def _ranks_of(ranks_or_comm: Any) -> Sequence[int]:
     if hasattr(ranks_or_comm, "allgather"):  # an mpi4py communicator gathers its members' world ranks
-        return sorted(ranks_or_comm.allgather(load_mpi().COMM_WORLD.rank))
+        return sorted(ranks_or_comm.allgather(load_mpi_of_world().COMM_WORLD.rank))
     ranks = sorted(int(rank) for rank in ranks_or_comm)
     if len(set(ranks)) != len(ranks):
         raise ConfigurationError(f"process set {ranks}: a rank is listed twice; expected each rank once")

@@ -19,12 +19,12 @@ from ringtrain._core.communicators.choose import choose_communicator
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
-from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_number
+from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_communicator_number
 from ringtrain._core.process_groups.formations import (
     BoundProcessSet,
     FormerFormation,
     ProcessFormationMemory,
-    former_of,
+    former_process_formation,
 )
 from ringtrain._core.process_groups.group import ProcessGroup, ProcessGroupExecutor
 from ringtrain._core.transport.base import NoPeersTransport, Transport
@@ -85,9 +85,9 @@ class ProcessGroupContext:
             config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
             config.stall_timeout_s, config.local_size, config.stall_warning_s, config.transport,
         )  # fmt: skip
-        warn_of_strangers(ring)
+        warn_of_strangers_in_group(ring)
         began = None if agent is None else partial(_break_when_lost, agent, config.formation)
-        self._member = WorldMembership.join(ring, transport or _transport(ring, config), began)
+        self._member = WorldMembership.join(ring, transport or _rank_context_transport(ring, config), began)
         self._executor = ProcessGroupExecutor()  # of all groups of the public collectives: they keep one order
         self._runners: list[tuple[int, CollectiveRunner]] = [(WORLD, self._executor)]  # with the set they belong to
         self._lock = threading.Lock()
@@ -148,7 +148,7 @@ class ProcessGroupContext:
         A set keeps its rank numbers; one with a rank that this world does not have is given up.
         """
         told = self.group().allgather_object(carried.told(), "formation")
-        self.former = former_of(told)
+        self.former = former_process_formation(told)
         kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
@@ -196,7 +196,9 @@ class ProcessGroupContext:
             runner.stop()
         for runner in stopped:
             runner.wait_stopped(self.config.timeout_s)
-        further = range(further_number(process_set, 0), further_number(process_set, PER_SET - 1) + 1)
+        further = range(
+            further_communicator_number(process_set, 0), further_communicator_number(process_set, PER_SET - 1) + 1
+        )
         with self._lock:  # a queue's thread may open a communicator of another set meanwhile
             of_set = [number for number in self._communicators if number == process_set or number in further]
             closed = [self._communicators.pop(number) for number in of_set]
@@ -215,11 +217,13 @@ class ProcessGroupContext:
 
     def open_queue_communicator(self, process_set: int) -> Communicator:
         """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
-        return self._communicator(process_set, further_number(process_set, QUEUE))
+        return self._communicator(process_set, further_communicator_number(process_set, QUEUE))
 
     def foreign_calls(self, process_set: int) -> ForeignCommunicatorCalls:
         """What a set's named queue calls a library of others with. Once for each set."""
-        return ForeignCommunicatorCalls(self._member, further_number(process_set, QUEUE), self._sets[process_set])
+        return ForeignCommunicatorCalls(
+            self._member, further_communicator_number(process_set, QUEUE), self._sets[process_set]
+        )
 
     def give_up(self, process_set: int, error: BaseException) -> None:
         """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of
@@ -229,7 +233,7 @@ class ProcessGroupContext:
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
         """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
-        self._member.offers.describe(further_number(process_set, QUEUE), details)
+        self._member.offers.describe(further_communicator_number(process_set, QUEUE), details)
 
     def run_with_set(self, process_set: int, runner: CollectiveRunner) -> None:
         """Stop `runner` when the set is removed or the world is left."""
@@ -291,7 +295,7 @@ class ProcessGroupContext:
         executor = ProcessGroupExecutor()
         with self._lock:
             self._further[process_set] += 1
-            number = further_number(process_set, QUEUE + self._further[process_set])
+            number = further_communicator_number(process_set, QUEUE + self._further[process_set])
             self._runners.append((process_set, executor))
         return self._open(process_set, number, executor, ranks), number
 
@@ -332,7 +336,7 @@ def _break_when_lost(agent: RankAgentSocket, formation: int, member: WorldMember
     agent.while_in(formation, member.break_off)
 
 
-def warn_of_strangers(ring: RingConfig) -> None:
+def warn_of_strangers_in_group(ring: RingConfig) -> None:
     """Say in the log that anyone can take part, where that is so."""
     address = ring.addresses[ring.rank]
     if ring.size > 1 and ring.token is None and not is_loopback(address):
@@ -343,7 +347,7 @@ def warn_of_strangers(ring: RingConfig) -> None:
         )  # fmt: skip
 
 
-def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
+def _rank_context_transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     if ring.size == 1:
         return NoPeersTransport()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
@@ -351,10 +355,12 @@ def _transport(ring: RingConfig, config: WorkerConfig) -> Transport:
 
     near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.rank]}
     in_clear = frozenset(near if config.encrypt == "sites" else ())
-    return RpcTransport(ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _tls(config), in_clear)
+    return RpcTransport(
+        ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _rank_context_tls(config), in_clear
+    )
 
 
-def _tls(config: WorkerConfig) -> TlsIdentity | None:
+def _rank_context_tls(config: WorkerConfig) -> TlsIdentity | None:
     """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
     if config.encrypt == "none":
         return None

@@ -37,14 +37,14 @@ def as_rows(x: ArrayLike) -> Array:
     return array.reshape(1) if array.ndim == 0 else array
 
 
-def flat(array: Array) -> Flat:
+def flat_collective_array(array: Array) -> Flat:
     """Return contiguous `array` as a 1-d view."""
     return array.reshape(-1)
 
 
-def to_bytes(array: Array) -> NDArray[np.uint8]:
+def collective_array_to_bytes(array: Array) -> NDArray[np.uint8]:
     """Return contiguous `array` as a 1-d view of bytes."""
-    return flat(array).view(np.uint8)
+    return flat_collective_array(array).view(np.uint8)
 
 
 def tensor_of(array: Array, name: str | None) -> WireTensorSignature:
@@ -91,7 +91,7 @@ def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None
     return WireSignature(kind, (tensor_of(array, name),), op.value if op is not None else None)
 
 
-def checked_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
+def checked_collective_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
     """`bounds` as integers. Raises ConfigurationError where they do not cut `buffer` for `size` ranks."""
     cuts = tuple(int(bound) for bound in bounds)
     if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):

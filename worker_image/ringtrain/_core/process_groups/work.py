@@ -24,13 +24,13 @@ from ringtrain._core.process_groups.tensors import (
     as_array,
     as_rows,
     check_writable,
-    flat,
+    collective_array_to_bytes,
+    flat_collective_array,
     rows_of,
     tensor_of,
-    to_bytes,
 )
 from ringtrain._core.reduction.arithmetic import adasum, adasum_error
-from ringtrain._core.reduction.cuts import even_bounds, length_offsets, lies_at
+from ringtrain._core.reduction.cuts import cut_lies_at, even_bounds, length_offsets
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
@@ -70,20 +70,22 @@ def grouped_allreduce(
         if not sources:  # nothing to send, and still every rank must call it
             communicator.barrier(what)
         if op is Adasum:
-            return [_adasum(communicator, _signature_part(what, [i]), source) for i, source in enumerate(sources)]
+            return [
+                _adasum(communicator, _collective_signature_part(what, [i]), source) for i, source in enumerate(sources)
+            ]
         results: list[Array] = [np.empty(0)] * len(sources)
         anywhere = communicator if isinstance(communicator, GroupedReducer) else None
         for indices in _by_dtype(sources):
             runs = [indices] if anywhere else _fused_arrays(indices, sources, communicator.fusion_bytes)
             for fused in runs:
-                members = [flat(sources[i]) for i in fused]
+                members = [flat_collective_array(sources[i]) for i in fused]
                 bounds = length_offsets([len(member) for member in members])
                 buffer = np.empty(bounds[-1], members[0].dtype)
                 if anywhere:
-                    anywhere.all_reduce_grouped(_signature_part(what, fused), members, buffer, op)
+                    anywhere.all_reduce_grouped(_collective_signature_part(what, fused), members, buffer, op)
                 else:
                     source = members[0] if len(members) == 1 else np.concatenate(members, out=buffer)
-                    communicator.all_reduce(_signature_part(what, fused), source, buffer, op)
+                    communicator.all_reduce(_collective_signature_part(what, fused), source, buffer, op)
                 for slot, i in enumerate(fused):
                     results[i] = buffer[bounds[slot] : bounds[slot + 1]].reshape(sources[i].shape)
         return results
@@ -104,7 +106,7 @@ def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op:
         for piece, (start, stop) in zip(
             pieces, pairwise(length_offsets([len(piece) for piece in pieces])), strict=True
         ):
-            if not lies_at(piece, target[start:stop]):
+            if not cut_lies_at(piece, target[start:stop]):
                 target[start:stop] = piece
         communicator.all_reduce(what, target, target, op)
 
@@ -127,10 +129,10 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
             # By rank, then by tensor: what a rank gets of all tensors is one chunk.
             pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
             bounds = length_offsets([sum(piece.size for piece in row) for row in pieces])
-            rows = [flat(piece) for row in pieces for piece in row]
-            buffer = flat(sources[indices[0]]) if len(indices) == 1 else np.concatenate(rows)
+            rows = [flat_collective_array(piece) for row in pieces for piece in row]
+            buffer = flat_collective_array(sources[indices[0]]) if len(indices) == 1 else np.concatenate(rows)
             chunk = np.empty(bounds[position + 1] - bounds[position], buffer.dtype)
-            communicator.reduce_scatter(_signature_part(what, indices), buffer, bounds, chunk, op)
+            communicator.reduce_scatter(_collective_signature_part(what, indices), buffer, bounds, chunk, op)
             own = length_offsets([piece.size for piece in pieces[position]])
             for slot, i in enumerate(indices):
                 results[i] = chunk[own[slot] : own[slot + 1]].reshape(pieces[position][slot].shape)
@@ -146,7 +148,9 @@ def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Ar
     )
     # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
     counts = np.array([len(source) for source in sources], np.int64)
-    packed = np.concatenate([to_bytes(counts), *(to_bytes(source) for source in sources)])
+    packed = np.concatenate(
+        [collective_array_to_bytes(counts), *(collective_array_to_bytes(source) for source in sources)]
+    )
 
     def work(communicator: Communicator) -> list[Array]:
         parts = communicator.all_gather_parts(what, packed)
@@ -163,7 +167,7 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
     def work(communicator: Communicator) -> Array:
         root = _position_of(root_rank, communicator)
         result = source.copy() if communicator.position == root else np.empty_like(source)
-        communicator.broadcast(what, flat(result), root)
+        communicator.broadcast(what, flat_collective_array(result), root)
         return result
 
     return work
@@ -172,7 +176,7 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None) -> Work[Array]:
 def broadcast_in_place(x: Array, root_rank: int, name: str | None) -> Work[Array]:
     what = WireSignature("broadcast", (tensor_of(check_writable(x, "broadcast_"), name),), root=root_rank)
     return _collective_in_place(
-        x, lambda ring, buffer: ring.broadcast(what, flat(buffer), _position_of(root_rank, ring))
+        x, lambda ring, buffer: ring.broadcast(what, flat_collective_array(buffer), _position_of(root_rank, ring))
     )
 
 
@@ -184,7 +188,12 @@ def alltoall(x: ArrayLike, splits: ArrayLike | None, name: str | None) -> Work[t
         counts = _checked_splits(splits, len(source), len(communicator.ranks))
         bounds = length_offsets([int(count) for count in counts])
         parts = [
-            np.concatenate([to_bytes(counts[p : p + 1]), to_bytes(source[bounds[p] : bounds[p + 1]])])
+            np.concatenate(
+                [
+                    collective_array_to_bytes(counts[p : p + 1]),
+                    collective_array_to_bytes(source[bounds[p] : bounds[p + 1]]),
+                ]
+            )
             for p in range(len(counts))
         ]
         received = [_unpack_arrays(part, [source])[0] for part in communicator.all_to_all(what, parts)]
@@ -201,7 +210,7 @@ def _reduce_arrays(communicator: Communicator, what: WireSignature, source: Arra
     if op is Adasum:
         target[...] = _adasum(communicator, what, source)
     else:
-        communicator.all_reduce(what, flat(source), flat(target), op)
+        communicator.all_reduce(what, flat_collective_array(source), flat_collective_array(target), op)
 
 
 def _collective_in_place(target: Array, collective: Callable[[Communicator, Array], None]) -> Work[Array]:
@@ -220,13 +229,13 @@ def _adasum(communicator: Communicator, what: WireSignature, source: Array) -> A
     error = adasum_error(len(communicator.ranks))
     if error:
         raise ConfigurationError(error)
-    parts = communicator.all_gather_parts(what, to_bytes(source))
+    parts = communicator.all_gather_parts(what, collective_array_to_bytes(source))
     return adasum([part.view(source.dtype).reshape(source.shape) for part in parts])
 
 
 def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: str | None) -> WireSignature:
     if len(arrays) == 1:
-        return _reduction_of_one(kind, tensor_of(arrays[0], name), op)
+        return _group_reduction_of_one(kind, tensor_of(arrays[0], name), op)
     tensors = tuple(tensor_of(array, _named_of_group(name, i, len(arrays))) for i, array in enumerate(arrays))
     for dtype in {tensor.dtype for tensor in tensors}:
         check_op(op, dtype)
@@ -234,7 +243,7 @@ def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: 
 
 
 @functools.lru_cache(maxsize=4096)  # a loop averages the same number again and again
-def _reduction_of_one(kind: str, tensor: WireTensorSignature, op: ReduceOp) -> WireSignature:
+def _group_reduction_of_one(kind: str, tensor: WireTensorSignature, op: ReduceOp) -> WireSignature:
     check_op(op, tensor.dtype)
     return WireSignature(kind, (tensor,), op.value)
 
@@ -264,7 +273,7 @@ def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int
     return runs
 
 
-def _signature_part(what: WireSignature, indices: list[int]) -> WireSignature:
+def _collective_signature_part(what: WireSignature, indices: list[int]) -> WireSignature:
     """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
     if len(indices) == len(what.tensors):
         return what
@@ -319,7 +328,7 @@ def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) ->
     made = (
         communicator.short_allreduce(_short_allreduce_meaning, turn) if isinstance(communicator, ShortReducer) else None
     )
-    return made or _no_short_way
+    return made or _no_short_collective
 
 
 def short_barrier(allreduce: ShortAllreduce) -> bool:
@@ -335,5 +344,5 @@ def _short_allreduce_meaning(x: Any, op: ReduceOp, name: str | None) -> WireSign
     return reduction_signature("allreduce", [x], op, name)
 
 
-def _no_short_way(x: Any, op: ReduceOp, name: str | None, in_place: bool) -> None:
+def _no_short_collective(x: Any, op: ReduceOp, name: str | None, in_place: bool) -> None:
     return None

@@ -37,7 +37,7 @@ def segments_at(bounds: Bounds, step: int) -> list[list[slice]]:
     return [cut_segments(start, end, step) for start, end in pairwise(bounds)]
 
 
-def passing_bytes(longest: int, most: int) -> int:
+def cut_passing_bytes(longest: int, most: int) -> int:
     """How long a segment is where segments are passed on, if the longest chunk has `longest` bytes."""
     return min(max(longest // _PASSED_SEGMENTS, _LEAST_PASSED_BYTES), most)
 
@@ -56,12 +56,12 @@ def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tupl
     Returns for each chunk the segments, and where they are in all pieces behind each other. No segment is part of
     two pieces.
     """
-    places = _tensor_places(tuple(map(len, pieces)), parts, step)
+    places = _places_in_cut(tuple(map(len, pieces)), parts, step)
     return [[(pieces[number][within], cut) for number, within, cut in chunk] for chunk in places]
 
 
 @functools.lru_cache(maxsize=256)  # a training step repeats its buckets: 2 ms of 161 tensors between four ranks
-def _tensor_places(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
+def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
     """The segments of each chunk: in which piece, where in it, and where in all pieces behind each other."""
     starts = length_offsets(lengths)
     return [
@@ -74,7 +74,7 @@ def _tensor_places(lengths: tuple[int, ...], parts: int, step: int) -> list[list
     ]
 
 
-def lies_at(piece: Flat, place: Flat) -> bool:
+def cut_lies_at(piece: Flat, place: Flat) -> bool:
     """Whether `piece`, as long as `place`, is that memory."""
     return address_of(piece) == address_of(place)
 
@@ -89,7 +89,7 @@ def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
             found.append(target[start:at])
             start = at
         if is_short:
-            if not lies_at(piece, target[at : at + len(piece)]):
+            if not cut_lies_at(piece, target[at : at + len(piece)]):
                 target[at : at + len(piece)] = piece
         else:
             found.append(piece)
@@ -123,7 +123,7 @@ class ReadableArray(Protocol):
         """Elements `start:stop`, in C order, 1-d."""
 
 
-def array_elements(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
+def elements_of_cut(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
     """Elements `start:stop` of `array`, in C order; of one that is elsewhere no others are read."""
     if isinstance(array, ReadableArray):
         return array.read(start, stop)

@@ -36,7 +36,7 @@ class ReductionFold:
         self._op = op
         self._size = size
         self._wide = dtype_name(dtype) in HALVES
-        self._is_compiled = native and self._wide and can_update()
+        self._is_compiled = native and self._wide and can_fold_and_update()
         self._dtype = np.dtype(np.float32) if self._wide else dtype
         # Until the own contribution is folded, `out` may still hold it.
         self._out_is_free_from = max(own_position, 1)
@@ -88,7 +88,7 @@ class ReductionFold:
         return self._scratch[:length]
 
 
-def can_update() -> bool:
+def can_fold_and_update() -> bool:
     """Whether `FoldContributions` can be folded in this installation."""
     return native_library() is not None
 
@@ -120,7 +120,7 @@ class FoldContributions:
 
     @property
     def _parts(self) -> tuple[Any, int]:
-        return _addresses(self.parts), len(self.parts)
+        return _fold_addresses(self.parts), len(self.parts)
 
     def fold_partial(self, into: Flat) -> None:
         """Leave in `into`, of the accumulator's type, what the following ranks' contributions are folded onto.
@@ -129,27 +129,29 @@ class FoldContributions:
         """
         count = ctypes.c_size_t(len(into))
         target = ctypes.c_void_p(address_of(into))
-        _library().ringtrain_fold_partial(*self._kind, self._before, target, *self._parts, count)
+        _fold_library().ringtrain_fold_partial(*self._kind, self._before, target, *self._parts, count)
 
     def fold(self, into: Flat) -> None:
         """Leave the result in `into`, which may be one of the parts."""
         count = ctypes.c_size_t(len(into))
         target = ctypes.c_void_p(address_of(into))
-        _library().ringtrain_fold(*self._kind, self._divisor, self._before, target, *self._parts, count)
+        _fold_library().ringtrain_fold(*self._kind, self._divisor, self._before, target, *self._parts, count)
 
     def update(self, change: ChunkUpdate, copies: Sequence[Flat] = ()) -> None:
         """Fold, and apply `change` to all of its weights, in one pass. `copies` get the new weights, too."""
-        weights = _addresses([change.weights, *copies])  # as long as `given` points there
+        weights = _fold_addresses([change.weights, *copies])  # as long as `given` points there
         given = native_update(change, weights)
         count = ctypes.c_uint64(len(change.weights))
-        _library().ringtrain_update(*self._kind, self._divisor, self._before, *self._parts, ctypes.byref(given), count)
+        _fold_library().ringtrain_update(
+            *self._kind, self._divisor, self._before, *self._parts, ctypes.byref(given), count
+        )
 
 
-def _addresses(arrays: Sequence[Flat]) -> Any:
+def _fold_addresses(arrays: Sequence[Flat]) -> Any:
     return (ctypes.c_void_p * len(arrays))(*map(address_of, arrays))
 
 
-def _library() -> ctypes.CDLL:
+def _fold_library() -> ctypes.CDLL:
     library = native_library()
     assert library is not None, "ask can_update first"
     return library

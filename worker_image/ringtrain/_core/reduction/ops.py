@@ -61,7 +61,7 @@ def check_op(op: ReduceOp, dtype: str) -> None:
         raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
 
 
-def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
+def chosen_reduction_op(op: Any, average: bool | None = None) -> ReduceOp:
     """Return the reduction that `op` or the deprecated `average` asks for; `op` may also be a name."""
     if op is not None and average is not None:
         raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")

@@ -151,7 +151,7 @@ def status_of(error: PullRefused | StreamBroken) -> tuple[int, str]:
     return TransportStatus.UNAVAILABLE, str(error)
 
 
-def error_of(code: int, message: str) -> PullRefused | StreamBroken:
+def transport_error_of(code: int, message: str) -> PullRefused | StreamBroken:
     """What a status other than OK means."""
     if code == TransportStatus.FAILED_PRECONDITION:
         return PullRefused(WorldFailure.decode(message))

@@ -338,7 +338,7 @@ def _cut_payload(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[
     return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]
 
 
-def prefix_of(data: Buffer) -> tuple[int, int]:
+def stream_prefix_of(data: Buffer) -> tuple[int, int]:
     """Whether a message is compressed, and how long it is: what gRPC writes in front of it."""
     compressed, length = _PREFIX.unpack_from(data)
     return int(compressed), int(length)

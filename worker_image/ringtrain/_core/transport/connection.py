@@ -188,7 +188,7 @@ class Http2Connection:
         """Whether a frame is there as a whole. Data need not be: it is read by its own ways."""
         if not self._is_there(frames.HEADER_BYTES):
             return False
-        head = frames.head_of(self.channel.buffered)
+        head = frames.http2_head_of(self.channel.buffered)
         if head.kind == Http2FrameType.DATA:
             return True
         if head.length > MAX_BLOCK_BYTES:
@@ -199,7 +199,7 @@ class Http2Connection:
         return self.channel.held() >= count or (self.channel.look() and self.channel.held() >= count)
 
     def _read_frame(self) -> None:
-        head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
+        head = frames.http2_head_of(self.channel.take(frames.HEADER_BYTES))
         if head.kind == Http2FrameType.DATA:
             self._on_data(head)
         elif head.kind in (Http2FrameType.HEADERS, Http2FrameType.CONTINUATION, Http2FrameType.PUSH_PROMISE):
@@ -259,7 +259,7 @@ class Http2Connection:
     def _fields(self, head: Http2FrameHead) -> Fields:
         block = self._fragment(head)
         while not head.flags & frames.END_HEADERS:
-            head = frames.head_of(self.channel.take(frames.HEADER_BYTES))
+            head = frames.http2_head_of(self.channel.take(frames.HEADER_BYTES))
             if head.kind != Http2FrameType.CONTINUATION:
                 raise ProtocolError("a header block that is not continued")
             block += self._fragment(head, len(block))

@@ -15,12 +15,12 @@ from ringtrain._core.transport.base import (
     TransportService,
     TransportStatus,
     UnexpectedFrame,
-    error_of,
+    transport_error_of,
 )
-from ringtrain._core.transport.channel import SocketChannel, prefix_of
+from ringtrain._core.transport.channel import SocketChannel, stream_prefix_of
 from ringtrain._core.transport.connection import Http2Connection
 from ringtrain._core.transport.data_server import TransportDataServer
-from ringtrain._core.transport.frames import MAX_STREAM, PREFIX_BYTES, message_of, request_block
+from ringtrain._core.transport.frames import MAX_STREAM, PREFIX_BYTES, grpc_message_of, request_block
 from ringtrain._core.wire.failure import PullRefused
 from ringtrain._core.wire.messages import HEADER_BYTES, describe_difference
 from ringtrain.shared.address import host_port, listening_address, split_address
@@ -86,7 +86,7 @@ class SocketFrameStream:
         if count == 0:
             self._check_status()
             raise UnexpectedFrame("it ended too early")
-        compressed, length = prefix_of(front) if count >= PREFIX_BYTES else (0, 0)
+        compressed, length = stream_prefix_of(front) if count >= PREFIX_BYTES else (0, 0)
         if compressed or length != HEADER_BYTES + len(target) or front[PREFIX_BYTES:] != head:
             came = bytes(front[PREFIX_BYTES : min(count, PREFIX_BYTES + length)])
             raise UnexpectedFrame(describe_difference(head, len(target), came, max(length - HEADER_BYTES, 0)))
@@ -105,7 +105,7 @@ class SocketFrameStream:
                 StreamEnd.CLOSED, f"no status of gRPC at the end of a call (HTTP status {code})"
             ) from None
         if status != TransportStatus.OK:
-            raise error_of(status, message_of(fields))
+            raise transport_error_of(status, grpc_message_of(fields))
 
     def _broken(self, error: Exception) -> StreamBroken | PullRefused:
         if self._cancelled:
@@ -148,7 +148,7 @@ class TransportDataPath:
         self._lock = threading.Lock()
         self._dials = threading.BoundedSemaphore(_DIALS_AT_ONCE)
         self._closed = False
-        self._told = False
+        self._is_reported = False
         self._authorities: dict[int, str] = {}
         self._dialled: dict[int, Future[Http2Connection | Exception]] = {}
         self._idle: dict[int, list[tuple[float, Http2Connection]]] = {}  # with when each was last used
@@ -274,7 +274,7 @@ class TransportDataPath:
 
     def _tell(self, peer: int, error: Exception) -> None:
         with self._lock:
-            told, self._told = self._told or self._closed, True
+            told, self._is_reported = self._is_reported or self._closed, True
         if not told:
             log.warning(
                 "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Final
 
 from ringtrain._core.transport.base import StreamBroken, TransportService, TransportStatus, status_of
-from ringtrain._core.transport.channel import SocketChannel, prefix_of
+from ringtrain._core.transport.channel import SocketChannel, stream_prefix_of
 from ringtrain._core.transport.connection import Http2Connection
 from ringtrain._core.transport.frames import (
     CONTENT_TYPE,
@@ -183,7 +183,7 @@ class Http2CallServing:
 
     def _pulled(self, connection: Http2Connection) -> tuple[int, str]:
         """Send what the service has for the caller; return the status."""
-        timeout_s = _checked_timeout(connection.blocks[0])
+        timeout_s = _checked_stream_timeout(connection.blocks[0])
         request = _read_pull_request(connection)
         self._channel.deadline = time.monotonic() + timeout_s
         caller = Http2Caller(connection, self._channel.deadline)
@@ -227,7 +227,7 @@ class Http2Caller:
     def __init__(self, connection: Http2Connection, deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
-        self._gone = False
+        self._has_caller_left = False
         self._look_from = time.monotonic() + _LOOK_EVERY_S
         self._callbacks: list[Callable[[], None]] = []
 
@@ -241,8 +241,8 @@ class Http2Caller:
             try:
                 self._connection.look()
             except _ENDS:
-                self._gone = True
-        return not (self._gone or self._connection.was_reset or now >= self._deadline)
+                self._has_caller_left = True
+        return not (self._has_caller_left or self._connection.was_reset or now >= self._deadline)
 
     def flush(self) -> None:
         self._connection.flush()
@@ -252,7 +252,7 @@ class Http2Caller:
 
     def status(self) -> tuple[int, str]:
         """How a call ends whose frames have all been sent, or that was given up while it waited for one."""
-        if self._gone:
+        if self._has_caller_left:
             raise ConnectionLost("closed by the peer")
         if self._connection.was_reset:
             raise StreamReset
@@ -262,7 +262,7 @@ class Http2Caller:
 
     def leave(self) -> None:
         """Call back if the caller was seen not to wait for the end."""
-        if self._gone or self._connection.was_reset or self.remaining_s() <= 0:
+        if self._has_caller_left or self._connection.was_reset or self.remaining_s() <= 0:
             for callback in self._callbacks:
                 callback()
 
@@ -275,7 +275,7 @@ class _Http2Objection(Exception):
         self.status = status
 
 
-def _checked_timeout(fields: Fields) -> float:
+def _checked_stream_timeout(fields: Fields) -> float:
     """Seconds that the caller waits. Raises _Http2Objection if this is not a Pull."""
     if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
         raise _Http2Objection(TransportStatus.INTERNAL, "not a call of gRPC")
@@ -291,7 +291,7 @@ def _length_in(prefix: bytes | bytearray) -> int:
     """How long the message behind `prefix` is. Raises _Http2Objection."""
     if len(prefix) < PREFIX_BYTES:
         raise _Http2Objection(TransportStatus.INTERNAL, "a call without a message")
-    compressed, length = prefix_of(prefix)
+    compressed, length = stream_prefix_of(prefix)
     if compressed:
         raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "requests can't be compressed here")
     if length > _MOST_REQUEST_BYTES:

@@ -76,7 +76,7 @@ class Http2FrameHead(NamedTuple):
     stream: int
 
 
-def head_of(data: bytes | bytearray | memoryview) -> Http2FrameHead:
+def http2_head_of(data: bytes | bytearray | memoryview) -> Http2FrameHead:
     """Read the first nine bytes."""
     word, flags, stream = _HEADER.unpack_from(data)
     return Http2FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
@@ -143,7 +143,7 @@ Fields = dict[str, str]
 def request_block(authority: str, timeout_s: float) -> bytes:
     """The headers of a Pull that may take `timeout_s`."""
     milliseconds = min(max(int(timeout_s * 1000), 1), _LARGEST_TIMEOUT_MS)
-    return _encoded(
+    return _encoded_http2_fields(
         (":method", "POST"),
         (":scheme", "http"),
         (":path", PULL_PATH),
@@ -157,17 +157,21 @@ def request_block(authority: str, timeout_s: float) -> bytes:
 @functools.cache
 def response_block() -> bytes:
     """The headers in front of the first message."""
-    return _encoded((":status", "200"), ("content-type", CONTENT_TYPE))
+    return _encoded_http2_fields((":status", "200"), ("content-type", CONTENT_TYPE))
 
 
 def trailer_block(status: int, message: str, only: bool) -> bytes:
     """What ends a call. `only`: nothing went before."""
-    return _ok_block(only) if status == TransportStatus.OK else _encoded(*_http2_trailer(status, message, only))
+    return (
+        _ok_block(only)
+        if status == TransportStatus.OK
+        else _encoded_http2_fields(*_http2_trailer(status, message, only))
+    )
 
 
 @functools.cache
 def _ok_block(only: bool) -> bytes:
-    return _encoded(*_http2_trailer(TransportStatus.OK, "", only))
+    return _encoded_http2_fields(*_http2_trailer(TransportStatus.OK, "", only))
 
 
 def _http2_trailer(status: int, message: str, only: bool) -> list[tuple[str, str]]:
@@ -180,7 +184,7 @@ def _http2_trailer(status: int, message: str, only: bool) -> list[tuple[str, str
 _UNQUOTED: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
-def message_of(fields: Fields) -> str:
+def grpc_message_of(fields: Fields) -> str:
     return urllib.parse.unquote(fields.get("grpc-message", ""))
 
 
@@ -195,7 +199,7 @@ def timeout_of(fields: Fields) -> float | None:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _encoded(*fields: tuple[str, str]) -> bytes:
+def _encoded_http2_fields(*fields: tuple[str, str]) -> bytes:
     """A block that leaves the compressor's table alone: it means the same at any time, on any connection."""
     return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)
 

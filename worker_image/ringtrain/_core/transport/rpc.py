@@ -17,8 +17,8 @@ from ringtrain._core.transport.base import (
     StreamEnd,
     TransportService,
     UnexpectedFrame,
-    error_of,
     status_of,
+    transport_error_of,
 )
 from ringtrain._core.transport.data_path import TransportDataPath
 from ringtrain._core.transport.threads import TransportThreadPool
@@ -215,7 +215,7 @@ class RpcTransport:
         self._pool.shutdown()
 
     def _dialled(self, address: str) -> Any:
-        options = channel_options(self._timeout_s)
+        options = grpc_channel_options(self._timeout_s)
         if self._tls is None:
             return grpc.insecure_channel(address, options=options)
         named = [*options, ("grpc.ssl_target_name_override", self._tls.name)]
@@ -337,7 +337,7 @@ def _our_transport_error(error: Any) -> Exception:
         return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
     if code in _TOO_MANY:
         return StreamBroken(StreamEnd.CLOSED, "it is no rank, or hears no more callers that it does not know")
-    return error_of(code.value[0], detail)
+    return transport_error_of(code.value[0], detail)
 
 
 # How `RpcTransportHandlers` ends a stranger's call for another one's sake, or does not begin it.
@@ -345,7 +345,7 @@ _TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def channel_options(timeout_s: float) -> Options:
+def grpc_channel_options(timeout_s: float) -> Options:
     """Options of the channel to one peer."""
     return [
         *_common_channel_options(timeout_s),

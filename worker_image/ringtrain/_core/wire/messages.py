@@ -89,7 +89,7 @@ class PullRequestMessage:
         return PullRequestMessage(session, rank, process_set, sequence, data[_PULL.size :])
 
 
-def encode_message(message: Any) -> bytes:
+def encode_wire_message(message: Any) -> bytes:
     """A control message (a dataclass or plain values) as JSON. Control is rare: readable beats small."""
     value = asdict(message) if hasattr(message, "__dataclass_fields__") else message
     return json.dumps(value, sort_keys=True).encode()

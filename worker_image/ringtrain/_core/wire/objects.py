@@ -57,7 +57,7 @@ def pack_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValu
         return _REASON + (str(error) if known else f"{type(error).__name__}: {error}").encode("utf-8", "replace")
 
 
-def is_refusal(message: bytes) -> bool:
+def is_wire_refusal(message: bytes) -> bool:
     """Whether `message` holds the reason why there is no object."""
     return message[:1] == _REASON
 
@@ -66,7 +66,7 @@ def unpack_object(
     message: bytes, rank: int, allow_pickle: bool = False, foreign: ForeignWireValues | None = None
 ) -> Any:
     """Return the object that world rank `rank` packed. Raises ConfigurationError with its reason if it had one."""
-    if is_refusal(message):
+    if is_wire_refusal(message):
         raise ConfigurationError(f"rank {rank}: the object can't be sent: {message[1:].decode()}")
     return decode_object(message, allow_pickle, foreign)
 

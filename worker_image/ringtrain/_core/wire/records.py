@@ -35,7 +35,7 @@ class _RecordKind:
     make: Callable[[Any], Any]
 
 
-def _time_zone(value: Any) -> None:
+def _record_time_zone(value: Any) -> None:
     """Raise ConfigurationError for a time zone that is more than a distance from UTC."""
     if value.tzinfo is not None and not isinstance(value.tzinfo, datetime.timezone):
         raise ConfigurationError(
@@ -44,8 +44,8 @@ def _time_zone(value: Any) -> None:
         )
 
 
-def _clock_text(value: Any) -> str:
-    _time_zone(value)
+def _record_clock_text(value: Any) -> str:
+    _record_time_zone(value)
     return str(value.isoformat())
 
 
@@ -64,8 +64,8 @@ _KINDS: Final[dict[str, _RecordKind]] = {
         _RecordKind(argparse.Namespace, vars, lambda fields: argparse.Namespace(**fields)),
         _RecordKind(types.SimpleNamespace, vars, lambda fields: types.SimpleNamespace(**fields)),
         _RecordKind(datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
-        _RecordKind(datetime.datetime, _clock_text, datetime.datetime.fromisoformat),
-        _RecordKind(datetime.time, _clock_text, datetime.time.fromisoformat),
+        _RecordKind(datetime.datetime, _record_clock_text, datetime.datetime.fromisoformat),
+        _RecordKind(datetime.time, _record_clock_text, datetime.time.fromisoformat),
         _RecordKind(datetime.timedelta, _delta, lambda parts: datetime.timedelta(*parts)),
         _RecordKind(range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
         _RecordKind(slice, lambda s: [s.start, s.stop, s.step], lambda parts: slice(*parts)),
@@ -84,11 +84,11 @@ def parts_of(value: Any) -> tuple[str, Any] | None:
         factory = getattr(value.default_factory, "__name__", "None")
         if _FACTORIES.get(factory, kind) is value.default_factory:
             return _DEFAULTS, [factory, dict(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_loaded(kind):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _is_record_module_loaded(kind):
         fields = [field.name for field in dataclasses.fields(value)]
         if set(vars(value) if hasattr(value, "__dict__") else fields) <= set(fields):
             return _DATACLASS, [*_record_place(kind), {name: getattr(value, name) for name in fields}]
-    if isinstance(value, tuple) and hasattr(kind, "_fields") and _is_loaded(kind):
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and _is_record_module_loaded(kind):
         return _NAMED_TUPLE, [*_record_place(kind), list(value)]
     return None
 
@@ -117,7 +117,7 @@ def _record_place(kind: type) -> tuple[str, str]:
     return kind.__module__, kind.__qualname__
 
 
-def _is_loaded(kind: type) -> bool:
+def _is_record_module_loaded(kind: type) -> bool:
     return _found_record_class(*_record_place(kind)) is kind
 
 

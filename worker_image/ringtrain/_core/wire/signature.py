@@ -64,7 +64,7 @@ class WireSignature:
 
 
 @functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
-def laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
+def signature_laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
     """`what` of a collective whose buffers are cut so."""
     return replace(what, layout=layout)
 
@@ -82,7 +82,7 @@ def _compared_signature(signature: WireSignature) -> bytes:
     return text if len(text) <= _TEXT_BYTES else _DIGEST_MARK + hashlib.sha256(text).hexdigest().encode()
 
 
-def is_text(compared: bytes) -> bool:
+def is_signature_text(compared: bytes) -> bool:
     """Whether `decode_signature` can read what a rank compares; else it is a digest."""
     return not compared.startswith(_DIGEST_MARK)
 
@@ -110,7 +110,7 @@ def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: t
             f"{b.label}{count_b}; every rank must call the same collectives in the same order"
         )
     for index, (one, other) in enumerate(zip(a.tensors, b.tensors, strict=True)):
-        difference = _tensor_difference(one, other, rank_a, rank_b)
+        difference = _signature_difference(one, other, rank_a, rank_b)
         if difference:
             named = one.name is not None and one.name == other.name
             label = f"{a.kind} {_quoted_name(one.name)}" if named else f"{a.kind} #{sequence}"
@@ -124,12 +124,12 @@ def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: t
             )
     at = first_difference(a.layout, b.layout)
     return (
-        f"{a.label} #{sequence}: bounds or segment size are {_values_around(a.layout, at)} on rank {rank_a} and "
-        f"{_values_around(b.layout, at)} on rank {rank_b}; every rank must use the same"
+        f"{a.label} #{sequence}: bounds or segment size are {_signature_values_around(a.layout, at)} on rank {rank_a} "
+        f"and {_signature_values_around(b.layout, at)} on rank {rank_b}; every rank must use the same"
     )
 
 
-def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, rank_a: int, rank_b: int) -> str:
+def _signature_difference(one: WireTensorSignature, other: WireTensorSignature, rank_a: int, rank_b: int) -> str:
     if one.name != other.name:
         at = first_difference(one.name or "", other.name or "")
         return (
@@ -140,8 +140,8 @@ def _tensor_difference(one: WireTensorSignature, other: WireTensorSignature, ran
         return f"dtype is {one.dtype} on rank {rank_a} and {other.dtype} on rank {rank_b}; every rank must use the same"
     if one.shape != other.shape:
         return (
-            f"shape is {_shape_text(one.shape)} on rank {rank_a} and {_shape_text(other.shape)} on rank {rank_b}; "
-            f"every rank must build the same model"
+            f"shape is {_signature_shape_text(one.shape)} on rank {rank_a} and "
+            f"{_signature_shape_text(other.shape)} on rank {rank_b}; every rank must build the same model"
         )
     return ""
 
@@ -165,12 +165,12 @@ def _clipped_name(text: str, differs_at: int = 0) -> str:
     return ("…" if start else "") + shown + ("…" if start + len(shown) < len(text) else "")
 
 
-def _shape_text(shape: tuple[int, ...]) -> str:
+def _signature_shape_text(shape: tuple[int, ...]) -> str:
     dims = ["any" if d == ANY_ROWS else str(d) for d in shape]
     return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
 
 
-def _values_around(values: tuple[Any, ...], place: int) -> str:
+def _signature_values_around(values: tuple[Any, ...], place: int) -> str:
     """`values`, or of many those around `place`, by number."""
     if len(values) <= _BOUNDS_SHOWN:
         return str(list(values))

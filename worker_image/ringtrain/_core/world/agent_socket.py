@@ -64,7 +64,7 @@ class RankAgentSocket:
             ) from error
         self._changed = threading.Condition()
         self._answer: Mapping[str, Any] | None = None  # to the last `ready`
-        self._gone = ""  # why no answer will come any more
+        self._end_reason = ""  # why no answer will come any more
         self._prepared = 0  # the highest formation that is being prepared
         self._urgent = 0  # the highest that is prepared because a member was lost
         self._formation = 0
@@ -83,10 +83,10 @@ class RankAgentSocket:
             self._lost, self._answer = None, None
         self._send({"type": "ready", **vars(readiness)})
         with self._changed:
-            self._changed.wait_for(lambda: self._answer is not None or self._gone)
+            self._changed.wait_for(lambda: self._answer is not None or self._end_reason)
             answer = self._answer
         if answer is None:
-            raise AgentGone(f"no world will come: {self._gone}")
+            raise AgentGone(f"no world will come: {self._end_reason}")
         if answer["type"] == "leave":
             log.info("the agent wants this rank no more: %s", answer.get("reason", "no reason given"))
             raise SystemExit(0)
@@ -136,7 +136,7 @@ class RankAgentSocket:
             while line := lines.readline(_LONGEST_LINE):
                 self._hear(line)
         with self._changed:
-            self._gone = self._gone or "the agent has closed its socket"
+            self._end_reason = self._end_reason or "the agent has closed its socket"
             self._changed.notify_all()
 
     def _hear(self, line: bytes) -> None:
@@ -155,7 +155,7 @@ class RankAgentSocket:
                 self._changed.notify_all()
         elif kind == "error":
             with self._changed:
-                self._gone = f"the agent answers: {shown(message.get('message'))}"
+                self._end_reason = f"the agent answers: {shown(message.get('message'))}"
                 self._changed.notify_all()
 
     def _hear_change(self, formation: int, urgent: bool) -> None:
@@ -191,7 +191,7 @@ def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
         return _connected
 
 
-def _forget_in_child() -> None:
+def _forget_agent_socket_in_child() -> None:
     """A forked process is no rank."""
     global _lock, _connected
     _lock = threading.Lock()
@@ -200,4 +200,4 @@ def _forget_in_child() -> None:
         _connected = None
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_agent_socket_in_child)

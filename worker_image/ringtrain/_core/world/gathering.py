@@ -126,7 +126,7 @@ class _RendezvousServer:
             self._drop(caller)
             return
         rank, address = said["rank"], said["address"]
-        if not authentication.same(_caller_proof(self._token, said), said["proof"]):
+        if not authentication.is_same_proof(_rendezvous_caller_proof(self._token, said), said["proof"]):
             refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
         elif said["size"] != self._size:
             sizes = f"rank 0 counts a world of {self._size}, rank {rank} of {said['size']}"
@@ -145,7 +145,7 @@ class _RendezvousServer:
         addresses = tuple(self._addresses[rank] for rank in range(self._size))
         for caller in self._callers:
             if caller.rank > 0:
-                proof = _answer_proof(self._token, caller.nonce, addresses)
+                proof = _rendezvous_answer_proof(self._token, caller.nonce, addresses)
                 caller.sock.settimeout(_STRANGER_S)
                 with suppress(OSError):  # a rank that is gone is missed when ranks meet
                     caller.sock.sendall(_rendezvous_line({"addresses": addresses, "proof": proof}))
@@ -178,7 +178,7 @@ def _ask_rank_0(
 ) -> tuple[str, ...]:
     while True:
         said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
-        said["proof"] = _caller_proof(token, said)
+        said["proof"] = _rendezvous_caller_proof(token, said)
         reply = _exchanged_rendezvous_line(meeting.where, _rendezvous_line(said), end)
         answer = _parsed_rendezvous_line(reply, addresses=list, proof=str)
         refused = _parsed_rendezvous_line(reply, refused=str)
@@ -186,7 +186,7 @@ def _ask_rank_0(
             raise ConfigurationError(refused["refused"][:500])
         if answer is not None and len(answer["addresses"]) == size:
             addresses = tuple(map(str, answer["addresses"]))
-            if authentication.same(_answer_proof(token, said["nonce"], addresses), answer["proof"]):
+            if authentication.is_same_proof(_rendezvous_answer_proof(token, said["nonce"], addresses), answer["proof"]):
                 return addresses
             raise ConfigurationError(
                 f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
@@ -230,10 +230,10 @@ def _parsed_rendezvous_line(line: bytes, **types: type) -> dict[str, Any] | None
     return message if all(type(message.get(name)) is wanted for name, wanted in types.items()) else None
 
 
-def _caller_proof(token: bytes | None, said: dict[str, Any]) -> str:
+def _rendezvous_caller_proof(token: bytes | None, said: dict[str, Any]) -> str:
     parts = (str(said[name]).encode("utf-8", "replace") for name in ("rank", "size", "address", "nonce"))
     return authentication.proof(token, b"address", *parts)
 
 
-def _answer_proof(token: bytes | None, nonce: str, addresses: tuple[str, ...]) -> str:
+def _rendezvous_answer_proof(token: bytes | None, nonce: str, addresses: tuple[str, ...]) -> str:
     return authentication.proof(token, b"addresses", nonce.encode(), *(address.encode() for address in addresses))

@@ -31,13 +31,13 @@ from ringtrain._core.wire.messages import (
     PullRequestMessage,
     decode_message,
     decode_message_fields,
-    encode_message,
+    encode_wire_message,
 )
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.roster import RosterEntry
-from ringtrain._core.world.spread import await_answers
+from ringtrain._core.world.spread import await_peer_answers
 from ringtrain.errors import some_of
 from ringtrain.shared import authentication
 from ringtrain.shared.address import has_no_host
@@ -86,9 +86,9 @@ class WorldHandshake:
         self._admit(theirs)
         mine = self._mine(self._nonce_for(theirs))
         proof = authentication.proof(
-            self._ring.token, authentication.SERVER, encode_message(theirs), encode_message(mine)
+            self._ring.token, authentication.SERVER, encode_wire_message(theirs), encode_wire_message(mine)
         )
-        return encode_message({"hello": mine.__dict__, "proof": proof})
+        return encode_wire_message({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
         """Give the peer its session, and tell it this rank's data port. Raises PullRefused, StreamBroken."""
@@ -98,8 +98,8 @@ class WorldHandshake:
         if theirs.rank not in self._partners:
             raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
         nonce = self._nonce_for(theirs).encode()
-        expected = authentication.proof(self._ring.token, authentication.CLIENT, encode_message(theirs), nonce)
-        if not authentication.same(expected, message["proof"]):
+        expected = authentication.proof(self._ring.token, authentication.CLIENT, encode_wire_message(theirs), nonce)
+        if not authentication.is_same_proof(expected, message["proof"]):
             raise _hello_refusal(_token_message(self._ring.rank, theirs.rank))
         if self._ring.token is None:
             self._await_met(theirs)
@@ -108,15 +108,17 @@ class WorldHandshake:
             self._changed.notify_all()
         self._admit(theirs)
         session = self._session_for(theirs.rank, theirs.instance)
-        return encode_message({"session": session.hex(), "data_port": data_port})
+        return encode_wire_message({"session": session.hex(), "data_port": data_port})
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Whether `session` is what the peer `rank` was given."""
         instance = self._given.get(rank)
-        if instance is not None and authentication.same(self._session_for(rank, instance), session):
+        if instance is not None and authentication.is_same_proof(self._session_for(rank, instance), session):
             return True
         key = self._key
-        return key is not None and authentication.same(_session_between(key, rank, self._ring.rank), session)
+        return key is not None and authentication.is_same_proof(
+            _handshake_session_between(key, rank, self._ring.rank), session
+        )
 
     def check_session(self, rank: int, session: bytes) -> None:
         """Raises NotAPeer unless `session` is what the peer `rank` was given."""
@@ -171,7 +173,7 @@ class WorldHandshake:
             if entries[peer].data_port:
                 self.ports[peer] = entries[peer].data_port
             if peer not in self.sessions:
-                self.sessions[peer] = _session_between(key, self._ring.rank, peer)
+                self.sessions[peer] = _handshake_session_between(key, self._ring.rank, peer)
                 transport.use_session(peer, self.sessions[peer])
 
     def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
@@ -186,9 +188,9 @@ class WorldHandshake:
         """That the first of `peers` at whose address nobody answers has not come, looked for at the deadline."""
         for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
             some = peers[at : at + _LOOKED_FOR_AT_ONCE]
-            hello = encode_message(self._mine(secrets.token_hex(16)))
+            hello = encode_wire_message(self._mine(secrets.token_hex(16)))
             asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
-            await_answers(asked, self._ring.probe_timeout_s)
+            await_peer_answers(asked, self._ring.probe_timeout_s)
             for peer, answer in zip(some, asked, strict=True):
                 if not answer.done() or isinstance(answer.exception(), StreamBroken):
                     return self._absent(peer)
@@ -207,9 +209,9 @@ class WorldHandshake:
         """Get a session from the peer; from its Hello again if it is in another world by now."""
         while True:
             proof = authentication.proof(
-                self._ring.token, authentication.CLIENT, encode_message(mine), theirs.nonce.encode()
+                self._ring.token, authentication.CLIENT, encode_wire_message(mine), theirs.nonce.encode()
             )
-            request = encode_message({"hello": mine.__dict__, "proof": proof})
+            request = encode_wire_message({"hello": mine.__dict__, "proof": proof})
             left = max(end - time.monotonic(), self._ring.probe_timeout_s)
             with self._or_again(peer, end):
                 self._take(transport, peer, self._answer(peer, transport.ask(peer, PROVE, request, left), end))
@@ -244,7 +246,7 @@ class WorldHandshake:
         transport.use_data_port(peer, port, request)
 
     def _ask_hello(self, transport: Transport, peer: int, mine: HelloMessage, end: float) -> "Future[bytes]":
-        answer = transport.ask(peer, HELLO, encode_message(mine), end - time.monotonic(), patient=True)
+        answer = transport.ask(peer, HELLO, encode_wire_message(mine), end - time.monotonic(), patient=True)
         answer.add_done_callback(lambda done: self._note_answer(peer, mine, done))
         return answer
 
@@ -270,7 +272,7 @@ class WorldHandshake:
         )  # fmt: skip
 
     def _nonce_for(self, theirs: HelloMessage) -> str:
-        return hmac.digest(self._secret, b"nonce" + encode_message(theirs), "sha256").hex()
+        return hmac.digest(self._secret, b"nonce" + encode_wire_message(theirs), "sha256").hex()
 
     def _session_for(self, rank: int, instance: str) -> bytes:
         session = self._issued.get((rank, instance))
@@ -294,9 +296,9 @@ class WorldHandshake:
         message = decode_message_fields(reply, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
         expected = authentication.proof(
-            self._ring.token, authentication.SERVER, encode_message(mine), encode_message(theirs)
+            self._ring.token, authentication.SERVER, encode_wire_message(mine), encode_wire_message(theirs)
         )
-        return theirs, authentication.same(expected, message["proof"])
+        return theirs, authentication.is_same_proof(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
         """Wait for the peer's answer, or for the world's failure if that comes first. Raises StreamBroken."""
@@ -421,7 +423,7 @@ def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
     return None
 
 
-def _session_between(key: bytes, rank: int, peer: int) -> bytes:
+def _handshake_session_between(key: bytes, rank: int, peer: int) -> bytes:
     """By what `rank` is known to `peer`."""
     return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
 

@@ -71,12 +71,12 @@ class WorldLateness:
         own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
         asked = neighbours.near_ranks(own, ranks)
         answers = self._statuses(asked)
-        late = [rank for rank in asked if _is_late(answers.get(rank), key)]
+        late = [rank for rank in asked if _is_peer_late(answers.get(rank), key)]
         if not late:
             return
         before = [rank for rank in neighbours.near_ranks(late[0], ranks) if rank < own]
         theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
-        if not all(_is_late(theirs.get(rank), key) for rank in before):
+        if not all(_is_peer_late(theirs.get(rank), key) for rank in before):
             return  # one of those who wait says it: of those near the first late one the first
         named = late[:_NAMED_MOST]
         of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} that it asked)"
@@ -89,7 +89,7 @@ class WorldLateness:
         )  # fmt: skip
 
 
-def _is_late(answer: Any, key: Key) -> bool:
+def _is_peer_late(answer: Any, key: Key) -> bool:
     return answer is None or int(answer["reached"].get(str(key[0]), 0)) < key[1]
 
 

@@ -20,9 +20,9 @@ from ringtrain._core.wire.messages import (
     PullRequestMessage,
     WireFrame,
     decode_message_fields,
-    encode_message,
+    encode_wire_message,
 )
-from ringtrain._core.wire.signature import WireSignature, decode_signature, describe_mismatch, is_text
+from ringtrain._core.wire.signature import WireSignature, decode_signature, describe_mismatch, is_signature_text
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, RankActivity, WorldFailureState
 from ringtrain._core.world.handshake import PATIENCE, WorldHandshake
@@ -150,7 +150,7 @@ class WorldMembership:
 
         Where that is a digest, the peer is asked for the text.
         """
-        theirs = decode_signature(compared) if is_text(compared) else self._ask_meaning(peer, key)
+        theirs = decode_signature(compared) if is_signature_text(compared) else self._ask_meaning(peer, key)
         if theirs is not None and theirs != mine:
             return WorldFailure("mismatch", describe_mismatch(key[1], (self.ring.rank, mine), (peer, theirs)))
         one, other = sorted((self.ring.rank, peer))
@@ -238,7 +238,9 @@ class WorldMembership:
         if method == STATUS:
             failure = self.failure_state.failure
             status = {"reached": self.offers.reached(), "activity": self.offers.activity()}
-            return encode_message({**status, "left": self._watches.left(), "failure": failure and failure.encode()})
+            return encode_wire_message(
+                {**status, "left": self._watches.left(), "failure": failure and failure.encode()}
+            )
         if method == MEANING:
             asked = decode_message_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))
@@ -284,7 +286,7 @@ class WorldMembership:
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
         """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
-        request = encode_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
+        request = encode_wire_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:
             answer = self.transport.ask(peer, MEANING, request, timeout_s).result(2 * timeout_s)

@@ -20,13 +20,13 @@ from ringtrain._core.wire.messages import (
     WATCH,
     decode_message,
     decode_message_fields,
-    encode_message,
+    encode_wire_message,
 )
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity, Report, WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.spread import FailureSpread, await_answers, is_answered
-from ringtrain._core.world.watches import WorldWatches, has_peer_gone
+from ringtrain._core.world.spread import FailureSpread, await_peer_answers, is_peer_answered
+from ringtrain._core.world.watches import WorldWatches, has_watched_peer_gone
 from ringtrain.shared import authentication
 
 _ASKED_AT_ONCE: Final = 32  # beyond those that are near
@@ -86,17 +86,17 @@ class WorldMonitor:
     def answers(self, peer: int) -> bool:
         """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
         answer = self._ask_status(peer)
-        await_answers([answer], self._ring.probe_timeout_s)
-        return is_answered(answer)
+        await_peer_answers([answer], self._ring.probe_timeout_s)
+        return is_peer_answered(answer)
 
     def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
         """What those of `peers` that answer say of themselves."""
         asked = {peer: self._ask_status(peer) for peer in peers}
-        await_answers(list(asked.values()), self._ring.probe_timeout_s)
-        return {peer: decode_message(answer.result()) for peer, answer in asked.items() if is_answered(answer)}
+        await_peer_answers(list(asked.values()), self._ring.probe_timeout_s)
+        return {peer: decode_message(answer.result()) for peer, answer in asked.items() if is_peer_answered(answer)}
 
     def _ask_watch(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
-        request = encode_message({**self._identity(peer), "hold": hold})
+        request = encode_wire_message({**self._identity(peer), "hold": hold})
         return self._transport.ask(peer, WATCH, request, timeout_s)
 
     def _is_over(self) -> bool:
@@ -107,7 +107,9 @@ class WorldMonitor:
         answer: Future[bytes] = Future()
 
         def ask() -> "Future[bytes]":
-            return self._transport.ask(peer, STATUS, encode_message(self._identity(peer)), self._ring.probe_timeout_s)
+            return self._transport.ask(
+                peer, STATUS, encode_wire_message(self._identity(peer)), self._ring.probe_timeout_s
+            )
 
         def first(asked: "Future[bytes]") -> None:
             error = asked.exception()
@@ -165,7 +167,7 @@ class WorldMonitor:
         Raises StreamBroken where this rank leaves and passes nothing on: the peer then tells others in its place.
         """
         message = decode_message_fields(request, failure=str, proof=str)
-        if not authentication.same(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
+        if not authentication.is_same_proof(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
             raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
         with self._heeded:
             if self._stopped and self._failure_state.failure is None:
@@ -193,7 +195,7 @@ class WorldMonitor:
 
     def _abort(self, peer: int, failure: WorldFailure) -> bytes:
         text = failure.encode()
-        return encode_message({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
+        return encode_wire_message({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
 
     def _abort_proof(self, peer: int, text: str) -> str:
         """For one attempt only: a recording must not end the next one, whose token is the same."""
@@ -207,7 +209,7 @@ class WorldMonitor:
         """
 
         def answered(peer: int, answer: "Future[bytes]") -> None:
-            if not self._stopped and has_peer_gone(answer) and is_needed(peer):
+            if not self._stopped and has_watched_peer_gone(answer) and is_needed(peer):
                 self.report(PeerClosed(peer, str(answer.exception()), activity))
 
         for peer in peers:

@@ -10,7 +10,7 @@ _FAILED = False
 
 
 @cache
-def load_mpi() -> Any:
+def load_mpi_of_world() -> Any:
     """mpi4py's MPI module, initialized. Raises ConfigurationError that names what to install."""
     try:
         import mpi4py
@@ -19,7 +19,7 @@ def load_mpi() -> Any:
             "mpi4py is not installed; RINGTRAIN_TRANSPORT=mpi, and mpirun over several hosts without ringtrain's "
             "launcher, need it: pip install mpi4py"
         ) from exc
-    # Ended by `_finalize`: a rank that has lost a peer must not wait for it in MPI_Finalize.
+    # Ended by `_finalize_mpi_world`: a rank that has lost a peer must not wait for it in MPI_Finalize.
     mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI
@@ -27,13 +27,13 @@ def load_mpi() -> Any:
         raise ConfigurationError(
             f"mpi4py finds no MPI library: {exc}; install openmpi-bin or mpich, or point MPI4PY_LIBMPI at one"
         ) from exc
-    atexit.register(_finalize, MPI)
+    atexit.register(_finalize_mpi_world, MPI)
     return MPI
 
 
 def load_world(rank: int, size: int) -> Any:
     """MPI's communicator of the world. Raises ConfigurationError: this process is not `rank` of `size` in it."""
-    mpi = load_mpi()
+    mpi = load_mpi_of_world()
     world = mpi.COMM_WORLD
     if (world.rank, world.size) != (rank, size):
         version = mpi.Get_library_version().splitlines()[0].strip()
@@ -51,6 +51,6 @@ def give_up() -> None:
     _FAILED = True
 
 
-def _finalize(mpi: Any) -> None:
+def _finalize_mpi_world(mpi: Any) -> None:
     if not _FAILED and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()

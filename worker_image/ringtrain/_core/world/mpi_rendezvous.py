@@ -31,10 +31,10 @@ def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> 
     held = HeldPorts()
     (port,) = held.take(0, 1)
     try:
-        directory = _shared_directory(found, env)
+        directory = _rendezvous_directory(found, env)
         if directory is not None:
             return _meet_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
-        host = "127.0.0.1" if found.local_size == found.size else _own_address(env)
+        host = "127.0.0.1" if found.local_size == found.size else _own_rendezvous_address(env)
         from ringtrain._core.world.mpi_library import load_world
 
         return tuple(load_world(found.rank, found.size).allgather(f"{host}:{port}"))
@@ -42,7 +42,7 @@ def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> 
         held.release()
 
 
-def _shared_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
+def _rendezvous_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
     """A directory of this job's own that all ranks see; None when they are on several hosts, or there is none."""
     session, namespace = env.get("PMIX_SERVER_TMPDIR"), env.get("PMIX_NAMESPACE")
     if found.local_size != found.size or not session or not namespace or not os.access(session, os.W_OK):
@@ -76,13 +76,13 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
         time.sleep(_LOOK_S)
 
 
-def _own_address(env: Mapping[str, str]) -> str:
+def _own_rendezvous_address(env: Mapping[str, str]) -> str:
     """An address of this host that the others can reach."""
     named = env.get("RINGTRAIN_POD_IP")
     if named:
         return named
     for _, name in socket.if_nameindex():
-        address = None if name.startswith(_INNER) else _address_of(name)
+        address = None if name.startswith(_INNER) else _rendezvous_address_of(name)
         if address:
             return address
     raise ConfigurationError(
@@ -91,7 +91,7 @@ def _own_address(env: Mapping[str, str]) -> str:
     )
 
 
-def _address_of(interface: str) -> str | None:
+def _rendezvous_address_of(interface: str) -> str | None:
     """The interface's IPv4 address; None without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))

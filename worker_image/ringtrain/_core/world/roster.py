@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ringtrain._core.wire.messages import SESSION_BYTES, MalformedMessage
 from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.spread import await_answers, is_answered
+from ringtrain._core.world.spread import await_peer_answers, is_peer_answered
 
 # Two rounds: who there is; and then, that all who are there know it.
 ENTRIES, KNOWN = 0, 1
@@ -115,8 +115,8 @@ class WorldRoster:
                 part = ranks[at : at + _MOST_ENTRIES]
                 answers.append(self._tell((rank - distance) % size, round_, part, end))
         self._await(known, size, end)
-        await_answers(answers, end - time.monotonic())
-        if not all(map(is_answered, answers)):
+        await_peer_answers(answers, end - time.monotonic())
+        if not all(map(is_peer_answered, answers)):
             self._failure_state.wait(self._ring.probe_timeout_s)  # it is judged why: a partner may just have left
         self._failure_state.check()
 

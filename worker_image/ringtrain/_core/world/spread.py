@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 
-def await_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
+def await_peer_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
     """Wait until all `answers` are there, or have failed; at most `timeout_s`."""
     lock, over, missing = threading.Lock(), threading.Event(), len(answers)
 
@@ -22,7 +22,7 @@ def await_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
         over.wait(timeout_s)
 
 
-def is_answered(answer: "Future[bytes]") -> bool:
+def is_peer_answered(answer: "Future[bytes]") -> bool:
     """Whether there is an answer, and it is no error."""
     return answer.done() and answer.exception() is None
 
@@ -67,7 +67,7 @@ class FailureSpread:
             self._missing += 1
 
         def answered(answer: "Future[bytes]") -> None:
-            if not is_answered(answer) and not self._given_up:
+            if not is_peer_answered(answer) and not self._given_up:
                 for other in instead:
                     self._tell(other, ())
             self._came()

@@ -111,7 +111,7 @@ def _own_address(master: str) -> str:
 
 
 def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float) -> tuple[str, ...]:
-    store = _torchrun_store(found.master, timeout_s)
+    store = _torchrun_rendezvous_store(found.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:
         return authentication.proof(token, b"address", key.encode(), str(rank).encode(), address.encode())
@@ -120,7 +120,7 @@ def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None,
         store.set(f"{key}/{found.rank}", f"{own} {proof(found.rank, own)}")
         store.wait([f"{key}/{rank}" for rank in range(found.size)], timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        missing = [rank for rank in range(found.size) if not _has_store_key(store, f"{key}/{rank}")]
+        missing = [rank for rank in range(found.size) if not _has_rendezvous_key(store, f"{key}/{rank}")]
         raise ConfigurationError(
             f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
             f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
@@ -128,7 +128,7 @@ def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None,
     addresses = []
     for rank in range(found.size):
         address, _, given = store.get(f"{key}/{rank}").decode().partition(" ")
-        if not authentication.same(proof(rank, address), given):
+        if not authentication.is_same_proof(proof(rank, address), given):
             raise ConfigurationError(
                 f"ranks {found.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
             )
@@ -136,7 +136,7 @@ def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None,
     return tuple(addresses)
 
 
-def _torchrun_store(master: str, timeout_s: float) -> Any:
+def _torchrun_rendezvous_store(master: str, timeout_s: float) -> Any:
     try:
         from torch.distributed import TCPStore
     except ImportError as error:
@@ -150,7 +150,7 @@ def _torchrun_store(master: str, timeout_s: float) -> Any:
         raise ConfigurationError(f"torchrun's store at {master} can't be reached: {error}") from error
 
 
-def _has_store_key(store: Any, key: str) -> bool:
+def _has_rendezvous_key(store: Any, key: str) -> bool:
     try:
         return bool(store.check([key]))
     except RuntimeError:

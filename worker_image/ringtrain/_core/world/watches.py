@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from ringtrain._core.transport.base import PeerUnreached, StreamBroken, StreamEnd
 from ringtrain._core.wire.failure import PullRefused
-from ringtrain._core.wire.messages import decode_message, encode_message
+from ringtrain._core.wire.messages import decode_message, encode_wire_message
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, Report
 from ringtrain._core.world.ring_config import RingConfig
@@ -65,7 +65,7 @@ class WorldWatches:
 
     def farewell(self) -> bytes:
         """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
-        return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_message(self.left())
+        return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_wire_message(self.left())
 
     def left(self) -> list[int]:
         """The ranks that this one knows to have left in good order."""
@@ -118,7 +118,7 @@ class WorldWatches:
             answer.add_done_callback(functools.partial(self._next_answered, peer))
 
     def _next_answered(self, peer: int, answer: "Future[bytes]") -> None:
-        if has_peer_gone(answer):
+        if has_watched_peer_gone(answer):
             # Both that watched it have just left, and nobody knows how it ended: in good order, as they did. A
             # rank that needs it finds its connection broken.
             self.note_left({peer})
@@ -126,7 +126,7 @@ class WorldWatches:
             self._ended(peer, True, answer, again=False)
 
 
-def has_peer_gone(answer: "Future[bytes]") -> bool:
+def has_watched_peer_gone(answer: "Future[bytes]") -> bool:
     """Whether the process that was asked is not there any more, or is in its next world."""
     error = answer.exception()
     return _is_peer_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)

@@ -123,7 +123,7 @@ def array_places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
     return begins, end
 
 
-def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
+def read_batch_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
     """Put the messages of a stream together to answers. An answer's arrays share one block of memory."""
     for message in messages:
         answer = DataWorkerAnswer.decode_head(message)
@@ -144,9 +144,9 @@ def read_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
 
 def array_heads(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
     """What a header says of `arrays`."""
-    return tuple(BatchArrayHead(name, travel_name(array.dtype), array.shape) for name, array in arrays.items())
+    return tuple(BatchArrayHead(name, batch_travel_name(array.dtype), array.shape) for name, array in arrays.items())
 
 
-def travel_name(dtype: np.dtype[Any]) -> str:
+def batch_travel_name(dtype: np.dtype[Any]) -> str:
     """The name under which `dtype` travels."""
     return "bfloat16" if dtype.name == "bfloat16" else dtype.str

@@ -84,7 +84,7 @@ class DataWorkerLoader:
         item = next(items, _END)
         if item is _END:
             return DataWorkerAnswer("ended", request.key)
-        offset, arrays = _checked_item(item, request)
+        offset, arrays = _checked_batch_item(item, request)
         self._splits[name] = offset, items
         while len(self._splits) > _OPEN_SPLITS:
             self._splits.popitem(last=False)
@@ -96,17 +96,18 @@ def _checked_batch(result: object, who: str) -> Arrays:
     if not isinstance(result, Mapping):
         raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
     return {
-        _array_name(name, who): _loaded_array(value, f"{who} a dict whose {name!r}") for name, value in result.items()
+        _batch_array_name(name, who): _loaded_batch_array(value, f"{who} a dict whose {name!r}")
+        for name, value in result.items()
     }
 
 
-def _array_name(name: object, who: str) -> str:
+def _batch_array_name(name: object, who: str) -> str:
     if not isinstance(name, str):
         raise _BadLoaderResult(f"{who} a dict with the key {name!r}; expected names (str)")
     return name
 
 
-def _loaded_array(value: object, where: str) -> Any:
+def _loaded_batch_array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise _BadLoaderResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
     if isinstance(value, np.ma.MaskedArray):
@@ -120,7 +121,7 @@ def _loaded_array(value: object, where: str) -> Any:
     return np.asarray(array, order="C")
 
 
-def _checked_item(item: object, request: DataWorkerRequest) -> tuple[int, Arrays]:
+def _checked_batch_item(item: object, request: DataWorkerRequest) -> tuple[int, Arrays]:
     who = f'"{request.function}" yielded'
     if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int | np.integer)):
         raise _BadLoaderResult(f"{who} {kind_of(item)}; expected (offset to go on from, dict of arrays by name)")

@@ -16,7 +16,7 @@ import grpc
 
 from ringtrain._core.process_groups.context import current_or_none
 from ringtrain.data.service.config import DataStreamSettings
-from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest, read_answers
+from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest, read_batch_answers
 from ringtrain.data.service.leases import DataWorkerLeases
 from ringtrain.errors import DataError
 from ringtrain.shared import contract
@@ -254,7 +254,7 @@ class DataWorkerLink:
             if self._closed:
                 return
             self._call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._requests.get, None))
-        for answer in read_answers(self._listened(self._call)):
+        for answer in read_batch_answers(self._listened(self._call)):
             self._events.came(self, answer)
 
     def _listened(self, messages: Iterator[bytes]) -> Iterator[bytes]:

@@ -16,8 +16,8 @@ from ringtrain.tensorflow.data.directory import (
     ANSWER,
     ASK,
     CALL_S,
-    read_directory_line,
-    send_directory_line,
+    read_tf_data_line,
+    send_tf_data_line,
     tf_data_proof_of,
 )
 
@@ -133,14 +133,14 @@ class TfDataDirectoryClient:
         nonce = secrets.token_hex(16)
         try:
             with socket.create_connection(address, timeout=CALL_S) as sock:
-                theirs = str(read_directory_line(sock)["nonce"])
+                theirs = str(read_tf_data_line(sock)["nonce"])
                 proof = tf_data_proof_of(self.key, ASK, theirs, nonce, request)
-                send_directory_line(sock, {"request": dict(request), "nonce": nonce, "proof": proof})
-                said = read_directory_line(sock)
+                send_tf_data_line(sock, {"request": dict(request), "nonce": nonce, "proof": proof})
+                said = read_tf_data_line(sock)
         except (OSError, ValueError, KeyError):
             return None
         answer = said.get("answer")
-        if not isinstance(answer, dict) or not authentication.same(
+        if not isinstance(answer, dict) or not authentication.is_same_proof(
             tf_data_proof_of(self.key, ANSWER, theirs, nonce, answer), str(said.get("proof"))
         ):
             raise OtherKey(

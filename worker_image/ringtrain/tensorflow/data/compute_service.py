@@ -127,7 +127,7 @@ def send_to_data_service(
         )
     if round_robin:
         _check_round_robin(dataset, compute_config, size, reuse_dataset)
-    shared = (job_name or _shared_name()) if reuse_dataset else None
+    shared = (job_name or _tf_data_shared_name()) if reuse_dataset else None
     with tf_data_service(compute_config, rank, size) as address:
         return dataset.apply(
             tf.data.experimental.service.distribute(
@@ -164,7 +164,7 @@ def _check_round_robin(
         )
 
 
-def _shared_name() -> str:
+def _tf_data_shared_name() -> str:
     """The same on every rank, and another for each dataset and each life of the ranks.
 
     TensorFlow gives a second dataset of the same name the elements of the first, and none to a training that

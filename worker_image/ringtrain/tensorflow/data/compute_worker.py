@@ -80,7 +80,7 @@ def main(options: TfDataComputeOptions, host: str | None) -> None:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
     try:
         servers = TfDataServerProcesses(options.timeout, forked=True)  # before there are threads
-        signal.signal(signal.SIGTERM, _leave_on_signal)
+        signal.signal(signal.SIGTERM, _leave_tf_data_on_signal)
         init()
         with _tf_data_service_config(options) as plain:
             compute_worker_fn(TfDataServiceConfig.from_dict(broadcast_object(plain)), servers, host)
@@ -89,7 +89,7 @@ def main(options: TfDataComputeOptions, host: str | None) -> None:
         raise click.ClickException(str(error)) from error
 
 
-def _leave_on_signal(number: int, _: Any) -> None:
+def _leave_tf_data_on_signal(number: int, _: Any) -> None:
     """End as after an error, which removes CONFIGFILE: training that finds it would wait for nobody."""
     raise SystemExit(128 + number)
 

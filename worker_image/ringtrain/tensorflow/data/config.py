@@ -174,7 +174,7 @@ class TfDataServiceConfig:
             raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
         except ValueError as error:
             raise ConfigurationError(f"{path} is not the config of a compute job: {error}") from error
-        _warn_of_others(path if config.key_file is None else Path(config.key_file))
+        _warn_of_other_tf_data(path if config.key_file is None else Path(config.key_file))
         return config
 
 
@@ -210,7 +210,7 @@ def _hex_tf_data_key(key: Any) -> bytes:
         raise ConfigurationError("key is not a number of hexadecimal digits") from error
 
 
-def _warn_of_others(path: Path) -> None:
+def _warn_of_other_tf_data(path: Path) -> None:
     with suppress(OSError):
         mode = path.stat().st_mode
         if mode & _OTHERS:

@@ -84,17 +84,17 @@ class TfDataDirectory:
 
     def _converse(self, caller: socket.socket) -> None:
         nonce = secrets.token_hex(16)
-        send_directory_line(caller, {"nonce": nonce})
-        said = read_directory_line(caller)
+        send_tf_data_line(caller, {"nonce": nonce})
+        said = read_tf_data_line(caller)
         request, theirs, proof = said["request"], said["nonce"], said["proof"]
-        if not authentication.same(tf_data_proof_of(self._key, ASK, nonce, theirs, request), str(proof)):
-            send_directory_line(caller, {"refused": "the key is another"})
+        if not authentication.is_same_proof(tf_data_proof_of(self._key, ASK, nonce, theirs, request), str(proof)):
+            send_tf_data_line(caller, {"refused": "the key is another"})
             return
         try:
             answer = self._do(**request)
         except ConfigurationError as error:
             answer = {"error": str(error)}
-        send_directory_line(
+        send_tf_data_line(
             caller, {"answer": answer, "proof": tf_data_proof_of(self._key, ANSWER, nonce, theirs, answer)}
         )
 
@@ -125,12 +125,12 @@ def tf_data_proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Map
     return authentication.proof(key, role, nonce.encode(), theirs.encode(), text.encode())
 
 
-def send_directory_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
+def send_tf_data_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
     """Send `message`. Raises OSError."""
     sock.sendall(line_of(message))
 
 
-def read_directory_line(sock: socket.socket) -> dict[str, Any]:
+def read_tf_data_line(sock: socket.socket) -> dict[str, Any]:
     """The message that comes next. Raises OSError, and ValueError for what is none."""
     line = bytearray()
     while not line.endswith(b"\n"):

@@ -86,7 +86,7 @@ class TfDataServerProcesses:
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lines = StreamLineBuffer()
-        self._pid = _forked_server_template(ours, theirs) if forked else _started_server_template(theirs)
+        self._pid = _forked_tf_data_server(ours, theirs) if forked else _started_tf_data_server(theirs)
         theirs.close()
 
     def port(self, wanted: int = 0) -> int:
@@ -153,7 +153,7 @@ class TfDataServerProcesses:
         return messages
 
 
-def _forked_server_template(ours: socket.socket, theirs: socket.socket) -> int:
+def _forked_tf_data_server(ours: socket.socket, theirs: socket.socket) -> int:
     assert threading.active_count() == 1, "a process that is to be forked has one thread"
     parent = os.getpid()
     pid = os.fork()
@@ -169,7 +169,7 @@ def _forked_server_template(ours: socket.socket, theirs: socket.socket) -> int:
     return pid
 
 
-def _started_server_template(theirs: socket.socket) -> int:
+def _started_tf_data_server(theirs: socket.socket) -> int:
     command = [sys.executable, "-m", _TEMPLATE, str(theirs.fileno())]
     process = start_child(command, os.environ, pass_fds=(theirs.fileno(),))
     process.returncode = 0  # waited for by its pid

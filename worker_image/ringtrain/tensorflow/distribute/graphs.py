@@ -92,7 +92,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
         function, gradients = spec.host_call
         reduced = strategy.reduce_gradients(gradients)
         operations.append(strategy.on_host(lambda: function(*reduced)))
-    elif strategy.num_replicas_in_sync > 1 and not _has_collectives(graph):
+    elif strategy.num_replicas_in_sync > 1 and not _has_estimator_collectives(graph):
         raise ConfigurationError(
             f"train_op exchanges nothing with the other {strategy.num_replicas_in_sync - 1} ranks: each would "
             "train a model of its own. Give host_call=(fn, gradients), use strategy.apply_gradients, or "
@@ -106,7 +106,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
         return tf.group(global_step.assign_add(1, read_value=False))
 
 
-def _has_collectives(graph: Any) -> bool:
+def _has_estimator_collectives(graph: Any) -> bool:
     """Whether the graph, or a function in it, has one of our collectives."""
     definition = graph.as_graph_def()
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]

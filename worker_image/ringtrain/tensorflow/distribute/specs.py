@@ -54,10 +54,10 @@ class EstimatorSpec:
             hint = "; after mode come predictions, loss and train_op: give them by name" if shifted else ""
             raise ConfigurationError(f"EstimatorSpec(mode={self.mode!r}) has no {' and no '.join(missing)}{hint}")
         if self.host_call is not None:
-            _check_host_call(self.host_call)
+            _check_estimator_host_call(self.host_call)
 
 
-def _check_host_call(host_call: Any) -> None:
+def _check_estimator_host_call(host_call: Any) -> None:
     if not isinstance(host_call, tuple) or len(host_call) != 2 or not callable(host_call[0]):
         raise ConfigurationError(f"host_call is {kind_of(host_call)}; expected (function, gradients)")
     if not host_call[1] or any(gradient is None for gradient in host_call[1]):

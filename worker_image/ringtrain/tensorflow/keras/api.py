@@ -8,7 +8,7 @@ keras: Final[Any] = tf.keras
 IS_KERAS_2: Final = not hasattr(keras, "ops")
 
 
-def is_optimizer(given: Any) -> bool:
+def is_keras_optimizer(given: Any) -> bool:
     """Whether `given` is an optimizer of this Keras."""
     kinds = [keras.optimizers.Optimizer]
     if IS_KERAS_2:

@@ -10,7 +10,7 @@ from ringtrain.elastic.handlers import ElasticOptimizerHandler
 from ringtrain.elastic.state import COMPANIONS, HANDLERS
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
-from ringtrain.tensorflow.keras.api import is_optimizer, keras, variables_of
+from ringtrain.tensorflow.keras.api import is_keras_optimizer, keras, variables_of
 from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 
@@ -58,7 +58,7 @@ class TensorFlowKerasState(VariablesState):
                 "the model once with a batch, before it is made a state"
             )
         chosen = optimizer if optimizer is not None else getattr(model, "optimizer", None)
-        if not is_optimizer(chosen):
+        if not is_keras_optimizer(chosen):
             raise ConfigurationError(
                 f"optimizer is {kind_of(chosen)}; expected a Keras optimizer: pass optimizer=..., or compile the "
                 "model with one"

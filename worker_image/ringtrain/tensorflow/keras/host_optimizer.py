@@ -20,10 +20,10 @@ from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import KerasHostPart, number_of
-from ringtrain.tensorflow.keras.host_rules import check_optimizer
-from ringtrain.tensorflow.keras.host_scale import scaled
+from ringtrain.tensorflow.keras.host_rules import check_keras_optimizer
+from ringtrain.tensorflow.keras.host_scale import scaled_keras_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
-from ringtrain.tensorflow.operation import add_node, out_of_program_order
+from ringtrain.tensorflow.operation import add_node, out_of_graph_order
 
 
 class HostKerasMixin(OnHostOptimizer):
@@ -127,7 +127,7 @@ class HostKerasMixin(OnHostOptimizer):
             part.write(host_call(at_once, [*numbers, *values, *given.values()], dtypes, shapes))
             return
         with tf.device("/CPU:0"):
-            with out_of_program_order():
+            with out_of_graph_order():
                 begun = add_node(begin, [*numbers, *values], [])
                 with tf.control_dependencies([begun]):
                     submitted = [
@@ -228,8 +228,8 @@ def HostOptimizer(
             compression=compression,
         )
         inner.__dict__["_scales_alike"] = True
-        return scaled(optimizer, inner, process_set)
-    check_optimizer(optimizer)
+        return scaled_keras_optimizer(optimizer, inner, process_set)
+    check_keras_optimizer(optimizer)
     options = {
         "bucket_bytes": bucket_bytes, "sharded": sharded, "check_finite": check_finite, "compression": compression,
         "elastic": elastic, "redundancy": redundancy, "clip_norm": optimizer.global_clipnorm,

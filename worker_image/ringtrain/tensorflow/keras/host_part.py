@@ -12,7 +12,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.cut import first_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.host_rules import rules_of
 
@@ -47,7 +47,7 @@ class KerasHostPart:
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
-        group = first_group(self.options["elastic"], self.open_group)
+        group = first_optimizer_group(self.options["elastic"], self.open_group)
         self.made = ArrayOptimizer(arrays, decaying, groups=[(plain, without)], group=group, **self.options)
         self.write(self.weights(), constrained=False)
 

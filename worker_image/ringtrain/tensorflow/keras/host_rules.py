@@ -11,7 +11,7 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import LAMB, SGD, Adam, Rule
 from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart, SgdTerms
 from ringtrain.optim.rules import StepValues
-from ringtrain.tensorflow.keras.api import is_optimizer, keras
+from ringtrain.tensorflow.keras.api import is_keras_optimizer, keras
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ _REFUSED: Final = (
 )  # fmt: skip
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_keras_optimizer(optimizer: Any) -> None:
     """Raise ConfigurationError for an optimizer that has no rule, with the way out."""
-    if not is_optimizer(optimizer):
+    if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"HostOptimizer: optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     instead = "take ringtrain.keras.DistributedOptimizer, which applies every optimizer of Keras"
     if type(optimizer) not in _MAKE:

@@ -70,7 +70,7 @@ class HostKerasScaleMixin:
         if stays_alone(self._process_set):
             return found
         given = [index for index, grad in enumerate(found) if grad is not None]
-        finite = [tf.reduce_all(tf.math.is_finite(_values(found[index]))) for index in given]
+        finite = [tf.reduce_all(tf.math.is_finite(_keras_gradient_values(found[index]))) for index in given]
         mine = tf.cast(tf.reduce_all(finite) if finite else True, tf.float32)
         everywhere = allreduce(mine, op=Min, name="HostOptimizer.finite", process_set=self._process_set)
         for index in given[:1]:
@@ -101,7 +101,7 @@ class HostKeras2ScaleMixin(HostKerasScaleMixin):
         )
 
 
-def scaled(optimizer: Any, inner: Any, process_set: ProcessSet) -> Any:
+def scaled_keras_optimizer(optimizer: Any, inner: Any, process_set: ProcessSet) -> Any:
     """Return a LossScaleOptimizer like `optimizer` around `inner`, a host optimizer."""
     made = derived(
         optimizer, HostKeras2ScaleMixin if IS_KERAS_2 else HostKeras3ScaleMixin, {"_process_set": process_set}
@@ -111,5 +111,5 @@ def scaled(optimizer: Any, inner: Any, process_set: ProcessSet) -> Any:
     return made
 
 
-def _values(grad: Any) -> Any:
+def _keras_gradient_values(grad: Any) -> Any:
     return grad.values if isinstance(grad, tf.IndexedSlices) else tf.convert_to_tensor(grad)

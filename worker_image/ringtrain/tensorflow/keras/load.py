@@ -32,7 +32,7 @@ def load_model(
     if legacy_opts and not IS_KERAS_2:
         raise ConfigurationError("load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers")
     known = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()} | dict(custom_objects or {})
-    with _optimizers_that_got_no_state() as without:
+    with _keras_optimizers_without_state() as without:
         model = keras.models.load_model(filepath, custom_objects=known)
     if without:
         raise ConfigurationError(
@@ -46,7 +46,7 @@ def load_model(
 
 
 @contextmanager
-def _optimizers_that_got_no_state() -> Iterator[list[Any]]:
+def _keras_optimizers_without_state() -> Iterator[list[Any]]:
     """List the optimizers that had made updates and whose state is not in the file that Keras loads. Keras only
     warns of it, as of those that were saved before their first update and so had none."""
     kind, without = keras.optimizers.Optimizer, []

@@ -16,8 +16,8 @@ from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, trainable
-from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_optimizer, keras
-from ringtrain.tensorflow.tape import layers_of
+from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_keras_optimizer, keras
+from ringtrain.tensorflow.tape import tape_layers_of
 from ringtrain.tensorflow.world_ops import stays_alone
 
 
@@ -264,7 +264,7 @@ def DistributedOptimizer(
     `ringtrain.tensorflow.DistributedGradientTape`.
     """
     check_backend(keras)
-    if not is_optimizer(optimizer):
+    if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if isinstance(optimizer, DistributedKerasMixin):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
@@ -299,7 +299,7 @@ def PartialDistributedOptimizer(
 ) -> Any:
     """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
     arguments = locals()
-    layers = layers_of(arguments.pop("local_layers"))
+    layers = tape_layers_of(arguments.pop("local_layers"))
     wrapped = DistributedOptimizer(**arguments)
     trainable(layers)
     type(wrapped)._local_layers = layers

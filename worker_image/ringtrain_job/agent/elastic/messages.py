@@ -43,52 +43,52 @@ class Committed:
 FromRank = Ready | Joined | Committed
 
 
-def parse_rank_message(line: bytes) -> FromRank:
+def parse_slot_message(line: bytes) -> FromRank:
     """What a rank says in `line`; ConfigurationError says what is wrong with it. Further fields are ignored."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"{_shown_message(line)} is no JSON; expected one object a line") from None
+        raise ConfigurationError(f"{_shown_slot_message(line)} is no JSON; expected one object a line") from None
     if not isinstance(message, dict):
-        raise ConfigurationError(f"{_shown_message(line)} is no JSON object")
+        raise ConfigurationError(f"{_shown_slot_message(line)} is no JSON object")
     match message.get("type"):
         case "ready":
             return Ready(
-                _message_number(message, "formation", FORMATIONS - 1),
-                _message_number(message, "committed", _MOST_STEPS),
-                _message_number(message, "lost_steps", _MOST_STEPS),
+                _slot_message_number(message, "formation", FORMATIONS - 1),
+                _slot_message_number(message, "committed", _MOST_STEPS),
+                _slot_message_number(message, "lost_steps", _MOST_STEPS),
                 message.get("unshared") is True,
-                _message_number(message, "adopted", FORMATIONS - 1) if "adopted" in message else 0,
+                _slot_message_number(message, "adopted", FORMATIONS - 1) if "adopted" in message else 0,
             )
         case "joined":
-            return Joined(_message_number(message, "formation", FORMATIONS - 1))
+            return Joined(_slot_message_number(message, "formation", FORMATIONS - 1))
         case "committed":
-            return Committed(_message_number(message, "step", _MOST_STEPS))
+            return Committed(_slot_message_number(message, "step", _MOST_STEPS))
     raise ConfigurationError(f"type {quoted(str(message.get('type')))}: expected ready, joined or committed")
 
 
-def world_message(formation: int, environment: Mapping[str, str]) -> dict[str, Any]:
+def slot_world_message(formation: int, environment: Mapping[str, str]) -> dict[str, Any]:
     """The rank is a member of `formation`, whose variables are `environment`."""
     return {"type": "world", "formation": formation, "environment": dict(environment)}
 
 
-def change_message(formation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
+def slot_change_message(formation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
     """`formation` is being prepared: leave now (`urgent`), or at the next commit, when the ranks `leaving` of the
     present one hand over what they hold."""
     return {"type": "change", "formation": formation, "urgent": urgent, "leaving": list(leaving)}
 
 
-def leave_message(reason: str) -> dict[str, Any]:
+def slot_leave_message(reason: str) -> dict[str, Any]:
     """The rank is not wanted any more: end with code 0."""
     return {"type": "leave", "reason": reason}
 
 
-def error_message(text: str) -> dict[str, Any]:
+def slot_error_message(text: str) -> dict[str, Any]:
     """What the rank said could not be taken."""
     return {"type": "error", "message": text}
 
 
-def _message_number(message: Mapping[str, Any], field: str, most: int) -> int:
+def _slot_message_number(message: Mapping[str, Any], field: str, most: int) -> int:
     value = message.get(field)
     if type(value) is not int or not 0 <= value <= most:
         found = quoted(str(value)) if field in message else "absent"
@@ -96,5 +96,5 @@ def _message_number(message: Mapping[str, Any], field: str, most: int) -> int:
     return value
 
 
-def _shown_message(line: bytes) -> str:
+def _shown_slot_message(line: bytes) -> str:
     return quoted(line[:80].decode(errors="replace"))

@@ -45,8 +45,8 @@ class OwnSlot:
     """One slot and its newest process.
 
     `startable`: no process runs, the launcher knows how the last one ended, and its pause is over. `formation`:
-    whose world the process has, or had last. `parked`: it waits for a world. `told`: formation and urgency of the
-    newest change that it was told. `left_since`, `ended_since`: when it was told to leave, and sent SIGTERM.
+    whose world the process has, or had last. `parked`: it waits for a world. `last_change`: formation and urgency of
+    the newest change that it was told. `left_since`, `ended_since`: when it was told to leave, and sent SIGTERM.
     `stopped_since`: when it was first seen that a signal has stopped it, as SIGSTOP does.
     """
 
@@ -56,7 +56,7 @@ class OwnSlot:
     startable: bool = False
     formation: int = 0
     parked: bool = False
-    told: tuple[int, bool] | None = None
+    last_change: tuple[int, bool] | None = None
     left_since: float | None = None
     ended_since: float | None = None
     stopped_since: float | None = None
@@ -72,7 +72,7 @@ class SlotDeadlines:
     grace_s: float
 
 
-def current_order(
+def current_slot_order(
     order: Prepare | Form, former: ElasticSlotOrder | None, restart: bool, now: float
 ) -> ElasticSlotOrder:
     """`order`, which came at `now` after `former`, in a job whose ranks are restarted (`restart`) or live on.
@@ -138,7 +138,7 @@ def _running_slot_action(
         stuck = slot.stopped_since is not None and now >= slot.stopped_since + deadlines.stopped_fence_s
         return ElasticSlotAction.KILL if unwanted or stuck else None
     urgent = order.urgent_since is not None
-    if slot.told != (order.formation, urgent):
+    if slot.last_change != (order.formation, urgent):
         return ElasticSlotAction.CHANGE
     fence_s = deadlines.fence_s if slot.stopped_since is None else deadlines.stopped_fence_s
     fenced = order.urgent_since is not None and now >= order.urgent_since + fence_s

@@ -15,17 +15,17 @@ from ringtrain_job.agent.elastic.messages import (
     FromRank,
     Joined,
     Ready,
-    change_message,
-    error_message,
-    leave_message,
-    world_message,
+    slot_change_message,
+    slot_error_message,
+    slot_leave_message,
+    slot_world_message,
 )
 from ringtrain_job.agent.elastic.orders import (
     ElasticSlotAction,
     ElasticSlotOrder,
     OwnSlot,
     SlotDeadlines,
-    current_order,
+    current_slot_order,
     next_slot_action,
 )
 from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
@@ -83,7 +83,7 @@ class _Said:
     is the next one started.
     """
 
-    told: tuple[int, bool] | None = None
+    last_change: tuple[int, bool] | None = None
     left_since: float | None = None
     ended_since: float | None = None
     stopped_since: float | None = None
@@ -124,7 +124,7 @@ class ElasticSlots:
 
     def follow(self, order: Prepare | Form) -> None:
         """Make `order`, the newest, come true, from now on."""
-        self._current = current = current_order(order, self._current, not self._config.living, self._clock())
+        self._current = current = current_slot_order(order, self._current, not self._config.living, self._clock())
         self._number = order.number
         if current.world is not None:
             for slot in self._own:
@@ -182,10 +182,10 @@ class ElasticSlots:
             startable=starting
             and not (running or finished)
             and now >= said.start_at
-            and (fresh or self._ranks.told(slot)),
+            and (fresh or self._ranks.reported(slot)),
             formation=state.formation,
             parked=state.parked,
-            told=said.told,
+            last_change=said.last_change,
             left_since=said.left_since,
             ended_since=said.ended_since,
             stopped_since=said.stopped_since,
@@ -200,10 +200,10 @@ class ElasticSlots:
                 self._give_world(order, slot)
             case ElasticSlotAction.CHANGE:
                 urgent = order.urgent_since is not None
-                self._say(slot, change_message(order.formation, urgent, order.leaving))
-                self._said[slot] = replace(self._said[slot], told=(order.formation, urgent))
+                self._send_to_slot(slot, slot_change_message(order.formation, urgent, order.leaving))
+                self._said[slot] = replace(self._said[slot], last_change=(order.formation, urgent))
             case ElasticSlotAction.LEAVE:
-                self._say(slot, leave_message(_UNWANTED))
+                self._send_to_slot(slot, slot_leave_message(_UNWANTED))
                 self._ranks.dismiss(slot, f"left: {_UNWANTED}")
                 self._said[slot] = replace(self._said[slot], left_since=now)
                 if order.world is not None:
@@ -250,7 +250,7 @@ class ElasticSlots:
     def _give_world(self, order: ElasticSlotOrder, slot: int) -> None:
         assert order.world is not None, "a step of orders that have one"
         variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
-        self._say(slot, world_message(order.formation, variables))
+        self._send_to_slot(slot, slot_world_message(order.formation, variables))
         self._ranks.update(
             slot,
             self._ranks.state(slot).life,
@@ -288,7 +288,7 @@ class ElasticSlots:
             return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
         return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
 
-    def _say(self, slot: int, message: dict[str, Any]) -> None:
+    def _send_to_slot(self, slot: int, message: dict[str, Any]) -> None:
         if self._sockets is not None:
             self._sockets.send(Member(slot, self._ranks.state(slot).life), message)
 
@@ -308,7 +308,7 @@ class ElasticSlots:
         if self._ranks.state(caller.slot).life != caller.life:
             return
         if opened:
-            self._said[caller.slot] = replace(self._said[caller.slot], told=None)
+            self._said[caller.slot] = replace(self._said[caller.slot], last_change=None)
         else:
             self._ranks.update(caller.slot, caller.life, parked=False)
             self._host.changed()
@@ -326,7 +326,7 @@ class ElasticSlots:
         if message.formation > state.formation:
             text = f"formation {message.formation} of ready: this process has got no world after {state.formation}"
             log.warning("slot %d: %s", caller.slot, text)
-            self._say(caller.slot, error_message(text))
+            self._send_to_slot(caller.slot, slot_error_message(text))
             return
         self._ranks.update(
             caller.slot,
@@ -340,5 +340,5 @@ class ElasticSlots:
             joined=False,
         )
         if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed
-            self._say(caller.slot, leave_message(_UNWANTED))
+            self._send_to_slot(caller.slot, slot_leave_message(_UNWANTED))
         self._host.changed()

@@ -19,7 +19,7 @@ from typing import Any
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.framing import StreamLineBuffer, line_of
-from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, error_message, parse_rank_message
+from ringtrain_job.agent.elastic.messages import MOST_BYTES, FromRank, parse_slot_message, slot_error_message
 from ringtrain_job.control.model import Member
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class ElasticRankSockets:
         if listening.connection is not None:
             text = f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
             with accepted, suppress(OSError):
-                accepted.send(line_of(error_message(text)))
+                accepted.send(line_of(slot_error_message(text)))
             return
         listening.connection = _RankConnection(listening.caller, accepted)
         self._selector.register(accepted, selectors.EVENT_READ, listening.connection)
@@ -173,7 +173,7 @@ class ElasticRankSockets:
 
     def _take(self, connection: _RankConnection, line: bytes) -> None:
         try:
-            message = parse_rank_message(line)
+            message = parse_slot_message(line)
         except ConfigurationError as exc:
             self._complain(connection, str(exc))
             return
@@ -182,7 +182,7 @@ class ElasticRankSockets:
     def _complain(self, connection: _RankConnection, text: str) -> None:
         log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read them gets no more
-            self._queue(connection, line_of(error_message(text)))
+            self._queue(connection, line_of(slot_error_message(text)))
 
     def _queue(self, connection: _RankConnection, data: bytes) -> None:
         if connection.socket.fileno() < 0:

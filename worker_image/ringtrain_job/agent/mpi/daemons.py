@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.authentication import MpiDaemonClaim, prove, same
+from ringtrain.shared.authentication import MpiDaemonClaim, is_same_proof, prove
 from ringtrain.shared.gen import daemons_pb2 as pb
 from ringtrain.shared.processes import MARKER, end_marked, signal_marked
 from ringtrain_job.agent.mpi.children import ChildStreams, MpiDaemonSpawner
@@ -105,7 +105,7 @@ class MpiDaemonService:
         if start is None:
             return "the call did not begin with what is to be started"
         claim = MpiDaemonClaim(start.job_uid, start.attempt, start.command)
-        if not same(start.proof, prove(self._token, nonce, claim)):
+        if not is_same_proof(start.proof, prove(self._token, nonce, claim)):
             return "the proof is not for this call's nonce: a message replayed, or made without the job's token"
         if (claim.job_uid, claim.attempt) != (self._job.uid, self._job.attempt):
             asked, own = (

@@ -26,7 +26,7 @@ from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankReg
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import MpiImplementation, mpi_library_of
-from ringtrain_job.mpi.intel import daemon_variables
+from ringtrain_job.mpi.intel import intel_daemon_variables
 from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY, RankAssignment
 from ringtrain_job.mpi.settings import HOME
 from ringtrain_job.mpi.shim import write_shim
@@ -124,7 +124,7 @@ class MpiWorkerAgent:
         defaults = pod_defaults(self._config.slots, usable_cores())
         directories = _own_mpi_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
-        own = {**os.environ, **daemon_variables(command, os.environ)}
+        own = {**os.environ, **intel_daemon_variables(command, os.environ)}
         return {**HOME, **defaults, **directories, **own, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
@@ -216,7 +216,7 @@ def _make_mpi_agent_directory(given: str) -> Path:
 def _mpi_directory_in_memory() -> Path:
     """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
     with suppress(OSError):
-        return make_mpi_agent_directory(Path("/dev/shm"))
+        return make_daemon_directory(Path("/dev/shm"))
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
@@ -266,7 +266,7 @@ def _mpi_rank_failed(rank: int, reason: Reason, message: str) -> RankState:
     return RankState(rank, RankPhase.FAILED, 64, reason=reason, message=message)
 
 
-def make_mpi_agent_directory(parent: Path) -> Path:
+def make_daemon_directory(parent: Path) -> Path:
     """Make a directory of this process's own in `parent`, in shared memory, and remove those whose processes were
     killed.
 

@@ -57,7 +57,7 @@ class MpiDaemonBroker:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection:
-            if not _same_user(connection):
+            if not _is_mpirun_user(connection):
                 log.warning("refused a process of another user at the rsh socket")
                 return
             first = receive_message(connection)
@@ -85,8 +85,8 @@ class MpiDaemonBroker:
             with self._lock:
                 self._running.add(daemon)
             helpers = [
-                threading.Thread(target=_follow_stdin, args=(daemon, stdin, over_in), daemon=True),
-                threading.Thread(target=_follow_client, args=(daemon, connection, over_in), daemon=True),
+                threading.Thread(target=_follow_mpirun_stdin, args=(daemon, stdin, over_in), daemon=True),
+                threading.Thread(target=_follow_mpirun_client, args=(daemon, connection, over_in), daemon=True),
             ]
             for helper in helpers:
                 helper.start()
@@ -112,7 +112,7 @@ class MpiDaemonBroker:
             os.close(over_out)
 
 
-def _same_user(connection: socket.socket) -> bool:
+def _is_mpirun_user(connection: socket.socket) -> bool:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
 
@@ -144,7 +144,7 @@ class _MpiStderrTail:
         return lines[-1] if lines else ""
 
 
-def _follow_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
+def _follow_mpirun_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
     """Send what can be read from `stdin` to the daemon, to its end or until `over` is readable."""
     poll = select.poll()
     poll.register(stdin, select.POLLIN | select.POLLHUP)
@@ -162,7 +162,7 @@ def _follow_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
             return
 
 
-def _follow_client(daemon: MpirunRemoteDaemon, connection: socket.socket, over: int) -> None:
+def _follow_mpirun_client(daemon: MpirunRemoteDaemon, connection: socket.socket, over: int) -> None:
     """Pass on the signals that the client caught; a client that is gone ends its daemon."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)

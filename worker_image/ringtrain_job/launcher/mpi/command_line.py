@@ -78,7 +78,7 @@ def _mpirun_option_number(option: str, value: str) -> int:
     return int(value)
 
 
-def refuse_sizes(parts: Sequence[MpirunAppContext]) -> None:
+def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
     """Raise MpiCondition (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
         raise MpiCondition(
@@ -88,7 +88,7 @@ def refuse_sizes(parts: Sequence[MpirunAppContext]) -> None:
         )
 
 
-def declare_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
+def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
     """`parts` with -np: all ranks of the declared world.
 
     Raises MpiCondition (SlotsMismatch) when the user's numbers make another world than the job declares.
@@ -140,7 +140,7 @@ class MpirunLine:
         """
         parts = parse_mpirun_arguments([*self.options, *arguments], self.mpirun.implementation)
         if as_declared:
-            parts = declare_size(parts, self.world_size)
+            parts = declare_mpirun_size(parts, self.world_size)
         placing = placing_options(self.mpirun.implementation, self.own_address, variables)
         # Intel's mpirun reads the slots of a file that it is given so, and with it forgets the user's -ppn.
         if self.mpirun.implementation is MpiImplementation.INTEL and not any(part.per_node for part in parts):

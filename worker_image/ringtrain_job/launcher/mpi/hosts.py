@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringtrain_job.control.model import Registration
 from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
-from ringtrain_job.mpi.intel import installation_variables, intel_mpi_variables_passed_on
+from ringtrain_job.mpi.intel import intel_installation_variables, intel_mpi_variables_passed_on
 from ringtrain_job.mpi.settings import HOME
 
 # What begins the names of workers whose address is not theirs alone.
@@ -64,7 +64,7 @@ def mpirun_environment(
         defaults, ours = {}, _mpich_environment(paths)
     else:
         defaults, ours = _intel_mpi_environment(paths, max(slots.values()))
-        ours |= installation_variables(mpirun.path, inherited)
+        ours |= intel_installation_variables(mpirun.path, inherited)
     return {**HOME, **defaults, **inherited, **ours, "RINGTRAIN_RSH_SOCKET": str(paths.socket)}
 
 
@@ -137,7 +137,7 @@ _OF_THE_LAUNCHER = re.compile(r' -mca (?:plm|plm_rsh_agent|orte_default_hostfile
 _UPSTREAM = re.compile(r"(?<= --upstream-host )\S+")
 
 
-def daemon_command(command: str, own_address: str) -> str:
+def mpirun_daemon_command(command: str, own_address: str) -> str:
     """mpirun's `command` for a daemon, without files that only the launcher has: Open MPI 4's daemon ends if it
     does not find the remote shell that it was told of, although it starts nothing by it.
 

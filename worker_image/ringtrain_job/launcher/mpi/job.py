@@ -27,10 +27,10 @@ from ringtrain_job.agent.mpi.worker import registry_variables
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.mpi.broker import MpiDaemonBroker
-from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse_mpirun_arguments, refuse_sizes
+from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun, parse_mpirun_arguments, refuse_mpirun_sizes
 from ringtrain_job.launcher.mpi.hosts import (
     MpirunPaths,
-    daemon_command,
+    mpirun_daemon_command,
     mpirun_environment,
     mpirun_host_names,
     mpirun_hostfile,
@@ -73,7 +73,9 @@ class MpirunJob:
         if self._calls_mpirun:
             self._line("", config.world_size).words(command[1:])  # for its errors; the address is not known yet
             if config.elastic is not None:
-                refuse_sizes(parse_mpirun_arguments([*settings.options, *command[1:]], self._mpirun.implementation))
+                refuse_mpirun_sizes(
+                    parse_mpirun_arguments([*settings.options, *command[1:]], self._mpirun.implementation)
+                )
         self._stack = ExitStack()
         self._directory = Path(tempfile.mkdtemp(prefix="ringtrain-mpi-"))
         self._stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -191,7 +193,7 @@ class MpirunJob:
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
         config = self._config
-        claim = MpiDaemonClaim(config.job.uid, config.job.attempt, daemon_command(command, self._own_address))
+        claim = MpiDaemonClaim(config.job.uid, config.job.attempt, mpirun_daemon_command(command, self._own_address))
         return MpirunRemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
 
     def _note_daemon(self, host: str, code: int, said: str) -> None:

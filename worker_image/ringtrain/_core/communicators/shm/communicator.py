@@ -10,15 +10,15 @@ from ringtrain._core.communicators.base import Communicator, SharedCommunicatorT
 from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
 from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.reduction.cuts import Bounds, even_bounds, length_offsets, lies_at
+from ringtrain._core.reduction.cuts import Bounds, cut_lies_at, even_bounds, length_offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, laid_out
+from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-class SharedMemoryCommunicator:
+class ShmCommunicator:
     """A `Communicator` of ranks that all map one segment.
 
     What is rare or has parts of unknown length goes over `network`, after the ranks have compared what they mean.
@@ -49,7 +49,9 @@ class SharedMemoryCommunicator:
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
-        pieces = None if _lie_at(sources, target) else [source for source in sources if len(source)] or [target]
+        pieces = (
+            None if _lie_in_segment_at(sources, target) else [source for source in sources if len(source)] or [target]
+        )
         work = ShmCollective(
             chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True, pieces=pieces
         )
@@ -57,7 +59,7 @@ class SharedMemoryCommunicator:
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         work = ShmCollective(chunks_of(bounds), source, op, own=target, average_over=self._size)
-        self._group.run(laid_out(what, bounds), work)
+        self._group.run(signature_laid_out(what, bounds), work)
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
         return self._group.memory_of(position, buffer)
@@ -67,13 +69,13 @@ class SharedMemoryCommunicator:
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         work = ShmCollective(chunks_of(bounds), gradients, op, average_over=self._size)
-        self._group.update(laid_out(what, bounds), work, change)
+        self._group.update(signature_laid_out(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
         return False  # ranks meet once an update
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        self._group.run(laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
+        self._group.run(signature_laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
 
     def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         self.barrier(what)
@@ -107,7 +109,7 @@ class SharedMemoryCommunicator:
         self._network.close()
 
 
-def _lie_at(sources: Sequence[Flat], target: Flat) -> bool:
+def _lie_in_segment_at(sources: Sequence[Flat], target: Flat) -> bool:
     """Whether every source lies at its own place in `target`."""
     bounds = length_offsets([len(source) for source in sources])
-    return all(lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))
+    return all(cut_lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

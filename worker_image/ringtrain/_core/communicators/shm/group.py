@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ringtrain import timeline
 from ringtrain._core.communicators.base import SharedCommunicatorTurn, ShortAllreduce
-from ringtrain._core.communicators.numbers import inside_number
+from ringtrain._core.communicators.numbers import inside_communicator_number
 from ringtrain._core.communicators.shm.native import (
     Addresses,
     ShmCollective,
@@ -91,7 +91,7 @@ class ShmRankGroup:
         self.position = ranks.index(member.ring.rank)
         self._suspects = tuple(rank for rank in suspects if rank != member.ring.rank)
         self._member = member
-        self._process_set = inside_number(process_set)
+        self._process_set = inside_communicator_number(process_set)
         self._channel = channel
         self._segment = segment
         self.arenas: list[ShmArena] = []
@@ -101,7 +101,7 @@ class ShmRankGroup:
     def run(self, what: WireSignature, work: ShmCollective) -> None:
         """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
         compared, addresses = what.compared, None
-        if self.arenas and not _gathers_elsewhere(work):
+        if self.arenas and not _gathers_outside_segment(work):
             compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
         self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
@@ -288,7 +288,7 @@ class ShmRankGroup:
         return self._process_set, self._channel.collectives + 1
 
 
-def _gathers_elsewhere(work: ShmCollective) -> bool:
+def _gathers_outside_segment(work: ShmCollective) -> bool:
     return work.gathered is not None and work.gathered.ctypes.data != work.source.ctypes.data
 
 

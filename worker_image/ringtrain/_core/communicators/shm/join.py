@@ -50,7 +50,7 @@ def share_memory(member: WorldMembership, process_set: int, network: Communicato
     if len(by_host) == len(refusals):
         return None
     if any(refusals):
-        _warn_of_refused_memory(network, refusals)
+        _warn_of_refused_segment(network, refusals)
         return None
     own = tuple(by_host[host])
     library = native_library()
@@ -59,7 +59,7 @@ def share_memory(member: WorldMembership, process_set: int, network: Communicato
     chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
     segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
     if segment is None:
-        _warn_of_refused_memory(network, refusals)
+        _warn_of_refused_segment(network, refusals)
         return None
     channel = ShmNativeChannel(library, segment.memory, own.index(network.position), len(own), chunk_bytes)
     ranks = tuple(network.ranks[position] for position in own)
@@ -76,7 +76,7 @@ def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: 
     return np.zeros(nbytes, np.uint8) if segment is None else hosts.group.adopt(segment)[:nbytes]
 
 
-def host_identity() -> str:
+def shm_host_identity() -> str:
     """Equal for processes of one user in one pod: one running kernel, one view of processes and of the network."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -110,7 +110,7 @@ def _map_segment(
     return segment, refusals
 
 
-def _warn_of_refused_memory(network: Communicator, refusals: list[str | None]) -> None:
+def _warn_of_refused_segment(network: Communicator, refusals: list[str | None]) -> None:
     if network.position == 0:
         why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
         log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)

@@ -88,7 +88,7 @@ class ShmSegment:
         self.memory.let_go()
 
 
-def _make_private_in_child() -> None:
+def _make_segments_private_in_child() -> None:
     for memory in list(_mappings.values()):
         try:
             if not memory.closed:
@@ -98,4 +98,4 @@ def _make_private_in_child() -> None:
             os._exit(1)
 
 
-os.register_at_fork(after_in_child=_make_private_in_child)
+os.register_at_fork(after_in_child=_make_segments_private_in_child)
