@@ -71,12 +71,10 @@ class _Lookahead(torch.optim.Optimizer):
         self.inner.step()
 
 
-def script_own_class_with_an_attribute(r: Run):
-    return trained(r, _Lion, lr=0.1, power=0.5)
+script_own_class_with_an_attribute = trained(_Lion, lr=0.1, power=0.5)
 
 
-def script_own_class_without_a_rate(r: Run):
-    return trained(r, _Lion, lr=None)
+script_own_class_without_a_rate = trained(_Lion, lr=None)
 
 
 def script_own_class_with_groups(r: Run):
@@ -85,16 +83,13 @@ def script_own_class_with_groups(r: Run):
     return train(r, model, r.wrap(_Lion(groups, lr=0.1, power=0.5), model))
 
 
-def script_own_class_clips_by_all_gradients(r: Run):
-    return trained(r, _ClippedByAll, lr=0.1)
+script_own_class_clips_by_all_gradients = trained(_ClippedByAll, lr=0.1)
 
 
-def script_own_class_counts_by_group(r: Run):
-    return trained(r, _CountsByGroup, lr=0.1)
+script_own_class_counts_by_group = trained(_CountsByGroup, lr=0.1)
 
 
-def script_adamw_that_clips_by_itself(r: Run):
-    return trained(r, _AdamWThatClips, lr=0.01, eps=1e-3)
+script_adamw_that_clips_by_itself = trained(_AdamWThatClips, lr=0.01, eps=1e-3)
 
 
 def script_lookahead_inside(r: Run):

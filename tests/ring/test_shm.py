@@ -19,7 +19,7 @@ from ring.reference import DTYPES, SHAPES, Array, assert_same_bits, folded, made
 from ring.worlds import all_raise, until_a_peer_is_lost, world_of
 from ringtrain import step_time
 from ringtrain._core.communicators.shm import native
-from ringtrain._core.communicators.shm.communicator import ShmCommunicator
+from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.wire.dtypes import dtype_name
@@ -42,7 +42,7 @@ def _is_link(fd: str) -> bool:
 
 def uses_shared_memory() -> bool:
     rt.init()
-    return isinstance(group_of().communicator, ShmCommunicator)
+    return isinstance(group_of().communicator, SharedMemoryCommunicator)
 
 
 @pytest.mark.parametrize("size", [2, 3])

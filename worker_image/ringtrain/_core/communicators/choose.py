@@ -3,7 +3,7 @@
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
-from ringtrain._core.communicators.shm.communicator import ShmCommunicator
+from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain._core.communicators.shm.join import ShmHostGroups, share_memory, shm_host_identity
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.membership import WorldMembership
@@ -31,7 +31,7 @@ def choose_communicator(
         return MpiCommunicator(member, process_set, network)
     hosts = share_memory(member, process_set, network, communicator_pod(config))
     if hosts is not None and len(hosts.positions) == 1:
-        return ShmCommunicator(network, hosts)
+        return SharedMemoryCommunicator(network, hosts)
     if config.transport == "shm":
         raise ConfigurationError(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"

@@ -39,6 +39,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     raise ConfigurationError(f"dtype {dtype.name} can't be sent over the ring; it carries {', '.join(CODES)}")
 
 
+@functools.cache
 def is_made_of_its_name(dtype: np.dtype[Any]) -> bool:
     """Whether a reader makes the dtype again of its name: numpy's own, and bfloat16. The others of `ml_dtypes` have
     names that numpy does not know; float8_e5m2 has a float's kind nevertheless."""

@@ -18,7 +18,7 @@ from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
-class ShmCommunicator:
+class SharedMemoryCommunicator:
     """A `Communicator` of ranks that all map one segment.
 
     What is rare or has parts of unknown length goes over `network`, after the ranks have compared what they mean.
