@@ -44,6 +44,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "script_shards_of_amsgrad": "save state_dict(), with Checkpoints",
         "script_shards_of_an_own_class": "save state_dict(), with Checkpoints",
         "script_state_forgotten": "spread over the ranks",
+        "script_state_begun": "spread over the ranks",
         "script_state_replaced": "spread over the ranks",
         "script_state_changed": "spread over the ranks",
         "script_copied_optimizer": "can't be pickled or copied",

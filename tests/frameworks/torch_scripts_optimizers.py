@@ -116,6 +116,14 @@ def script_state_forgotten(r: Run):
     return train(r, model, optimizer, 3)
 
 
+def script_state_begun(r: Run):
+    model = mlp()
+    optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
+    for param in model.parameters():
+        optimizer.state.setdefault(param, {})["momentum_buffer"] = torch.ones_like(param)
+    return train(r, model, optimizer, 3)
+
+
 def script_state_replaced(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.05), model)

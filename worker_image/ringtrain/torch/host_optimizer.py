@@ -53,9 +53,10 @@ class _SpreadState(dict[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         self.__missing__(key)
 
-    def clear(self) -> NoReturn:
-        """Refused: it would forget nothing."""
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         self.__missing__(None)
+
+    clear = setdefault = update = __ior__ = _refuse
 
 
 class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
@@ -312,7 +313,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         state = self._state.gather(root, error_feedback)
         if state is None:
             return {}
-        self._spread.update(state.by_param)
+        dict.update(self._spread, state.by_param)
         try:
             packed: dict[str, Any] = super().state_dict()
         finally:

@@ -20,11 +20,11 @@ from ringtrain.shared.hosts import LOCAL, Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    environment_without_token,
     forward_run_signals,
     level_of,
     run_exit_code,
     run_lost_lines,
-    run_without_token,
     start_launcher,
     wait_for_run_processes,
 )
@@ -100,7 +100,9 @@ class SshHostAgents:
         self._folder = Path(environment[contract.ENV_RUN_FOLDER])
         port = int(environment[contract.ENV_LAUNCHER_PORT])
         told = {
-            name: value for name, value in run_without_token(environment).items() if name != contract.ENV_PORTS_HELD
+            name: value
+            for name, value in environment_without_token(environment).items()
+            if name != contract.ENV_PORTS_HELD
         }
         self._orders = SshAgentOrders(
             told, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])

@@ -34,13 +34,13 @@ from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, no
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    environment_without_token,
     forward_run_signals,
     level_of,
     page_settings,
     prepare_run,
     run_exit_code,
     run_lost_lines,
-    run_without_token,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
@@ -210,7 +210,7 @@ def _run_local_job(
         level = level_of(environment, verbose)
         grace_s = AgentConfig.from_env(environment).save_s
         launcher = start_launcher(stack, environment, level, words)
-        environment = run_without_token(environment)
+        environment = environment_without_token(environment)
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"
         environment = {**environment, contract.ENV_TERMINATION_MESSAGE_PATH: str(ended)}

@@ -204,6 +204,6 @@ def page_settings(wanted: bool) -> dict[str, str]:
     return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
 
 
-def run_without_token(environment: Mapping[str, str]) -> dict[str, str]:
+def environment_without_token(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` for an agent, whose ranks are the user's program."""
     return {name: value for name, value in environment.items() if name != contract.ENV_STATUS_TOKEN}

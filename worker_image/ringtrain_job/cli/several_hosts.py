@@ -16,12 +16,12 @@ from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    environment_without_token,
     forward_run_signals,
     level_of,
     prepare_run,
     run_exit_code,
     run_lost_lines,
-    run_without_token,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
@@ -60,7 +60,9 @@ def run_on_hosts(
         others = [host for host in hosts if not host.is_here]
         deadlines = HostDeadlines(config.start_timeout_s, config.timeout_s, config.save_s + AGENT_S)
         reached = connect_ssh_hosts(stack, others, options, deadlines)
-        run = SshAgentOrders(run_without_token(environment), secrets, control_port, options.interfaces, level, command)
+        run = SshAgentOrders(
+            environment_without_token(environment), secrets, control_port, options.interfaces, level, command
+        )
         launcher = start_launcher(stack, environment, level)
         agents = _start_agents(stack, run, hosts, reached)
         start_end = time.monotonic() + config.start_timeout_s

@@ -81,7 +81,7 @@ class LauncherElasticWorld:
 
         `gone`: by worker, the newest pod of which it is known that it does not run any more.
         """
-        self._gang.lose_workers(gone or {})
+        self._gang.mark_workers_lost(gone or {})
         rules, slots = self._settings.rules, self._config.slots
         if not rules.min_ranks <= workers * slots <= rules.max_ranks:
             raise ConfigurationError(

@@ -160,7 +160,7 @@ class LauncherGang:
         with self._changed:
             self._notify()
 
-    def lose_workers(self, gone: Mapping[int, int]) -> None:
+    def mark_workers_lost(self, gone: Mapping[int, int]) -> None:
         """The operator knows that no container of these workers' pods runs any more, up to the incarnation given:
         their agents are lost, however lately they were heard."""
         with self._changed:

@@ -26,14 +26,13 @@ _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
     """The value of a JSON document; where it has more than 500 levels, null below level `DEPTH_MAX`.
 
-    `shape`: a TypedDict whose names are all that is wanted; the value may have more where it has not this shape.
+    `shape`: a TypedDict whose names are all that is wanted, of objects that the API server bounds, such as pods; the
+    value may have more where it has not this shape.
     Raises ServerError for what is no JSON.
     """
     if shape is not None:
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
-            value = _answer_decoder(shape).decode(raw)
-            if spec_depth_of(value) <= _READ_WHOLE:
-                return value
+            return _answer_decoder(shape).decode(raw)
     try:
         with suppress(RecursionError):
             value = json.loads(raw)

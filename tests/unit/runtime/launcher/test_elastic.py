@@ -432,5 +432,5 @@ def test_what_the_operator_knows_of_a_silent_pod(job: Job) -> None:
     job.gang.register(replace(worker(0), incarnation=1))
     job.clock.now += 2 * job.config.lost_after_s
     assert [(slot.lost, slot.pod_ended) for slot in job.gang.slots().values()][:2] == [(True, False)] * 2
-    job.gang.lose_workers({0: 1})
+    job.gang.mark_workers_lost({0: 1})
     assert [(slot.lost, slot.pod_ended) for slot in job.gang.slots().values()][:2] == [(True, True)] * 2
