@@ -12,6 +12,7 @@ from frameworks.keras_oracle import (
     RANK,
     ROWS,
     SIZE,
+    Model,
     agree,
     built,
     compiled,
@@ -36,6 +37,7 @@ from ringtrain.tensorflow.distribute import HorovodStrategy
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 
 STEPS = 6
+ALONE = [hvd.add_process_set([rank]) for rank in range(SIZE)][RANK]
 
 
 def like_keras(optimizer: Callable[[], Any], *arguments: Any, **options: Any) -> Any:
@@ -89,7 +91,23 @@ def check_steps_per_execution():
 
 
 def check_embedding():
-    like_keras(lambda: keras.optimizers.SGD(0.1), embedding, data=words)
+    """Sums of repeated rows are Keras' result where the update is linear in the gradient; else summing is asked for."""
+    like_keras(lambda: keras.optimizers.SGD(0.1, momentum=0.9), embedding, data=words)
+    optimizers = [lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05)]
+    if IS_KERAS_2:  # it sums such rows itself
+        like_keras(adam, embedding, data=words)
+    else:
+        optimizers.append(adam)
+    for optimizer in optimizers:
+        model = built(embedding)
+        model.compile(hvd.HostOptimizer(optimizer()), loss="mse")
+        with pytest.raises(Exception, match=r"sparse.*sparse_as_dense=True.*DistributedOptimizer"):  # Keras adds to it
+            fitted(model, words(RANK))
+        dense_rows = [built(embedding), built(embedding)]
+        for one, wrap in zip(dense_rows, (hvd.HostOptimizer, hvd.DistributedOptimizer), strict=True):
+            one.compile(wrap(optimizer(), sparse_as_dense=True), loss="mse")
+            fitted(one, words(RANK))
+        agree(*dense_rows, 1e-4)
 
 
 def check_constraint():
@@ -132,11 +150,8 @@ def check_state_goes_on_at_another_number_of_ranks():
     """What all ranks have saved one rank loads, as one process that was not interrupted."""
     reference = fitted(compiled(schedule("steps")()), everyone(), 2)
     first = fitted(compiled(hvd.HostOptimizer(schedule("steps")())))
-    state, alone = first.optimizer.state_dict(), None
-    for rank in range(SIZE):
-        process_set = hvd.add_process_set([rank])
-        alone = process_set if rank == RANK else alone
-    second = compiled(hvd.HostOptimizer(schedule("steps")(), process_set=alone))
+    state = first.optimizer.state_dict()
+    second = compiled(hvd.HostOptimizer(schedule("steps")(), process_set=ALONE))
     second.optimizer.build(second.trainable_variables)
     second.optimizer.load_state_dict(state)
     agree(fitted(second, everyone()), reference, 1e-4)
@@ -268,6 +283,41 @@ def check_a_loss_scale_around_it_is_refused():
         fitted(model)
 
 
+def check_momentum_correction():
+    """As with DistributedOptimizer, which scales Keras' own velocities."""
+    for nesterov in (False, True):
+        models = []
+        for wrap in (hvd.HostOptimizer, hvd.DistributedOptimizer):
+            models.append(compiled(wrap(keras.optimizers.SGD(0.04, momentum=0.9, nesterov=nesterov))))
+            rates = [
+                hvd.callbacks.LearningRateWarmupCallback(0.04, warmup_epochs=2),
+                hvd.callbacks.LearningRateScheduleCallback(0.04, lambda epoch: 0.1, start_epoch=2),
+            ]
+            x, y = numbers(RANK)
+            models[-1].fit(x, y, batch_size=ROWS, epochs=3, shuffle=False, verbose=0, callbacks=rates)
+        agree(*models, 1e-5)
+
+
+def check_settings_after_the_build():
+    """Those that Keras reads in each update, and this one cannot follow, are refused then."""
+
+    def exclude(optimizer: Any, variables: Any) -> None:
+        optimizer.exclude_from_weight_decay(var_list=variables)
+
+    changes = {name: lambda o, _, n=name: setattr(o, n, 1e-9) for name in ("clipnorm", "clipvalue", "global_clipnorm")}
+    changes |= {name: lambda o, _, n=name: setattr(o, n, True) for name in ("use_ema", "amsgrad")}
+    changes["exclude_from_weight_decay"] = exclude
+    for word, change in changes.items():
+        optimizer, variable = hvd.HostOptimizer(keras.optimizers.AdamW(1e-2)), tf.Variable([1.0])
+        optimizer.build([variable])
+        try:
+            change(optimizer, [variable])
+        except ValueError:  # Keras 2 refuses it
+            continue
+        with pytest.raises(ConfigurationError, match=word):
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+
 def check_optimizers_without_a_rule_are_refused():
     made = {
         "RMSprop": keras.optimizers.RMSprop,
@@ -283,22 +333,133 @@ def check_optimizers_without_a_rule_are_refused():
             hvd.HostOptimizer(make())
 
 
-def check_model_that_is_saved_says_what_is_missing():
-    """When it is saved, and when it is loaded; with the state that was kept beside it, training goes on."""
+def shared_folder() -> Path:
+    return Path(ringtrain.tensorflow.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None, 0))
+
+
+def saved_by_tensorflow(model: Model, folder: Path) -> Callable[[Model], Any]:
+    if RANK == 0:
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(folder / "c"))
+
+    def restore(other: Model) -> None:
+        made = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+        made.restore(tf.train.latest_checkpoint(str(folder))).assert_existing_objects_matched()
+
+    return restore
+
+
+def saved_as_weights(model: Model, folder: Path) -> Callable[[Model], Any]:
+    file = str(
+        folder / ("c" if IS_KERAS_2 else "c.weights.h5")
+    )  # Keras 2 saves optimizers in TensorFlow's format alone
+    if RANK == 0:
+        model.save_weights(file)
+    return lambda other: other.load_weights(file)
+
+
+def saved_as_model(model: Model, folder: Path) -> Callable[[Model], Any]:
+    if RANK == 0:
+        model.save(folder / "model.keras")
+    return lambda other: other.load_weights(folder / "model.keras")
+
+
+WAYS = [saved_by_tensorflow, saved_as_weights, saved_as_model]
+
+
+def begun(optimizer: Callable[[], Any], process_set: Any = hvd.global_process_set) -> Model:
+    """A model whose optimizer is built."""
+    model = compiled(hvd.HostOptimizer(optimizer(), process_set=process_set))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def check_files_of_keras_and_tensorflow_carry_the_state():
+    """What rank 0 saves after `gather_state` goes on as one process that was not interrupted."""
+    for optimizer in (adam, schedule("steps")):
+        reference = fitted(compiled(optimizer()), everyone(), 2)
+        first = fitted(begun(optimizer))
+        first.optimizer.gather_state()
+        for save in WAYS:
+            restore = save(first, shared_folder())
+            ringtrain.tensorflow.barrier()
+            second = begun(optimizer)
+            restore(second)
+            assert second.optimizer.updates == STEPS
+            agree(fitted(second), reference, 1e-4)
+
+
+def check_restore_before_the_build():
+    """The state waits for the variables, as those of Keras' own optimizers do."""
     reference = fitted(compiled(adam()), everyone(), 2)
-    model = fitted(compiled(hvd.HostOptimizer(adam())))
-    file, state = Path(tempfile.mkdtemp()) / "model.keras", model.optimizer.state_dict()
-    with pytest.warns(UserWarning, match="state_dict"):
-        model.save(file)
-    with pytest.raises(ConfigurationError, match=r"model.keras.*compile=False.*state_dict"):
-        hvd.load_model(file)
-    second = compiled(adam())
-    second.save(file.with_name("new.keras"))
-    assert int(np.asarray(hvd.load_model(file.with_name("new.keras")).optimizer.iterations)) == 0  # nothing is lost
-    second = keras.models.load_model(file, compile=False)
-    second.compile(hvd.HostOptimizer(adam()), loss="mse")
-    second.optimizer.build(second.trainable_variables)
-    second.optimizer.load_state_dict(state)
-    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-    second.fit(*numbers(RANK), batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
-    agree(second, reference, 1e-4)
+    first = fitted(begun(adam))
+    first.optimizer.gather_state()
+    restore = saved_by_tensorflow(first, shared_folder())
+    ringtrain.tensorflow.barrier()
+    second = compiled(hvd.HostOptimizer(adam()))
+    restore(second)
+    agree(fitted(second), reference, 1e-4)
+
+
+def check_state_that_is_not_gathered():
+    """TensorFlow's checkpoint is refused, a file of Keras warns, and whoever loads it is told; alone a rank has all."""
+    model, folder = fitted(begun(adam)), shared_folder()
+    if SIZE == 1:
+        saved_by_tensorflow(model, folder)
+        return
+    if RANK == 0:
+        with pytest.raises(ConfigurationError, match=r"gather_state\(\) on every rank"):
+            saved_by_tensorflow(model, folder)
+        with pytest.warns(UserWarning, match=r"gather_state\(\) on every rank"):
+            restore = saved_as_model(model, folder)
+        with pytest.raises(
+            Exception, match=r"after 6 updates and no optimizer state.*gather_state"
+        ):  # Keras adds to it
+            restore(begun(adam, ALONE))
+    ringtrain.tensorflow.barrier()
+
+
+def check_count_without_moments():
+    """A restore that brings the count alone, as of a file of Keras' own optimizer, ends in the first update."""
+    plain = fitted(compiled(adam()))
+    folder = Path(tempfile.mkdtemp())
+    tf.train.Checkpoint(optimizer=plain.optimizer).save(str(folder / "c"))
+    model = begun(adam, ALONE)
+    tf.train.Checkpoint(optimizer=model.optimizer).restore(tf.train.latest_checkpoint(str(folder)))
+    with pytest.raises(Exception, match=r"iterations is 6, and its moments are of update 0"):
+        fitted(model)
+
+
+class Interrupted(keras.callbacks.Callback):
+    """Ends training as a lost node would."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise InterruptedError
+
+
+def check_backup_and_restore():
+    """Keras' callback, on every rank in a folder of its own, as it needs; every rank saves what all have gathered."""
+    folder, gather = tempfile.mkdtemp(), hvd.callbacks.GatherState(root=None)
+    x, y = numbers(RANK)
+
+    def train(*more: Any) -> Model:
+        model = begun(adam)
+        backup = keras.callbacks.BackupAndRestore(folder)
+        model.fit(x, y, batch_size=ROWS, epochs=4, shuffle=False, verbose=0, callbacks=[gather, backup, *more])
+        return model
+
+    with pytest.raises(InterruptedError):
+        train(Interrupted())
+    agree(train(), fitted(compiled(adam()), everyone(), 4), 1e-4)
+
+
+def check_load_model_refuses_the_state_of_a_host_optimizer():
+    """It makes a DistributedOptimizer; without updates nothing is missing."""
+    folder, model = shared_folder(), fitted(begun(adam))
+    model.optimizer.gather_state()
+    saved_as_model(model, folder)
+    ringtrain.tensorflow.barrier()
+    with pytest.raises(ConfigurationError, match=r"model.keras.*compile=False.*load_weights"):
+        hvd.load_model(folder / "model.keras")
+    compiled(adam()).save(Path(new := tempfile.mkdtemp()) / "new.keras")
+    assert int(np.asarray(hvd.load_model(Path(new) / "new.keras").optimizer.iterations)) == 0

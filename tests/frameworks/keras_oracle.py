@@ -291,6 +291,17 @@ def check_accumulation_of_keras():
         like_one_process(optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2))
 
 
+def check_passes_count_as_in_horovod():
+    """Each pass counts for an update rule that looks at the count; Keras' own accumulation counts updates."""
+    plain = lambda **options: keras.optimizers.Adam(1e-2, **options)  # noqa: E731
+    passes = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
+    ours = fitted(compiled(hvd.DistributedOptimizer(plain(), **passes)))
+    assert int(np.asarray(ours.optimizer.iterations)) == STEPS
+    if not IS_KERAS_2:
+        theirs = fitted(compiled(plain(gradient_accumulation_steps=2)))
+        assert int(np.asarray(theirs.optimizer.iterations)) == STEPS / 2
+
+
 check_half_precision_on_the_wire = partial(
     like_one_process, wrap=lambda o: hvd.DistributedOptimizer(o, compression=hvd.Compression.fp16), tolerance=5e-3
 )
@@ -331,6 +342,57 @@ def check_own_train_step():
     reference.compile(keras.optimizers.Adam(1e-2))
     ours.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(1e-2)))
     agree(fitted(ours), fitted(reference, everyone()), 1e-4)
+
+
+def clipping(method: str) -> Any:
+    """SGD with a method of the user's own that clips what it is given and calls Keras' own."""
+
+    def clipped(grads: Any) -> Any:
+        return tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], 0.2)[0]
+
+    class Clipped(keras.optimizers.SGD):
+        pass
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        grads, variables = zip(*grads_and_vars, strict=True)
+        return super(Clipped, self).apply_gradients(zip(clipped(grads), variables, strict=True), *args, **kwargs)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        super(Clipped, self).apply(clipped(grads), trainable_variables)
+
+    setattr(Clipped, method, {"apply_gradients": apply_gradients, "apply": apply}[method])
+    return Clipped(0.1)
+
+
+def check_own_methods_get_reduced_gradients():
+    """What a user's class makes of gradients it makes of those that are reduced, as in one process."""
+    methods = ["apply_gradients"] if IS_KERAS_2 else ["apply_gradients", "apply"]
+    for method in methods:
+        like_one_process(optimizer=partial(clipping, method), data=uneven)
+    if not IS_KERAS_2:
+        like_one_process(optimizer=partial(clipping, "apply_gradients"), data=uneven, run_eagerly=True)
+
+
+def uneven(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks whose gradients differ in size."""
+    x, y = numbers(rank)
+    return x * (1 + 3 * rank), y
+
+
+def check_computed_gradients_are_reduced():
+    """Keras 2's compute_gradients, as Horovod's; apply_gradients does not reduce them again."""
+    if not IS_KERAS_2:
+        assert not hasattr(keras.optimizers.Optimizer, "compute_gradients")
+        return
+    for op in (ringtrain.tensorflow.Average, ringtrain.tensorflow.Sum):
+        variable, optimizer = tf.Variable([1.0]), hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op)
+        expected = SIZE * (SIZE + 1) / 2 / (SIZE if op is ringtrain.tensorflow.Average else 1)
+        pairs = optimizer.compute_gradients(lambda v=variable: (RANK + 1.0) * v, [variable])
+        np.testing.assert_allclose(pairs[0][0], [expected], rtol=1e-6)
+        optimizer.apply_gradients(pairs)
+        np.testing.assert_allclose(variable, [1 - expected], rtol=1e-6)
+        optimizer.minimize(lambda v=variable: (RANK + 1.0) * v, [variable])
+        np.testing.assert_allclose(variable, [1 - 2 * expected], rtol=1e-5)
 
 
 def by_function(tape_of: Callable[[Any], Any], parts: list[Any], rows: int) -> Model:

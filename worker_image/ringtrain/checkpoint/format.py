@@ -278,15 +278,20 @@ def read_state(path: Path, step: int | None = None) -> Any:
     """Return the state in the file at `path`, of `step`. Raises DamagedCheckpoint, or OSError when it cannot be
     read."""
     with path.open("rb") as file:
-        try:
-            return _read_checkpoint(file, step)
-        except Exception as error:
-            # zipfile takes a disk that refuses the archive's end for another file's end.
-            cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
-            if isinstance(cause, OSError) and cause.errno not in (None, errno.EINVAL):  # those of damage
-                raise cause from None
-            # A damaged zip archive makes zipfile and numpy raise nearly anything; all of it means the same.
-            raise DamagedCheckpoint(f"{path} is damaged: {str(error) or type(error).__name__}") from error
+        return read_state_of(file, str(path), step)
+
+
+def read_state_of(file: BinaryIO, name: str, step: int | None = None) -> Any:
+    """As `read_state`, from an open file; errors call it `name`."""
+    try:
+        return _read_checkpoint(file, step)
+    except Exception as error:
+        # zipfile takes a disk that refuses the archive's end for another file's end.
+        cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
+        if isinstance(cause, OSError) and cause.errno not in (None, errno.EINVAL):  # those of damage
+            raise cause from None
+        # A damaged zip archive makes zipfile and numpy raise nearly anything; all of it means the same.
+        raise DamagedCheckpoint(f"{name} is damaged: {str(error) or type(error).__name__}") from error
 
 
 def describe_checkpoint_array(array: NDArray[Any]) -> dict[str, Any]:

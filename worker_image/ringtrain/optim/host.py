@@ -442,6 +442,21 @@ class HostOptimizer:
         self._updates, missed = restore_state(self._cut.context, self._model.rule_name, state)
         self._cut.begin_at(self._updates, missed)
 
+    def scale_state(self, slot: str, factor: float) -> None:
+        """Multiply the state `slot` of all parameters by `factor`. Local, between updates: every rank does the same.
+
+        Raises ConfigurationError with `elastic`, whose replicas of shards would differ.
+        """
+        if self._cut.context.undo is not None:
+            raise ConfigurationError(
+                f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled: its replicas have no "
+                "part in it. Pass momentum_correction=False to the callback that changes the learning rate"
+            )
+        self._require_idle("scale_state")
+        for state in self._cut.context.arenas.state:
+            if slot in state:
+                state[slot] *= factor
+
     def take_weights(self) -> None:
         """Go on from what somebody has set weights to, in place, the same on all ranks. Local, between updates.
 

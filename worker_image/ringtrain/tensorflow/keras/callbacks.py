@@ -19,6 +19,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras, variables_of
+from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin
 from ringtrain.tensorflow.keras.optimizer import DistributedKerasMixin
 from ringtrain.tensorflow.variables import broadcast_variables
 
@@ -140,13 +141,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             logs["lr"] = _keras_learning_rate(self.model.optimizer)
 
     def _adjust(self, epoch: float) -> None:
-        optimizer = self.model.optimizer
+        optimizer = _inner_optimizer(self.model.optimizer)
         old, new = _keras_learning_rate(optimizer), self._initial_lr * self._multiplier(epoch)
         optimizer.learning_rate = new
         if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
             # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
-            for velocity in _keras_velocities(optimizer):
-                velocity.assign(velocity * (new / old))
+            _scale_velocities(optimizer, new / old)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
@@ -177,6 +177,44 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         if self._end is not None and epoch == self._end - 1 and self._verbose:
             rate = _keras_learning_rate(self.model.optimizer)
             print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class GatherState(keras.callbacks.Callback):
+    """Gather the state of a `HostOptimizer` on `root` (None: every rank), so that callbacks after this one can save it
+    there: `ModelCheckpoint`, `BackupAndRestore`. On every rank.
+
+    `save_freq`: that of the callback which saves: "epoch", or a number of batches.
+    """
+
+    def __init__(self, root: int | None = 0, save_freq: str | int = "epoch") -> None:
+        super().__init__()
+        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+            raise ConfigurationError(
+                f'GatherState: save_freq is {save_freq!r}; expected "epoch" or a number of batches'
+            )
+        self._root, self._save_freq, self._batches = root, save_freq, 0
+        self._last_batch = -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._save_freq == "epoch":
+            return
+        self._batches += batch - self._last_batch  # more than one with steps_per_execution
+        self._last_batch = batch
+        if self._batches >= int(self._save_freq):
+            self._batches = 0
+            self._gather()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._save_freq == "epoch":
+            self._gather()
+
+    def _gather(self) -> None:
+        optimizer = _inner_optimizer(self.model.optimizer)
+        if isinstance(optimizer, HostKerasMixin):
+            optimizer.gather_state(self._root)
 
 
 class Report(keras.callbacks.Callback):
@@ -327,10 +365,24 @@ def _keras_learning_rate(optimizer: Any) -> float:
     return float(keras.backend.get_value(rate) if IS_KERAS_2 else keras.ops.convert_to_numpy(rate))
 
 
+def _inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside a LossScaleOptimizer, or `optimizer`."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _scale_velocities(optimizer: Any, factor: float) -> None:
+    if isinstance(optimizer, HostKerasMixin):
+        optimizer.scale_velocities(factor)
+        return
+    for velocity in _keras_velocities(optimizer):
+        velocity.assign(velocity * factor)
+
+
 def _keras_velocities(optimizer: Any) -> list[Any]:
     if hasattr(optimizer, "get_slot"):  # the legacy optimizers of Keras 2
         return [state for state in optimizer.weights if "/momentum" in state.name]
-    return list(getattr(optimizer, "momentums", None) or ())
+    # SGD's are public, those of RMSprop are not.
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ())
 
 
 def _is_keras_number(variable: Any) -> bool:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from ringtrain._core.process_groups.group import CollectiveGroup
@@ -21,6 +22,14 @@ from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import KerasHostPart, number_of
 from ringtrain.tensorflow.keras.host_rules import check_keras_optimizer
+from ringtrain.tensorflow.keras.host_saved import (
+    HOW_TO_GATHER,
+    UPDATES,
+    CheckpointedState,
+    store_state,
+    stored_state,
+    updates_without_state,
+)
 from ringtrain.tensorflow.keras.host_scale import scaled_keras_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedKeras2Mixin, DistributedKeras3Mixin, derived
 from ringtrain.tensorflow.operation import add_node, out_of_graph_order
@@ -71,6 +80,34 @@ class HostKerasMixin(OnHostOptimizer):
         self._part.groups = self._part.groups[-1:]
         self._part.write(self._part.weights(), constrained=False)
 
+    def gather_state(self, root: int | None = 0) -> None:
+        """Gather the state of all ranks, so that `root` (None: every rank) can save it with `model.save`,
+        `save_weights`, `tf.train.Checkpoint` or Keras' callbacks. Collective, between updates; holds until the next
+        update."""
+        self._part.gathered = self.state_dict(root)
+
+    def whole_state(self) -> Mapping[str, Any] | None:
+        """Return the state to be saved; None: this rank has only a part of it. {}: there is none to save. Local."""
+        part = self._part
+        if part.made is None or not part.has_state:
+            return {}
+        if part.host.size == 1 or not part.options["sharded"]:
+            return self.state_dict()
+        return part.gathered if part.gathered.get("updates") == part.host.updates else None
+
+    def begin_from(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, or keep it until the optimizer is built. Local: every rank loads the same."""
+        if self._part.made is None:
+            self._part.pending = state
+        else:
+            self.load_state_dict(state)
+
+    def scale_velocities(self, factor: float) -> None:
+        """Multiply the velocities of SGD with momentum by `factor`, as a callback does when it changes the learning
+        rate. Local: every rank does the same, between updates."""
+        if self._part.made is not None:
+            self._part.host.scale_state("momentum", factor)
+
     def register_local_var(self, var: Any) -> NoReturn:
         """Refused: every rank would need a state of its own."""
         raise ConfigurationError(
@@ -86,14 +123,35 @@ class HostKerasMixin(OnHostOptimizer):
             )
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the count of updates and the learning rate with the model: moments are on all ranks."""
-        warnings.warn(
-            "model.save() keeps the weights and not the state of a HostOptimizer, which is spread over the ranks; "
-            "keep optimizer.state_dict() or shard_dict() with ringtrain.checkpoint",
-            stacklevel=2,
-        )
+        """Save the state with the model, or warn and save none where this rank has only a part of it."""
+        state = self.whole_state()
+        if state is None:
+            warnings.warn(
+                "the model is saved without the state of its HostOptimizer, of which this rank has only a part; "
+                f"{HOW_TO_GATHER}",
+                stacklevel=2,
+            )
+            store[UPDATES] = np.array(self.updates)
+        elif state:
+            store_state(store, state)
+        else:
+            wrapped: Any = super()
+            wrapped.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state from what Keras read. Raises ConfigurationError where a HostOptimizer was saved without."""
+        state = stored_state(store)
+        if state is not None:
+            self.begin_from(state)
+            return
+        missing = updates_without_state(store)
+        if missing and self._part.made is not None and self._part.has_state:
+            raise ConfigurationError(
+                f"the file has the weights after {missing} updates and no optimizer state; to save that as well, "
+                f"{HOW_TO_GATHER}; to load the weights alone, do it before compile()"
+            )
         wrapped: Any = super()
-        wrapped.save_own_variables(store)
+        wrapped.load_own_variables(store)
 
     @property
     def _host(self) -> ArrayOptimizer:  # type: ignore[override]  # there once it is built
@@ -104,11 +162,29 @@ class HostKerasMixin(OnHostOptimizer):
         is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
         return numbers if is_schedule else {**numbers, "learning_rate": number_of(rate)}
 
+    def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
+        """Leave the state out of a SavedModel, which is for inference."""
+        wrapped: Any = super()
+        children = dict(wrapped._trackable_children(save_type, **options))
+        if save_type != "checkpoint":
+            children.pop("host_state", None)
+        return children
+
+    def _make(self, variables: Any) -> None:
+        """Begin to train `variables`, from a state that was restored before."""
+        with tf.init_scope():
+            keras.optimizers.Optimizer.build(self, variables)
+            self._part.make(self, variables)
+            if self._part.pending:
+                self.load_state_dict(self._part.pending)
+                self._part.pending = {}
+
     @tf.autograph.experimental.do_not_convert
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         """Hand over each gradient as soon as it exists, and leave the new weights in all variables."""
         part, everyone = self._part, [*self._part.variables.values()]
         by_name = dict(zip(part.names(variables), grads, strict=True))
+        part.check_sparse(by_name)
         given = {name: tf.convert_to_tensor(grad) for name, grad in by_name.items() if grad is not None}
         begin = functools.partial(part.open, self, [name for name in part.variables if name not in given])
         values = [tf.convert_to_tensor(variable) for variable in everyone]
@@ -143,11 +219,14 @@ class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
 
     def build(self, variables: Any) -> None:
         """Begin to train `variables`; no state is made in TensorFlow."""
-        if self.built:
-            return
-        with tf.init_scope():
-            keras.optimizers.Optimizer.build(self, list(variables))
-            self._part.make(self, list(variables))
+        if not self.built:
+            self._make(list(variables))
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """As `apply`, by pairs of a gradient and its variable."""
+        pairs = list(grads_and_vars)
+        self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        return self._iterations
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Average `grads` over all ranks and update by them."""
@@ -162,14 +241,13 @@ class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
 class HostKeras2Mixin(HostKerasMixin, DistributedKeras2Mixin):
     """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
 
+    _reduces_first = False
+
     def build(self, var_list: Any) -> None:
         """Begin to train `var_list`; no state is made in TensorFlow."""
-        if getattr(self, "_built", False):
-            return
-        with tf.init_scope():
-            keras.optimizers.Optimizer.build(self, list(var_list))
-            self._part.make(self, list(var_list))
-        self._built = True
+        if not getattr(self, "_built", False):
+            self._make(list(var_list))
+            self._built = True
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         """Average the gradients over all ranks and update by them."""
@@ -193,6 +271,7 @@ def HostOptimizer(
     compression: str | None = None,
     elastic: bool = False,
     redundancy: int = 1,
+    sparse_as_dense: bool = False,
 ) -> Any:
     """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where
     each rank keeps the state of 1/size of the elements.
@@ -207,8 +286,11 @@ def HostOptimizer(
     sets count. Rank 0's trainable variables are sent to all ranks when it is built. A gradient that no rank has
     leaves its variable as it is, with weight decay, too.
 
-    `model.save` does not keep its state: keep `state_dict()` or `shard_dict()`, which `load_state_dict` takes at
-    any number of ranks. `process_set`: the ranks that train this model together. The rest as of
+    Each rank has only a part of the state: before a rank saves with Keras or TensorFlow, call `gather_state()` on
+    every rank, or use `callbacks.GatherState`. `state_dict()` and `shard_dict()` are for `ringtrain.checkpoint`.
+    `process_set`: the ranks that train this model together. `sparse_as_dense`: sum the rows of an embedding's
+    gradient that stand for the same word, as `DistributedOptimizer(sparse_as_dense=True)` does; Keras' Adam and
+    global clipping take them one by one, so without it such gradients are refused there. The rest as of
     `ringtrain.optim.HostOptimizer`. Collective, when it is built: every rank builds it of the same variables with
     the same arguments, else MismatchError.
     """
@@ -226,6 +308,7 @@ def HostOptimizer(
             sharded=sharded,
             check_finite=check_finite,
             compression=compression,
+            sparse_as_dense=sparse_as_dense,
         )
         inner.__dict__["_scales_alike"] = True
         return scaled_keras_optimizer(optimizer, inner, process_set)
@@ -235,10 +318,12 @@ def HostOptimizer(
         "elastic": elastic, "redundancy": redundancy, "clip_norm": optimizer.global_clipnorm,
     }  # fmt: skip
     settings: dict[str, Any] = {
-        "_part": KerasHostPart(options, process_set),
+        "_part": KerasHostPart(options, process_set, sparse_as_dense),
         "_sums": None,
         "_passes": 1,
         "_local_layers": [],
         "_scales_alike": False,
     }
-    return derived(optimizer, HostKeras2Mixin if IS_KERAS_2 else HostKeras3Mixin, settings)
+    made = derived(optimizer, HostKeras2Mixin if IS_KERAS_2 else HostKeras3Mixin, settings)
+    made.host_state = CheckpointedState(made)
+    return made

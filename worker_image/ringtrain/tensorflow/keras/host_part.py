@@ -11,10 +11,12 @@ from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.optim import SGD, Rule
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.tensorflow.gradients import identity
-from ringtrain.tensorflow.keras.host_rules import rules_of
+from ringtrain.tensorflow.keras.api import IS_KERAS_2
+from ringtrain.tensorflow.keras.host_rules import check_settings, fixed_settings, rules_of
 
 
 @dataclass
@@ -23,9 +25,14 @@ class KerasHostPart:
 
     options: Mapping[str, Any]
     process_set: ProcessSet
+    sparse_as_dense: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
     groups: list[ProcessGroup] = field(default_factory=list)  # of this world, and of the one that is prepared
     made: ArrayOptimizer | None = None
+    rule: Rule | None = None  # as it was built
+    settings: Mapping[str, Any] = field(default_factory=dict)  # when it was built
+    gathered: Mapping[str, Any] = field(default_factory=dict)  # the whole state, after the last update
+    pending: Mapping[str, Any] = field(default_factory=dict)  # a state that was restored before it was built
 
     @property
     def host(self) -> ArrayOptimizer:
@@ -34,6 +41,11 @@ class KerasHostPart:
                 "the HostOptimizer has no variables yet; call optimizer.build(model.trainable_variables) first"
             )
         return self.made
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is state beside the weights, the count and the rate."""
+        return bool(self.host.slots or self.options["compression"])
 
     def make(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Begin to train `variables` from rank 0's values. Collective."""
@@ -44,8 +56,10 @@ class KerasHostPart:
             )
         # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
         self.variables = {f"{index}.{_keras_leaf(variable)}": variable for index, variable in enumerate(variables)}
+        self.settings = fixed_settings(optimizer)
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
+        self.rule = decaying
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
         group = first_optimizer_group(self.options["elastic"], self.open_group)
         self.made = ArrayOptimizer(arrays, decaying, groups=[(plain, without)], group=group, **self.options)
@@ -77,16 +91,41 @@ class KerasHostPart:
             )
         return [known[identity(variable)] for variable in variables]
 
+    def check_sparse(self, grads: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError for gradients of slices that Keras would treat in another way.
+
+        Keras 3 gives rows that repeat to the update one by one; Keras 2 sums them, but clips them before.
+        """
+        sparse = [name for name, grad in grads.items() if isinstance(grad, tf.IndexedSlices)]
+        clips = self.settings["global_clipnorm"]
+        differs = clips or not (IS_KERAS_2 or isinstance(self.rule, SGD))
+        if sparse and not self.sparse_as_dense and differs:
+            how = "global_clipnorm" if clips else type(self.rule).__name__.removeprefix("Keras")
+            raise ConfigurationError(
+                f"HostOptimizer: the gradient of {sparse[0]} is sparse, and its rows may repeat, which Keras' {how} "
+                "takes one by one and HostOptimizer sums; pass sparse_as_dense=True to sum them, as one process with "
+                "dense gradients does, or take ringtrain.keras.DistributedOptimizer"
+            )
+
     def open(
         self, optimizer: Any, absent: Collection[str], rate: Array, updates: Array, *values: Array
     ) -> Sequence[Array]:
         """Begin an update from `values`, the variables as they are: a script, or Keras, may have set them."""
-        host = self.host
+        host, self.gathered = self.host, {}
         if host.accumulating:
             raise RingtrainError(
                 "the last run of this graph failed on this rank when gradients were under way, and other ranks "
                 "would take them for those of this run; shutdown() and init() on every rank, and go on from the "
                 "last checkpoint"
+            )
+        check_settings(optimizer, self.settings)
+        # A LossScaleOptimizer of Keras 2 counts the steps that it skips, too.
+        counts_skipped = IS_KERAS_2 and optimizer._scales_alike
+        if int(updates) > host.updates and self.has_state and not counts_skipped:
+            raise ConfigurationError(
+                f"HostOptimizer: optimizer.iterations is {int(updates)}, and its moments are of update {host.updates}: "
+                "a restore has brought the count and not the moments. On every rank, restore a file that a "
+                "HostOptimizer saved after gather_state(), or call load_state_dict()"
             )
         written = False
         for name, value in zip(self.variables, values, strict=True):

@@ -91,8 +91,14 @@ _MAKE: Final[Mapping[type, Make]] = {
     keras.optimizers.AdamW: _keras_adam,
     **({keras.optimizers.Lamb: _keras_lamb} if hasattr(keras.optimizers, "Lamb") else {}),  # Keras 2 has none
 }
+_INSTEAD: Final = "take ringtrain.keras.DistributedOptimizer, which applies every optimizer of Keras"
 _REFUSED: Final = (
     "clipnorm", "clipvalue", "use_ema", "amsgrad", "gradient_accumulation_steps", "loss_scale_factor"
+)  # fmt: skip
+# Read when the optimizer is built. The last two are patterns of Keras 3 and names of Keras 2.
+_FIXED: Final = (
+    "global_clipnorm", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
+    "_exclude_from_weight_decay_names",
 )  # fmt: skip
 
 
@@ -100,25 +106,12 @@ def check_keras_optimizer(optimizer: Any) -> None:
     """Raise ConfigurationError for an optimizer that has no rule, with the way out."""
     if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"HostOptimizer: optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
-    instead = "take ringtrain.keras.DistributedOptimizer, which applies every optimizer of Keras"
     if type(optimizer) not in _MAKE:
         raise ConfigurationError(
             f"HostOptimizer was given {kind_of(optimizer)}; expected keras.optimizers.SGD, Adam, AdamW or Lamb: "
-            f"{instead}"
+            f"{_INSTEAD}"
         )
-    for name in _REFUSED:
-        if value := getattr(optimizer, name, None):
-            raise ConfigurationError(f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {instead}")
-    if type(optimizer) is keras.optimizers.SGD and optimizer.momentum and optimizer.weight_decay:
-        raise ConfigurationError(
-            f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
-            f"which has no rule; leave one out, or {instead}"
-        )
-    if _MAKE[type(optimizer)] is _keras_lamb and optimizer.weight_decay:
-        raise ConfigurationError(
-            f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which has no rule; leave it out, or "
-            f"{instead}"
-        )
+    _check_values(optimizer)
     if done := int(tf.convert_to_tensor(optimizer.iterations)):
         raise ConfigurationError(
             f"HostOptimizer was given an optimizer that has made {done} updates, whose state it would begin anew; "
@@ -126,10 +119,48 @@ def check_keras_optimizer(optimizer: Any) -> None:
         )
 
 
+def _check_values(optimizer: Any) -> None:
+    """Raise ConfigurationError for values of the optimizer that have no rule."""
+    for name in _REFUSED:
+        if value := getattr(optimizer, name, None):
+            raise ConfigurationError(
+                f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {_INSTEAD}"
+            )
+    make = _make_of(optimizer)
+    if make is _keras_sgd and optimizer.momentum and optimizer.weight_decay:
+        raise ConfigurationError(
+            f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
+            f"which has no rule; leave one out, or {_INSTEAD}"
+        )
+    if make is _keras_lamb and optimizer.weight_decay:
+        raise ConfigurationError(
+            f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which has no rule; leave it out, or "
+            f"{_INSTEAD}"
+        )
+
+
+def fixed_settings(optimizer: Any) -> dict[str, Any]:
+    """Return the settings that count as they are when the optimizer is built."""
+    return {name: getattr(optimizer, name, None) for name in _FIXED}
+
+
+def check_settings(optimizer: Any, built: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where the optimizer got settings since it was built that an update cannot follow."""
+    _check_values(optimizer)
+    for name, value in fixed_settings(optimizer).items():
+        if value != built[name]:
+            what = "exclude_from_weight_decay" if name.startswith("_exclude") else name
+            raise ConfigurationError(
+                f"HostOptimizer: {what} was changed after the optimizer was built; set it before build(), compile() or "
+                f"the first step, or {_INSTEAD}"
+            )
+
+
 def rules_of(optimizer: Any, rate: float, updates: int) -> list[Rule]:
     """Return the rules of the next update: of variables that decay, and of those that don't."""
-    for kind in type(optimizer).__mro__:
-        if kind in _MAKE:
-            decay = float(optimizer.weight_decay or 0.0)
-            return [_MAKE[kind](optimizer, rate, updates + 1, amount) for amount in (decay, 0.0)]
-    raise TypeError(f"no rule for {kind_of(optimizer)}")
+    make, decay = _make_of(optimizer), float(optimizer.weight_decay or 0.0)
+    return [make(optimizer, rate, updates + 1, amount) for amount in (decay, 0.0)]
+
+
+def _make_of(optimizer: Any) -> Make:
+    return next(_MAKE[kind] for kind in type(optimizer).__mro__ if kind in _MAKE)

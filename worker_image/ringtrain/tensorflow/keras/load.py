@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
+from ringtrain.tensorflow.keras.host_saved import STATE, updates_without_state
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer
 
 
@@ -36,9 +35,9 @@ def load_model(
         model = keras.models.load_model(filepath, custom_objects=known)
     if without:
         raise ConfigurationError(
-            f"load_model: {filepath} has no state for its optimizer, as where a HostOptimizer trained the model; "
-            "call keras.models.load_model(..., compile=False), compile and build as at the start, and give the "
-            "optimizer what state_dict() or shard_dict() gave"
+            f"load_model: {filepath} has no state for a DistributedOptimizer, since a HostOptimizer trained the model; "
+            "call keras.models.load_model(..., compile=False), compile with HostOptimizer and call optimizer.build() "
+            "as at the start, then model.load_weights() of the same file or optimizer.load_state_dict()"
         )
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
@@ -53,7 +52,8 @@ def _keras_optimizers_without_state() -> Iterator[list[Any]]:
     load = kind.load_own_variables
 
     def load_own_variables(self: Any, store: Any) -> None:
-        if len(store.keys()) != len(self.variables) and np.asarray(store["0"]) > 0:  # iterations
+        is_other = len(store.keys()) != len(self.variables)
+        if is_other and (STATE in store.keys() or updates_without_state(store)):  # noqa: SIM118
             without.append(self)
         load(self, store)
 

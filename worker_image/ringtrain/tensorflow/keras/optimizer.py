@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -29,6 +29,7 @@ class DistributedKerasMixin:
     _average_passes: bool
     _local_layers: list[Any]
     _sums: KerasGradientAccumulator | None
+    _reduces_first = True  # gradients, before an update
     iterations: Any
 
     def register_local_var(self, var: Any) -> None:
@@ -56,19 +57,43 @@ class DistributedKerasMixin:
                 f"optimizer)); or {no_scaling}train in mixed_bfloat16"
             )
 
+    def _update_with(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Reduce `grads` and `apply` them; with several backward passes a step, only at the last of them.
+
+        `apply` may call methods of this optimizer that a user's class or Keras has: they don't reduce again.
+        """
+
+        def apply_once(ready: list[Any]) -> Any:
+            self.__dict__["_is_reduced"] = True
+            try:
+                return apply(ready)
+            finally:
+                self.__dict__["_is_reduced"] = False
+
+        def step(total: list[Any]) -> Any:
+            return self._step(total, variables, apply_once)
+
+        return step(grads) if self._passes == 1 else self._add(grads, variables, step)
+
     def _register_local_layers(self) -> None:
         for variable in trainable(self._local_layers):  # known when a layer was built
             self._reducer.register_local(variable)
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Reduce `grads`, then `apply` them."""
-        self._register_local_layers()
-        alone = stays_alone(self._reducer.options.process_set)
-        rate = getattr(self, "_learning_rate", None)
-        reduced = grads if alone else self._reducer.reduce(grads, variables, rate=rate)
+        reduced = self._reduced(grads, variables)
         # Of a graph the time is not measured: its update runs where Python does not.
         with UPDATE if tf.executing_eagerly() else contextlib.nullcontext():
             return apply(reduced)
+
+    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return `grads` reduced over the ranks."""
+        self._register_local_layers()
+        if stays_alone(self._reducer.options.process_set):
+            # One rank trains as many do: rows of an embedding that repeat are summed before the update.
+            dense = self._reducer.options.sparse_as_dense
+            return [tf.convert_to_tensor(grad) if dense and grad is not None else grad for grad in grads]
+        return self._reducer.reduce(grads, variables, rate=getattr(self, "_learning_rate", None))
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Add `grads` up; at the last of the passes call `apply` with the sums."""
@@ -87,9 +112,10 @@ class DistributedKerasMixin:
 
 
 class DistributedKeras3Mixin(DistributedKerasMixin):
-    """For optimizers of Keras 3, where all gradients come to `apply`."""
+    """For optimizers of Keras 3, where all gradients come to `apply_gradients` or `apply`."""
 
     _trainable_variables: Any
+    _iterations: Any
     _model_variables_moving_average: Any
     built: bool
 
@@ -103,20 +129,31 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
     def _is_scaled_around(self) -> bool:
         return bool(self.__dict__.get("_scale_was_taken_away"))
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduce `grads`, then apply them; with several backward passes a step, only at the last of them."""
-        self._check_scaling()
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the gradients, then give them to the `apply_gradients` that the optimizer has."""
+        pairs, wrapped = list(grads_and_vars), cast("Any", super())
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+
+        def apply(ready: list[Any]) -> Any:
+            return wrapped.apply_gradients(zip(ready, variables, strict=True), *args, **kwargs)
+
+        self._apply_reduced(grads, variables, apply)
+        return self._iterations
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce `grads`, then apply them."""
         variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         wrapped: Any = super()
+        self._apply_reduced(list(grads), variables, lambda ready: wrapped.apply(ready, variables))
 
-        def apply(total: list[Any]) -> None:
-            self._step(total, variables, lambda ready: wrapped.apply(ready, variables))
-
-        if self._passes == 1:
-            return apply(list(grads))
-        if not self.built:
-            wrapped.build(variables)
-        return self._add(list(grads), variables, apply)
+    def _apply_reduced(self, grads: list[Any], variables: list[Any], apply: Callable[[list[Any]], Any]) -> None:
+        if self.__dict__.get("_is_reduced"):
+            apply(grads)
+            return
+        self._check_scaling()
+        if self._passes > 1 and not self.built:
+            cast("Any", super()).build(variables)
+        self._update_with(grads, variables, apply)
 
     def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
         """As Keras: the first update begins the average. Keras tells it by a count of 0, and each pass counts."""
@@ -203,28 +240,41 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
         return bool(getattr(self, "_is_wrapped_by_loss_scale_optimizer", False))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the gradients, then apply them; with several backward passes a step, only at the last of them."""
+        """Reduce the gradients, unless `compute_gradients` has, then apply them."""
         self._check_scaling()
         pairs = list(grads_and_vars)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
         wrapped: Any = super()
 
-        def apply_ready(ready: list[Any]) -> Any:
+        def apply(ready: list[Any]) -> Any:
             return wrapped.apply_gradients(zip(ready, variables, strict=True), *args, **kwargs)
 
-        def apply(total: list[Any]) -> Any:
-            return self._step(total, variables, apply_ready)
-
-        if self._passes == 1:
+        computed, self.__dict__["_computed"] = self.__dict__.get("_computed", []), []
+        if computed and len(computed) == len(grads) and all(map(operator.is_, computed, grads)):
             return apply(grads)
-        with tf.init_scope():  # variables can't be made in a branch
-            make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
-            make(variables)
-        return self._add(grads, variables, apply)
+        if self._passes > 1:
+            with tf.init_scope():  # variables can't be made in a branch
+                make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
+                make(variables)
+        return self._update_with(grads, variables, apply)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Return pairs of a gradient and its variable, reduced over the ranks as in Horovod; `apply_gradients` does not
+        reduce them again. With several backward passes a step they are each rank's own: `apply_gradients` reduces
+        their sums."""
+        wrapped: Any = super()
+        pairs = list(wrapped.compute_gradients(*args, **kwargs))
+        if self._passes > 1 or not self._reduces_first:
+            return pairs
+        variables = [variable for _, variable in pairs]
+        self.__dict__["_computed"] = self._reduced([grad for grad, _ in pairs], variables)
+        return list(zip(self.__dict__["_computed"], variables, strict=True))
 
 
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
     """As `AdasumKeras3Mixin`, for optimizers of Keras 2."""
+
+    _reduces_first = False
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Step locally, then leave on every rank the weights before plus the combined difference."""

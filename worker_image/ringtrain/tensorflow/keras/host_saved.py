@@ -1,0 +1,89 @@
+"""The state of a `HostOptimizer` in the files that Keras and TensorFlow write.
+
+Keras saves an optimizer through `save_own_variables` (`model.save`, `save_weights`, `BackupAndRestore`), TensorFlow
+through its trackable children (`tf.train.Checkpoint`). Both get the whole `state_dict()` as one value of bytes, in the
+format of `ringtrain.checkpoint`. Whoever saves must have the whole state: a rank of a world of one, every rank with
+`sharded=False`, and otherwise the ranks to which `gather_state()` sent it after the last update.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.checkpoint.format import read_state_of, write_state
+from ringtrain.errors import ConfigurationError
+
+STATE: Final = "ringtrain_state"  # bytes, as uint8
+UPDATES: Final = "ringtrain_updates_without_state"  # number of updates of an optimizer that was saved without its state
+HOW_TO_GATHER: Final = (
+    "call optimizer.gather_state() on every rank after the last update, or put callbacks.GatherState() before the "
+    "callback that saves"
+)
+
+
+class SavedByKeras(Protocol):
+    """The part of a HostOptimizer that files need."""
+
+    def whole_state(self) -> Mapping[str, Any] | None: ...
+
+    def begin_from(self, state: Mapping[str, Any]) -> None: ...
+
+
+class CheckpointedState(tf.train.experimental.PythonState):
+    """Child of a HostOptimizer that carries its state in a `tf.train.Checkpoint`."""
+
+    def __init__(self, optimizer: SavedByKeras) -> None:
+        self._optimizer = optimizer
+
+    def serialize(self) -> bytes:
+        """Return the whole state. Raises ConfigurationError where this rank has only a part of it."""
+        state = self._optimizer.whole_state()
+        if state is None:
+            raise ConfigurationError(
+                f"tf.train.Checkpoint: this rank has only its part of the state of the HostOptimizer; {HOW_TO_GATHER}"
+            )
+        return packed(state)
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Go on from a saved state."""
+        if string_value:
+            self._optimizer.begin_from(unpacked(string_value))
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    """Return `state` as bytes; those of an empty state are empty."""
+    if not state:
+        return b""
+    file = io.BytesIO()
+    write_state(file, int(state["updates"]), dict(state))
+    return file.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Return the state that `packed` made bytes of. Raises CheckpointError where they are damaged."""
+    state: dict[str, Any] = read_state_of(io.BytesIO(data), "the saved state of a HostOptimizer")
+    return state
+
+
+def store_state(store: Any, state: Mapping[str, Any]) -> None:
+    """Put `state` into `store`, what Keras writes of an optimizer."""
+    store[STATE] = np.frombuffer(packed(state), np.uint8)
+
+
+def stored_state(store: Any) -> dict[str, Any] | None:
+    """Return the state in `store`, what Keras read of an optimizer; None: no HostOptimizer saved its state there."""
+    return unpacked(np.asarray(store[STATE]).tobytes()) if STATE in store.keys() else None  # noqa: SIM118
+
+
+def updates_without_state(store: Any) -> int:
+    """Return how many updates the HostOptimizer had made whose state is missing in `store`; 0 if none is missing."""
+    names = set(store.keys())
+    if UPDATES in names:
+        return int(np.asarray(store[UPDATES]))
+    # Ringtrain 0.1 stored the count, and in Keras 3 the rate, and nothing else.
+    return int(np.asarray(store["0"])) if names in ({"0"}, {"0", "1"}) else 0
