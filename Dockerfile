@@ -25,11 +25,9 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PYTHON=/opt/venv/bin/
 
 FROM build AS operator-build
 COPY operator /src/operator
-# Only kubeconfigs need the package `kubernetes` (132 MB with what it needs): a pod has its ServiceAccount. rich needs
-# pygments (10 MB) for source code, which nothing shows here.
+# rich needs pygments (10 MB) for source code, which nothing shows here.
 RUN /opt/pip/bin/pip install '/src/operator[controller]' \
-    && /opt/pip/bin/pip uninstall --yes kubernetes websocket-client requests requests-oauthlib oauthlib durationpy \
-        python-dateutil six urllib3 certifi charset-normalizer pygments
+    && /opt/pip/bin/pip uninstall --yes pygments
 
 FROM build AS worker-build
 # The compiler stays here: only what it built goes on.

@@ -2,6 +2,7 @@
 
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -62,15 +63,20 @@ class ClusterAuthority:
             builder = builder.add_extension(usage, critical=True)
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 
-    def server_context(self, directory: Path, address: str) -> ssl.SSLContext:
-        """What a server at the IP `address` needs; its files are written into `directory`."""
+    def server_context(self, directory: Path, *names: str) -> ssl.SSLContext:
+        """What a server with these IPs and host names needs; its files are written into `directory`."""
+        certificate, key = self.issue("apiserver", *names)
+        return _context(directory / "server.pem", key + certificate)
+
+    def issue(self, subject: str, *names: str) -> tuple[bytes, bytes]:
+        """A certificate for `subject` with these IPs and host names, and its key; as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = _of_address(address)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "apiserver")])
-        builder = self._builder(subject, key.public_key()).add_extension(names, critical=False)
+        builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]), key.public_key())
+        if names:
+            builder = builder.add_extension(_of_names(names), critical=False)
         certificate = builder.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
-        return _context(directory / "server.pem", _key_bytes(key) + certificate.public_bytes(PEM))
+        return certificate.public_bytes(PEM), _key_bytes(key)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         return _builder(subject, self._name, key)
@@ -79,7 +85,7 @@ class ClusterAuthority:
 def self_signed(name: str) -> tuple[bytes, bytes]:
     """The key, and the certificate for 127.0.0.1, of a server that is its own authority; as PEM."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    builder = _builder(subject, subject, key.public_key()).add_extension(_of_address("127.0.0.1"), critical=False)
+    builder = _builder(subject, subject, key.public_key()).add_extension(_of_names(["127.0.0.1"]), critical=False)
     return _key_bytes(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)
 
 
@@ -95,8 +101,15 @@ def _context(path: Path, pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _of_address(address: str) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+def _of_names(names: Sequence[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_general_name(name) for name in names])
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:

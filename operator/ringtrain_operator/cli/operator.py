@@ -193,7 +193,7 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
         raise click.BadParameter(str(exc)) from exc
     configure_logging(config.log_format, config.log_level)
     with errors_reported():
-        connection = ApiConnection.from_env(os.environ, kubeconfig)
+        connection = ApiConnection.from_env(os.environ, kubeconfig or "")
         failure = run_operator_until_signalled(config, connection)
     if failure is not None:
         logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)

@@ -85,7 +85,7 @@ def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaita
     from ..cluster.api.connection import ApiConnection
 
     async def run() -> T:
-        connection = ApiConnection.from_env(os.environ, options.kubeconfig or None, options.context or None)
+        connection = ApiConnection.from_env(os.environ, options.kubeconfig, options.context)
         async with ApiClient(connection, user_agent="dtj") as api:
             return await work(
                 ClusterAccess(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))

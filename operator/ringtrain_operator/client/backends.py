@@ -101,7 +101,7 @@ class ClusterBackend:
     async def session(self) -> ClusterAccess:
         """The client of the API server and the namespace."""
         if self._session is None:
-            connection = ApiConnection.from_env(os.environ, self._kubeconfig or None, self._context or None)
+            connection = ApiConnection.from_env(os.environ, self._kubeconfig, self._context)
             api = ApiClient(connection, user_agent=self._user_agent)
             self._session = ClusterAccess(api, self._namespace or connection.namespace, **self._tell)
         return self._session

@@ -101,8 +101,7 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
             await asyncio.sleep(scope.beat_every_s)
 
     telling, beating = asyncio.create_task(tell_host()), asyncio.create_task(beat_forever())
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=connection.tls or True),
+    async with connection.session(
         middlewares=(_WatchMiddleware(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
         response_class=_readable_watch(read),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),

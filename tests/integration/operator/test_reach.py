@@ -53,7 +53,7 @@ def of_kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> ApiCon
     (folder / "ca.crt").write_bytes(authority.pem)
     cluster = {"server": url, "certificate-authority": str(folder / "ca.crt")}
     (folder / "config").write_text(json.dumps(kubeconfig(cluster, {"token": "t"})))
-    return ApiConnection.of_kubeconfig(str(folder / "config"))
+    return ApiConnection.from_env({}, str(folder / "config"))
 
 
 async def version(connection: ApiConnection) -> str:

@@ -1,118 +1,114 @@
-"""How the API server is reached: in a pod by its ServiceAccount, elsewhere by a kubeconfig."""
+"""How the API server is reached: as kubectl does, by a kubeconfig, and without one by the pod's ServiceAccount."""
 
 import ssl
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+from aiohttp_socks import ProxyConnector
+
+from .credentials import Headers, TokenFile, headers_of_user
 from .errors import ApiError
+from .kubeconfig import ChosenContext, Cluster, choose_context, data_or_file
+from .proxies import checked_proxy, proxy_of_environment
+from .tls import ApiTls
 
 SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
-_TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it expires
 
 
 @dataclass(frozen=True)
 class ApiConnection:
-    """Server URL, TLS, and the headers that prove who asks. `headers()` is asked before every request."""
+    """Server URL, TLS, proxy, and the headers that prove who asks. `headers()` is asked before every request."""
 
     server: str
     namespace: str = "default"
     tls: ssl.SSLContext | None = None
-    headers: Callable[[], Mapping[str, str]] = dict
+    headers: Headers = dict
+    proxy: str = ""
+
+    def session(self, **options: Any) -> aiohttp.ClientSession:
+        """A session over this TLS and proxy, without a bound on connections; `options`: more of the session's."""
+        tls = self.tls or True
+        if self.proxy.startswith("socks5"):
+            over_socks = ProxyConnector.from_url(self.proxy.replace("socks5h:", "socks5:"), ssl=tls, limit=0)
+            return aiohttp.ClientSession(connector=over_socks, **options)
+        connector = aiohttp.TCPConnector(limit=0, ssl=tls)
+        return aiohttp.ClientSession(connector=connector, proxy=self.proxy or None, **options)
 
     @classmethod
-    def from_env(
-        cls, env: Mapping[str, str], kubeconfig: str | None = None, context: str | None = None
-    ) -> "ApiConnection":
-        """The connection of this process: `kubeconfig` if given, else the pod's account, else kubectl's default.
+    def from_env(cls, env: Mapping[str, str], kubeconfig: str = "", context: str = "") -> "ApiConnection":
+        """The connection that kubectl would use: of the file `kubeconfig`, else of $KUBECONFIG, else of
+        ~/.kube/config; where these say nothing, of the pod's account.
 
         Raises ApiError that says where was looked.
         """
-        in_cluster = env.get("KUBERNETES_SERVICE_HOST")
-        if in_cluster and not kubeconfig and not env.get("KUBECONFIG"):
-            return cls.of_service_account(
-                Path(env.get("RINGTRAIN_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT_DIR),
-                in_cluster,
-                env.get("KUBERNETES_SERVICE_PORT", "443"),
+        chosen = choose_context(env, kubeconfig, context)
+        folder = Path(env.get("RINGTRAIN_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT_DIR)
+        host = env.get("KUBERNETES_SERVICE_HOST") if (folder / "token").exists() else ""
+        # Like kubectl: in a pod, a context without a namespace means the pod's.
+        namespace = chosen.namespace or (_pod_namespace(env, folder) if host else "default")
+        if chosen.cluster != Cluster():
+            return replace(cls.of_context(chosen, env), namespace=namespace)
+        if not host:
+            raise ApiError(
+                f"no usable kubeconfig in {chosen.where}: no cluster is chosen; set KUBECONFIG, or give --kubeconfig "
+                "or --context"
             )
-        return cls.of_kubeconfig(kubeconfig or env.get("KUBECONFIG") or None, context)
+        found = cls.of_service_account(folder, host, env.get("KUBERNETES_SERVICE_PORT", "443"))
+        return replace(found, namespace=namespace, proxy=proxy_of_environment(found.server, env))
 
     @classmethod
     def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
         """The connection of a pod: the token file in `folder` is read again as it is rotated."""
         try:
-            tls = _tls_trusting(str(folder / "ca.crt"))
+            authority = (folder / "ca.crt").read_text()
             namespace = (folder / "namespace").read_text().strip()
         except OSError as exc:
             raise ApiError(f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?") from exc
         bracketed = f"[{host}]" if ":" in host else host
-        return cls(f"https://{bracketed}:{port}", namespace, tls, _ApiTokenFile(folder / "token"))
+        tls = _tls_of(authority, Cluster())
+        return cls(f"https://{bracketed}:{port}", namespace, tls, TokenFile(folder / "token"))
 
     @classmethod
-    def of_kubeconfig(cls, path: str | None, context: str | None = None) -> "ApiConnection":
-        """The connection that kubectl would use, exec plugins included."""
-        try:
-            from kubernetes import client, config  # costs 0.2 s, and a pod never needs it
-        except ImportError as exc:
-            raise ApiError(
-                "a kubeconfig is read by the Python package kubernetes, which is not here (nor in the operator's "
-                "image): in a pod leave KUBECONFIG unset, elsewhere pip install kubernetes"
-            ) from exc
-
-        settings: Any = client.Configuration()
-        try:
-            config.load_kube_config(  # type: ignore[no-untyped-call]
-                path, context=context, client_configuration=settings
-            )
-            contexts, active = config.list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        except config.ConfigException as exc:
-            raise ApiError(f"no usable kubeconfig in {path or '~/.kube/config'}: {exc}; set KUBECONFIG") from exc
-        chosen = next((c for c in contexts if c["name"] == context), None) if context else active
-        namespace = str((chosen or {}).get("context", {}).get("namespace") or "default")
-
-        def headers() -> Mapping[str, str]:
-            found = settings.auth_settings()  # renewed by a hook of the settings
-            return {a["key"]: a["value"] for a in found.values() if a["in"] == "header" and a["value"]}
-
-        return cls(settings.host.rstrip("/"), namespace, _api_tls_of(settings), headers)
+    def of_context(cls, chosen: ChosenContext, env: Mapping[str, str]) -> "ApiConnection":
+        """The connection of a kubeconfig's context. Raises ApiError."""
+        cluster = chosen.cluster
+        if not cluster.server:
+            raise ApiError(f"kubeconfig {chosen.where}: the context's cluster has no server")
+        authority = data_or_file(
+            cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
+        )
+        server = cluster.server.rstrip("/")
+        if "://" not in server:
+            server = f"http://{server}"
+        proxy = (
+            checked_proxy(cluster.proxy_url, f"kubeconfig {chosen.where}: proxy-url")
+            if cluster.proxy_url
+            else proxy_of_environment(server, env)
+        )
+        if not server.startswith("https://"):  # like kubectl: no credentials without TLS
+            return cls(server, proxy=proxy)
+        if authority and cluster.insecure_skip_tls_verify:
+            raise ApiError("kubeconfig: insecure-skip-tls-verify and a certificate authority are given; leave one out")
+        tls = _tls_of(authority, cluster)
+        return cls(server, tls=tls, headers=headers_of_user(chosen.user, cluster, tls), proxy=proxy)
 
 
-class _ApiTokenFile:
-    """Authorization header from a file that is replaced while we run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read_at = float("-inf")
-        self._header: Mapping[str, str] = {}
-
-    def __call__(self) -> Mapping[str, str]:
-        if time.monotonic() - self._read_at > _TOKEN_MAX_AGE_S:
-            self._header = {"Authorization": f"Bearer {self._path.read_text().strip()}"}
-            self._read_at = time.monotonic()
-        return self._header
-
-
-def _tls_trusting(ca_file: str) -> ssl.SSLContext:
-    """A context that trusts the cluster's own CA, and nobody else, for the name of the server.
-
-    Without VERIFY_X509_STRICT, which Python sets from 3.13 on: CAs of many clusters (MicroK8s, older EKS) lack the
-    key usage extension that RFC 5280 asks of a CA, and kubectl and kubelets accept them.
-    """
-    tls = ssl.create_default_context(cafile=ca_file)
-    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return tls
-
-
-def _api_tls_of(settings: Any) -> ssl.SSLContext | None:
-    """TLS as a `kubernetes.client.Configuration` wants it."""
-    if not settings.host.startswith("https"):
-        return None
-    tls = _tls_trusting(settings.ssl_ca_cert) if settings.ssl_ca_cert else ssl.create_default_context()
-    if settings.cert_file:
-        tls.load_cert_chain(settings.cert_file, settings.key_file)
-    if not settings.verify_ssl:
+def _tls_of(authority: str, cluster: Cluster) -> ApiTls:
+    try:
+        tls = ApiTls(authority, cluster.tls_server_name)
+    except ssl.SSLError as exc:
+        raise ApiError("the certificate authority of the API server is no certificate in PEM") from exc
+    if cluster.insecure_skip_tls_verify:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     return tls
+
+
+def _pod_namespace(env: Mapping[str, str], folder: Path) -> str:
+    try:
+        return env.get("POD_NAMESPACE") or (folder / "namespace").read_text().strip() or "default"
+    except OSError:
+        return "default"

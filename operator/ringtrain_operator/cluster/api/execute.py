@@ -33,7 +33,7 @@ async def pod_stream(
     """
     try:
         async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=connection.tls or True)) as session,
+            connection.session() as session,
             session.ws_connect(
                 connection.server + path,
                 params=query,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 
 from .connection import ApiConnection
 from .decode import decode_api_answer
@@ -64,9 +65,8 @@ class ApiTransport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # streams (watches, logs) hold a connection each, so the pool itself is not the bound on requests
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._connection.tls or True)
-            self._session = aiohttp.ClientSession(
-                connector=connector, headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
+            self._session = self._connection.session(
+                headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
             )
             self._slots = asyncio.Semaphore(self._limits.connections)
             # Hundreds of creations may wait: a third of the requests is kept for reads and changes of status.
@@ -113,7 +113,8 @@ class ApiTransport:
     async def _answer(
         self, session: aiohttp.ClientSession, request: ApiRequest, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {**self._connection.headers(), "Accept": request.accept}
+        headers = CIMultiDict({"Accept": request.accept})
+        headers.extend(self._connection.headers())
         data = None
         if request.body is not None:
             headers["Content-Type"] = request.content_type
