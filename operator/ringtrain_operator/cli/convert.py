@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import yaml
 
 from ..cluster.api.errors import ApiError
 from ..cluster.api.resources import ApiResource
@@ -14,7 +13,7 @@ from ..convert.runtime_template import beyond_template, convert_runtime
 from ..convert.trainingjob import convert_trainingjob, is_trainingjob
 from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
 from ..errors import ManifestUnreadable, OperatorError
-from ..local.documents import read_documents
+from ..local.documents import read_documents, write_documents
 from ..spec.parse import spec_name_of
 from ..spec.training_template import read_template
 from .session import (
@@ -122,7 +121,7 @@ def _is_job(document: Json) -> bool:
 def _write_manifests(made: list[Json], output: Path | None) -> None:
     if not made:
         return
-    text = yaml.safe_dump_all(made, sort_keys=False)
+    text = write_documents(made)
     if output is None:
         click.echo(text, nl=False)
         return

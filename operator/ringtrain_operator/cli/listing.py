@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import yaml
 from rich.console import Console
 
+from ..local.documents import write_documents
 from ..local.wording import wrapped_display_text
 from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
@@ -30,9 +30,7 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
 
 def print_data(data: Any, form: str) -> None:
     """Print `data` as `form`: json or yaml."""
-    click.echo(
-        json.dumps(data, indent=2) if form == "json" else yaml.safe_dump(data, sort_keys=False), nl=form == "json"
-    )
+    click.echo(f"{json.dumps(data, indent=2)}\n" if form == "json" else write_documents([data]), nl=False)
 
 
 def print_jobs(jobs: list[Json], with_namespace: bool = False, is_wide: bool = False) -> None:

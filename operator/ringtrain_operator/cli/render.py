@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from .. import build, contract
 from ..errors import ManifestUnreadable
-from ..local.documents import read_documents
+from ..local.documents import read_documents, write_documents
 from ..local.templates import LocalTemplates
 from ..spec.job import Job
 from ..spec.parse import parse_job
@@ -43,7 +42,7 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
     with errors_reported():
         settings = operator_settings_of(_installation_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]
-    click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+    click.echo(write_documents(objects), nl=False)
 
 
 def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ MAX_VALUES = 100_000
 # JSON's numbers in Kubernetes are int64 or float64.
 _INT64 = range(-(1 << 63), 1 << 63)
 _INT_TAG = "tag:yaml.org,2002:int"
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_BOOL_TAG = "tag:yaml.org,2002:bool"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 _JSON_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
@@ -53,6 +55,11 @@ def read_documents(path: Path) -> list[Any]:
         if not isinstance(kind, str | None):
             raise ManifestUnreadable(f"{path}: kind: is {shown(kind)}; expected a text, such as DistributedTrainingJob")
     return read
+
+
+def write_documents(documents: Iterable[Any]) -> str:
+    """The documents as YAML that `read_documents` and kubectl read as the same values."""
+    return yaml.dump_all(documents, Dumper=_ManifestDumper, sort_keys=False)
 
 
 def _document_items(document: Any) -> list[Any]:
@@ -119,17 +126,25 @@ class _ManifestLoader(yaml.SafeLoader):
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """PyYAML's, as kubectl has them: a date is a text, and 12:30:45 is no number of base 60."""
-    integer = re.compile(r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]*|[1-9][0-9_]*)$")
-    floating = re.compile(
-        r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    )
-    other = {_INT_TAG: integer, "tag:yaml.org,2002:float": floating}
-    return {
-        first: [(tag, other.get(tag, pattern)) for tag, pattern in rules if tag != _TIMESTAMP_TAG]
+    """What a plain text is by the rules of kubectl (go-yaml), by its first character: PyYAML's, but y and n are
+    booleans, a date is a text, and so is 12:30:45; underscores in numbers don't count."""
+    whole = r"0_*[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0_*[bB]_*[01][01_]*|0_*[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"
+    part = r"(?:\._*[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?_*[0-9][0-9_]*)?"
+    not_finite = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_TIMESTAMP_TAG, _INT_TAG, _FLOAT_TAG)]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    for first in "-+.0123456789":
+        found.setdefault(first, []).extend(
+            [
+                (_INT_TAG, re.compile(f"^[-+]?_*(?:{whole})$")),
+                (_FLOAT_TAG, re.compile(rf"^(?:\.[0-9]+(?:[eE][-+]?[0-9]+)?|(?!\.)[-+]?_*{part}|{not_finite})$")),
+            ]
+        )
+    for first in "yYnN":
+        found[first] = [*found.get(first, []), (_BOOL_TAG, re.compile("^[yYnN]$"))]
+    return found
 
 
 def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -137,13 +152,27 @@ def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
     if len(digits) > 80:  # before int() works on it; 64 binary digits fit
         raise _wrong_document(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
-    if digits.startswith("0") and digits.isdigit():
+    if digits.isdigit() and digits.startswith("0"):
         digits = f"0o{digits}"
     return sign * int(digits, 0)
 
 
 _ManifestLoader.yaml_implicit_resolvers = _resolvers()
+_ManifestLoader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 _ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes each text that kubectl, PyYAML or YAML 1.2 takes for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out."""
+        return True
+
+
+_ManifestDumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *rules] for first, rules in _resolvers().items()
+}
 
 
 def _checked_node(node: yaml.Node, made: Any) -> Any:
