@@ -14,7 +14,7 @@ from .names import (
 )
 from .network import build_network_policy, build_service, build_service_account
 from .pods import RESTARTED_CODES, PodIncarnation, build_launcher_pod, build_worker_pod
-from .security import never_as_root
+from .security import SECURITY_FIELDS, secured_pod
 from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
 __all__ = [
@@ -39,7 +39,8 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
-    "never_as_root",
+    "SECURITY_FIELDS",
+    "secured_pod",
     "secret_name",
     "worker_name",
     "worker_selector",

@@ -9,7 +9,7 @@ from ..spec.job import Job
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from . import environment, names
 from .platform import run_where_image_does
-from .security import restrict_pod
+from .security import add_security_defaults
 from .settings import BuildSettings
 
 Pod = dict[str, Any]
@@ -61,7 +61,7 @@ def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
     main = spec["containers"][0]
     path = main.setdefault("terminationMessagePath", environment.DEFAULT_TERMINATION_MESSAGE_PATH)
     main["env"].append({"name": contract.ENV_TERMINATION_MESSAGE_PATH, "value": path})
-    restrict_pod(spec, (settings or BuildSettings()).fs_group)
+    add_security_defaults(spec, (settings or BuildSettings()).fs_group)
 
 
 def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:

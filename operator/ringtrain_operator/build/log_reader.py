@@ -9,7 +9,7 @@ from . import names
 from .agent import PYTHON
 from .assembly import Pod
 from .pods import build_launcher_pod
-from .security import restrict_pod
+from .security import add_security_defaults
 from .settings import FS_GROUP
 
 # On reader pods alone, with the job's name. They have no label of the job's pods: they are none of its gang.
@@ -64,7 +64,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
         containers=[_log_reader_container(main, lives_s, job, agent_image)],
         volumes=[volume for volume in launcher["volumes"] if volume["name"] == VOLUME_LOGS],
     )
-    restrict_pod(spec, FS_GROUP)
+    add_security_defaults(spec, FS_GROUP)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _log_reader_metadata(job, suffix), "spec": spec}
 
 

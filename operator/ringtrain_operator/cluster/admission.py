@@ -1,25 +1,25 @@
-"""Pods as their namespace admits them: whether an image's root may run there is asked of the API server alone."""
+"""Pods as their namespace admits them: what an image may do there is asked of the API server alone."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from ..build import never_as_root
+from ..build import SECURITY_FIELDS, secured_pod
 from .api.errors import Forbidden, Unprocessable
 
 Stored = TypeVar("Stored")
 Pod = Mapping[str, Any]
 
-# The field that Pod Security names, and so do policies of other engines.
-_ASKED_FOR = "runAsNonRoot"
 
-
-async def create_admitted(create: Callable[[Pod], Awaitable[Stored]], pod: Pod) -> tuple[Stored, bool]:
-    """What `create` answers to the pod, or to one that never runs as root where nothing else is admitted; and
-    whether that was so. Raises ApiError, of the stricter pod where that is refused, too."""
-    try:
-        return await create(pod), False
-    except (Forbidden, Unprocessable) as refused:
-        stricter = never_as_root(pod)
-        if _ASKED_FOR not in refused.message or stricter == pod:
-            raise
-    return await create(stricter), True
+async def create_admitted(
+    create: Callable[[Pod], Awaitable[Stored]], pod: Pod, secured: frozenset[str] = frozenset()
+) -> tuple[Stored, frozenset[str]]:
+    """What `create` answers to the pod with the fields `secured`, or with more of SECURITY_FIELDS where refusals (of
+    Pod Security, or of another engine's policies) name them; and with which. Raises ApiError, of the last refusal."""
+    while True:
+        try:
+            return await create(secured_pod(pod, secured)), secured
+        except (Forbidden, Unprocessable) as refused:
+            named = secured | {field for field in SECURITY_FIELDS if field in refused.message}
+            if secured_pod(pod, named) == secured_pod(pod, secured):
+                raise
+        secured = named

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..build import added_pull_secrets, never_as_root
+from ..build import added_pull_secrets
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
 from ..plan import Plan, PlannedDeletion
@@ -30,13 +30,13 @@ Outcome = Refusal | Foreign | None
 
 @dataclass
 class _ReconciledJob:
-    """The job that is worked on, and whom to tell what was done. `never_as_root`: whether its namespace refused a
-    pod whose image may run as root, and takes one that may not."""
+    """The job that is worked on, and whom to tell what was done. `secured`: fields of the restricted standard without
+    which its namespace has refused a pod."""
 
     versions: ResourceVersions
     job: Mapping[str, Any]
     memory: ReconcileMemory
-    never_as_root: bool = False
+    secured: frozenset[str] = frozenset()
 
     @property
     def namespace(self) -> str:
@@ -115,8 +115,8 @@ async def _stored_object(work: _ReconciledJob, resource: ApiResource, obj: Mappi
 
     if resource is not PODS:
         return await create(obj)
-    version, changed = await create_admitted(create, never_as_root(obj) if work.never_as_root else obj)
-    work.never_as_root = work.never_as_root or changed
+    version, secured = await create_admitted(create, obj, work.secured)
+    work.secured |= secured
     return version
 
 

@@ -15,13 +15,14 @@ from support.objects import NAMESPACES, pod
 from support.scenario import Scenario, open_scenario
 
 from ringtrain_operator.build import (
+    SECURITY_FIELDS,
     AgentSource,
     BuildSettings,
     build_data_worker_pod,
     build_evaluator_pod,
     build_launcher_pod,
     build_worker_pod,
-    never_as_root,
+    secured_pod,
 )
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
@@ -53,6 +54,11 @@ def worker(**pod: Any) -> dict[str, Any]:
     return part
 
 
+def security_of(pod: dict[str, Any]) -> set[str]:
+    """The fields of its containers' security contexts."""
+    return {field for container in pod["spec"]["containers"] for field in container.get("securityContext") or {}}
+
+
 def rooted() -> dict[str, Any]:
     """A worker whose image has root as its user."""
     part = worker()
@@ -75,7 +81,9 @@ async def test_an_image_runs_as_the_user_that_it_names(control_plane: ControlPla
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit(worker=rooted())
         await s.until_running()
-        assert not any("runAsNonRoot" in pod["spec"]["securityContext"] for pod in await s.pods())
+        pods = await s.pods()
+        assert not any("runAsNonRoot" in pod["spec"]["securityContext"] for pod in pods)
+        assert not [field for pod in pods for field in security_of(pod) & set(SECURITY_FIELDS)]
 
 
 async def test_an_image_of_root_does_not_start_where_root_is_refused(
@@ -86,7 +94,9 @@ async def test_an_image_of_root_does_not_start_where_root_is_refused(
         await s.cluster.api.patch(NAMESPACES, None, s.namespace, RESTRICTED)
         await s.submit(worker=rooted())
         await s.until_condition("Running", "False", "template.spec.securityContext.runAsUser")
-        assert all(pod["spec"]["securityContext"]["runAsNonRoot"] for pod in await s.pods())
+        pods = await s.pods()
+        assert all(pod["spec"]["securityContext"]["runAsNonRoot"] for pod in pods)
+        assert all(security_of(pod) >= {"capabilities", "allowPrivilegeEscalation"} for pod in pods)
 
 
 async def test_a_template_of_root_is_refused_by_its_field(control_plane: ControlPlane, tmp_path: Path) -> None:
@@ -119,7 +129,7 @@ async def test_the_strictest_namespace_takes_the_agent(control_plane: ControlPla
             build_evaluator_pod(parsed, 2),
             build_log_reader_pod(parsed, 1, "x", 60, "agent:1"),
         ]
-        stored = [await c.api.create(PODS, namespace, never_as_root(pod)) for pod in pods]
+        stored = [await c.api.create(PODS, namespace, secured_pod(pod, SECURITY_FIELDS)) for pod in pods]
     brought = [found for pod in stored for found in pod["spec"]["volumes"] if found["name"] == VOLUME_AGENT]
     kind = "image" if volume == "ImageVolume" else "emptyDir"
     assert [kind in found for found in brought] == [True, True]
@@ -261,5 +271,5 @@ async def test_the_strictest_namespace_takes_every_sample(control_plane: Control
             named = named_template(made)
             parsed = parse_job(resolved_job_spec(made, templates[named[1]] if named else None))
             for pod in (obj for obj in rendered(parsed) if obj["kind"] == "Pod"):
-                await c.api.create(PODS, namespace, never_as_root(pod))
+                await c.api.create(PODS, namespace, secured_pod(pod, SECURITY_FIELDS))
     assert len(jobs) > 15

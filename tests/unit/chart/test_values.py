@@ -107,15 +107,16 @@ def given_group(*values: str, **options: str) -> int | None:
 
 def refusals(spec: Json) -> list[str]:
     """What OpenShift's SCC restricted-v2 has against a pod: runAsUser MustRunAsRange, fsGroup MustRunAs a range,
-    both the namespace's. What a pod leaves out it gets from there."""
+    both the namespace's. What a pod leaves out it gets from there, requiredDropCapabilities and
+    allowPrivilegeEscalation, too (mutateContainer in openshift/apiserver-library-go, sccmatching/provider.go)."""
     contexts = [spec.get("securityContext") or {}, *(c.get("securityContext") or {} for c in spec["containers"])]
     found = [f"runAsUser {c['runAsUser']}" for c in contexts if c.get("runAsUser", RANGE[0]) not in RANGE]
     group = contexts[0].get("fsGroup", RANGE[0])
     found += [] if group in RANGE else [f"fsGroup {group}"]
     for container in spec["containers"]:
         context = container.get("securityContext") or {}
-        found += [] if context.get("allowPrivilegeEscalation") is False else ["allowPrivilegeEscalation"]
-        found += [] if "ALL" in (context.get("capabilities") or {}).get("drop", ()) else ["capabilities"]
+        found += [] if context.get("allowPrivilegeEscalation", False) is False else ["allowPrivilegeEscalation"]
+        found += ["capabilities"] if (context.get("capabilities") or {}).get("add") else []
     return found
 
 

@@ -8,7 +8,13 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator import contract
-from ringtrain_operator.build import build_data_worker_pod, build_evaluator_pod, build_network_policy
+from ringtrain_operator.build import (
+    SECURITY_FIELDS,
+    build_data_worker_pod,
+    build_evaluator_pod,
+    build_network_policy,
+    secured_pod,
+)
 from ringtrain_operator.build.settings import BuildSettings
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.job import Job
@@ -133,11 +139,13 @@ def test_an_evaluator_without_any_program_is_refused() -> None:
 
 
 @pytest.mark.parametrize("build", ["data", "evaluator"])
-def test_both_keep_the_restricted_standard(build: str) -> None:
+def test_both_meet_the_restricted_standard_where_it_is_asked_for(build: str) -> None:
     """As all pods of a job."""
     with_both = parsed(dataWorkers={}, evaluator={})
     pod = build_data_worker_pod(with_both, 0) if build == "data" else build_evaluator_pod(with_both, 2)
-    assert main(pod)["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert "securityContext" not in main(pod)
+    restricted = main(secured_pod(pod, SECURITY_FIELDS))["securityContext"]
+    assert restricted == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert pod["spec"]["restartPolicy"] == "Never"
 

@@ -66,16 +66,14 @@ def test_it_has_the_log_store_and_nothing_else() -> None:
     assert spec["nodeSelector"] == {"disk": "fast"}
 
 
-def test_it_is_restricted_and_ends() -> None:
-    """As the standard asks for, whatever the launcher may, with a deadline, without the API's token."""
+def test_it_has_no_right_of_the_launchers_and_ends() -> None:
+    """It has its user, whatever else the launcher may, a deadline, and no token of the API."""
     spec = reader(launcher={"template": LAUNCHER})["spec"]
     assert spec["securityContext"]["runAsUser"] == 1000
     assert spec["securityContext"]["seccompProfile"]
     assert spec["containers"][0]["securityContext"] == {
         "runAsGroup": 7,
         "readOnlyRootFilesystem": True,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
     }
     assert (spec["activeDeadlineSeconds"], spec["restartPolicy"]) == (60, "Never")
     assert spec["automountServiceAccountToken"] is False
