@@ -50,6 +50,12 @@ def changed(**spec: Any) -> dict[str, Any]:
     return obj
 
 
+def labels_of(role: str) -> dict[str, str]:
+    """What mpi-operator's pods have: defaultLabels in its pkg/controller/mpi_job_controller.go."""
+    labels = {"operator-name": "mpi-operator", "job-name": "pi", "job-role": role}
+    return {f"training.kubeflow.org/{name}": value for name, value in labels.items()}
+
+
 def launcher_of(obj: dict[str, Any]) -> dict[str, Any]:
     container: dict[str, Any] = obj["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     return container
@@ -226,9 +232,22 @@ def test_marks_of_other_tools_are_left_out() -> None:
     assert converted.manifest["metadata"]["labels"] == mine
     assert converted.manifest["metadata"]["annotations"] == wish
     template = converted.manifest["spec"]["worker"]["template"]
-    assert template["metadata"] == {**pod, "labels": {"app": "pi"}}
+    assert template["metadata"] == {**pod, "labels": {"app": "pi", **labels_of("worker")}}
     for name in (*theirs, applied, tracked, "app.kubernetes.io/name"):
         assert any(f"[{name}] is left out" in note for note in converted.notes)
+
+
+def test_pods_have_the_sources_labels() -> None:
+    """What selects mpi-operator's pods selects ours; an index that a worker reads is ours."""
+    obj = changed()
+    index = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
+    worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    worker["env"] = [{"name": "INDEX", "valueFrom": index}]
+    made = convert_mpijob(obj).manifest["spec"]
+    for role in ("worker", "launcher"):
+        assert made[role]["template"]["metadata"]["labels"] == labels_of(role)
+    [variable] = made["worker"]["template"]["spec"]["containers"][0]["env"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['ringtrain.dev/worker-index']"
 
 
 @pytest.mark.parametrize(("devices", "workers"), [({"nvidia.com/gpu": 2}, 3), ({}, 2)], ids=["devices", "none"])
@@ -251,6 +270,9 @@ def test_a_launcher_that_is_a_worker_keeps_its_devices(devices: dict[str, int], 
         ("H=$(sed 's/ .*//' /etc/mpi/hostfile); for h in $H; do ssh $h nvidia-smi; done; mpirun pi", ""),
         ("mpirun -mca plm_rsh_agent /etc/mpi/kubexec.sh pi", "plm_rsh_agent: the agents start mpirun's daemons"),
         ("/usr/bin/ssh $(head -1 /etc/mpi/hostfile) true; mpirun pi", "/usr/bin/ssh: there is no sshd"),
+        ("mpirun -H pi-worker-0:2,pi-worker-1:2 pi", "-H pi-worker-0:2,pi-worker-1:2: workers have other names"),
+        ("mpirun --host pi-worker-0.pi.lab.svc pi", "--host pi-worker-0.pi.lab.svc: workers have other names"),
+        ("mpirun -H a pi; curl -H pi-worker:1", ""),
         ("horovodrun -np 4 python train.py", "horovodrun: write mpirun"),
         ("mpirun --host-discovery-script /etc/mpi/discover_hosts.sh pi", "only /etc/mpi/hostfile is made"),
     ],

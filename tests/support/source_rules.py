@@ -28,6 +28,39 @@ TRAINER: dict[str, dict[str, str]] = {
         "DMLC_NUM_WORKER": "{workers}",
     },
 }
+
+
+def _per_node(**amounts: dict[str, object]) -> dict[str, object]:
+    return {"resourcesPerNode": amounts}
+
+
+# kubeflow/trainer 2.1 to 2.3: what a TrainJob says of a node, what its runtime says (resources), and how many ranks a
+# node has. Those with "auto" in front are cases of torch_test.go (TestTorch, EnforceMLPolicy), with as many ranks as
+# torchrun starts for "auto" on a node with GPUs; the others are after torch.go and GetNumGPUPerNode in runtime.go.
+TRAINER_RANKS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
+    "auto with CPU limit": (_per_node(requests={"cpu": "4"}), {}, 4),
+    "auto with no CPU resources": ({}, {}, 1),
+    "auto with low CPU limit": (_per_node(requests={"cpu": "2"}), {}, 2),
+    "auto with CPU request but no limit": (_per_node(requests={"cpu": "3"}), {}, 3),
+    "auto with millicore CPU limit": (_per_node(requests={"cpu": "2.5"}), {}, 3),
+    "auto with fractional CPU limit": (_per_node(requests={"cpu": "0.7"}), {}, 1),
+    "auto with GPU request should remain auto": (_per_node(requests={"example.com/gpu": "2"}), {}, 2),
+    "auto with millicore CPU limit in m format": (_per_node(requests={"cpu": "2500m"}), {}, 3),
+    "auto resolves to GPU count": (_per_node(requests={"cpu": "6", "example.com/gpu": "2"}), {}, 2),
+    "explicitly set nproc_per_node": ({"numProcPerNode": 3, **_per_node(requests={"cpu": "8"})}, {}, 3),
+    "requests before limits": (_per_node(requests={"cpu": "2"}, limits={"cpu": "8"}), {}, 2),
+    "limits without requests": (_per_node(limits={"cpu": "8"}), {}, 8),
+    "requests of zero": (_per_node(requests={"cpu": "0"}, limits={"cpu": "8"}), {}, 8),
+    "resources of the runtime": ({}, {"requests": {"cpu": "3"}}, 3),
+    "the job's before the runtime's": (_per_node(limits={"memory": "1Gi"}), {"requests": {"cpu": "3"}}, 1),
+    "GPUs of the runtime": ({}, {"limits": {"nvidia.com/gpu": 8, "cpu": 96}}, 8),
+    "GPUs beside more network adapters": (
+        _per_node(limits={"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32, "cpu": 96}),
+        {},
+        8,
+    ),
+    "devices that are no GPUs": (_per_node(limits={"habana.ai/gaudi": 8, "cpu": 4}), {}, 4),
+}
 # kubeflow/training-operator v1, pkg/controller.v1: pytorch/envvar.go, pytorch/elastic.go, jax/envvar.go,
 # xgboost/xgboost.go.
 _TORCH = {"RANK": "{rank}", "WORLD_SIZE": "{nodes}", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}

@@ -21,6 +21,7 @@ __all__ = [
     "AGENT_RESOURCES",
     "LAUNCHER_RESOURCES",
     "RESTARTED_CODES",
+    "SECURITY_FIELDS",
     "AgentSource",
     "BuildSettings",
     "Issuer",
@@ -39,9 +40,8 @@ __all__ = [
     "issue_credentials",
     "job_labels",
     "launcher_name",
-    "SECURITY_FIELDS",
-    "secured_pod",
     "secret_name",
+    "secured_pod",
     "worker_name",
     "worker_selector",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract import API_VERSION, KIND
-from ..errors import did_you_mean
+from ..errors import Invalid, Problem, did_you_mean
 from ..spec.job import QUEUE_LABEL
 from ..spec.parse import parse_job
 from ..spec.reserved import LABELS
@@ -83,6 +83,18 @@ def carried_template(
             made["metadata"] = {**(made.get("metadata") or {}), kind: found}
     made["spec"].pop("restartPolicy", None)
     return made
+
+
+def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:
+    """Take command and args out of a container as the words that are run. Raises Invalid where these are but options
+    of an entrypoint, which only the image knows."""
+    command, arguments = container.pop("command", None) or [], container.pop("args", None) or []
+    if not command and (not arguments or arguments[0].startswith("-")):
+        problem = "is missing; the image's entrypoint cannot be seen from here: write it out"
+        raise Invalid([Problem(f"{path}.command", problem)])
+    if not command:
+        notes.append(f"{path}.args become the command: if the image has an entrypoint, write it in front of them")
+    return [*command, *arguments]
 
 
 def _leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import Invalid, Problem, shown
 from ..spec.template import shape_problems, template_devices
-from .metadata import Converted, carried_template, converted_manifest, unknown_fields
+from .metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
+from .source_labels import TRAINING, add_source_labels
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
@@ -50,6 +51,8 @@ _COMMAND_NOTES = {
     r"plm_(rsh|ssh)_agent|-launcher(-exec)?\b|kubexec\.sh": "the agents start mpirun's daemons; leave it out",
     r"/etc/mpi/(?!hostfile\b)[\w.]+": "of what mpi-operator mounts there, only /etc/mpi/hostfile is made",
     r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
+    r"(?<!\S)--?(?:H|hosts?)[ =]\S*-worker-\d\S*": "workers have other names for mpirun, and are all in its hostfile: "
+    "leave it out",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # What kubeflow's runPolicy has, and a replica.
@@ -101,6 +104,8 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         raise Invalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
     worker, launcher = _mpijob_replica(spec, "Worker"), _mpijob_replica(spec, "Launcher")
+    for role, replica in (("Worker", worker), ("Launcher", launcher)):
+        replica["labels"] = _mpijob_labels(obj, role)
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
         "backend": "mpi",
@@ -133,6 +138,13 @@ def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
     for path, known in _KNOWN.items():
         section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
         yield from unknown_fields(path, section, known, "of an MPIJob")
+
+
+def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
+    """Labels of mpi-operator's pods (defaultLabels in pkg/controller/mpi_job_controller.go)."""
+    labels = {f"{TRAINING}operator-name": "mpi-operator", f"{TRAINING}job-role": role.lower()}
+    name = (obj.get("metadata") or {}).get("name")
+    return labels | ({f"{TRAINING}job-name": str(name)} if name else {})
 
 
 def _mpijob_replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
@@ -190,12 +202,8 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
     if devices := take_devices(main):
         notes.append(f"the launcher's devices {devices} are left out: a launcher never gets devices")
     if not main.get("command"):
-        arguments = main.pop("args", None) or []
-        if not arguments or PurePosixPath(arguments[0]).name not in _MPIRUNS:
-            path = "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0].command"
-            message = "is missing; the image's entrypoint cannot be seen from here: write it out, with its mpirun"
-            raise Invalid([Problem(path, message)])
-        main["command"] = arguments
+        path = "spec.mpiReplicaSpecs.Launcher.template.spec.containers[0]"
+        main["command"] = take_command(main, path, notes)
     notes += command_notes([*main["command"], *(main.get("args") or [])])
     return template
 
@@ -234,7 +242,9 @@ def _converted_mpijob_template(
     role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """The pod template with the main container in front, and without what the operator decides."""
-    template = carried_template(replica["template"], path=f"spec.mpiReplicaSpecs.{role}.template", notes=notes)
+    path = f"spec.mpiReplicaSpecs.{role}.template"
+    template = carried_template(replica["template"], path=path, notes=notes)
+    add_source_labels(template, replica["labels"], path, notes)
     pod = template["spec"]
     name, first = spec.get("mainContainer"), pod["containers"][0]
     pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _mpijob_starts(role, one))

@@ -1,6 +1,6 @@
 """A runtime of Kubeflow Trainer as a template, and converted TrainJobs as what they say beyond it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..contract import API_VERSION
@@ -25,8 +25,8 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
     made, trainer = _template_of_runtime_job(runtime)
     spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
     del spec["worker"]["replicas"]
-    if "numProcPerNode" in trainer:
-        del spec["slotsPerWorker"]
+    if "numProcPerNode" in trainer or _counts_devices(runtime):
+        spec.pop("slotsPerWorker", None)
     for section in ("worker", "launcher"):
         # A command that only a job has is left out, with the shell that gives it variables.
         for container in containers_of((spec.get(section) or {}).get("template") or {})[:1]:
@@ -43,13 +43,32 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
     return Converted(manifest, made.notes)
 
 
+def _counts_devices(runtime: Mapping[str, Any]) -> bool:
+    """Whether jobs of the runtime have as many ranks in a pod as GPUs, which they say themselves, as here."""
+    policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
+    given = [(policy[source] or {}).get("numProcPerNode") for source in ("torch", "mpi") if source in policy]
+    container = next(iter(_trainer_containers(runtime)), {})
+    return bool(given) and str(given[0]) in ("None", "auto", "1") and not container.get("resources")
+
+
+def _trainer_containers(runtime: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for job in ((runtime["spec"].get("template") or {}).get("spec") or {}).get("replicatedJobs") or ():
+        spec = (job["template"].get("spec") or {}).get("template") or {}
+        yield from (one for one in containers_of(spec) if one.get("name") == "node")
+
+
 def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
     """What a TrainJob comes to that says nothing but its runtime; and what it has to say of its trainer."""
     reference = {"kind": runtime["kind"], "name": (runtime.get("metadata") or {}).get("name")}
     trainer: Json = {}
     while True:
         spec = {"runtimeRef": reference, "trainer": trainer}
-        job = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "TrainJob", "metadata": {"name": "any"}, "spec": spec}
+        job = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "TrainJob",
+            "metadata": {"generateName": "any-"},
+            "spec": spec,
+        }
         try:
             return convert_trainjob(job, runtime), trainer
         except Invalid as exc:

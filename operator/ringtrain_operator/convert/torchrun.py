@@ -4,7 +4,7 @@ variables of other operators, set from ours where a rank starts, since only the 
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +28,8 @@ TORCHRUN = {
     "PET_MASTER_ADDR": "$MASTER_ADDR",
     "PET_MASTER_PORT": "$MASTER_PORT",
 }
+# The training operator's, of all its kinds.
+_DEFAULT_PORT = 23456
 # Of an elasticPolicy, by the variable that says it.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
 
@@ -57,6 +59,8 @@ def read_torchrun(command: Sequence[str]) -> Torchrun | None:
     if not begun:
         return None
     used, program, per_node = _torchrun_options(words, begun)
+    if program:
+        program = [_rank_interpreter(words[0]), *program[1:]]
     if any(_EXPANDED.search(word) for word in masked[used:]):
         return None
     return Torchrun((*program, *words[used:]), per_node, tuple(words[:used]))
@@ -73,6 +77,14 @@ def _torchrun_starter(words: Sequence[str]) -> int:
     options = all(word.startswith("-") for word in words[1 : module - 1])
     is_module = module < len(words) and words[module] in _MODULES
     return module + 1 if _PYTHON.fullmatch(name) and options and is_module else 0
+
+
+def _rank_interpreter(starter: str) -> str:
+    """The Python of a rank is torchrun's own: the one that runs it, or that of the folder where it is installed."""
+    path = PurePosixPath(starter)
+    if _PYTHON.fullmatch(path.name):
+        return starter
+    return str(path.parent / "python3") if "/" in starter else "python"
 
 
 def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
@@ -131,34 +143,65 @@ def torch_ranks(
     """
     elastic = spec.get("elasticPolicy") or {}
     wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
-    used = {"nProcPerNode", *(_ELASTIC if not (found := read_torchrun(command)) else ())}
-    notes += [
-        f"spec.elasticPolicy.{name} is left out: the job has its workers from start to end, and starts again "
-        "where one is lost; see spec.elastic"
-        for name in sorted(set(elastic) - used)
-    ]
-    if found:
+    if found := read_torchrun(command):
+        notes += _elastic_notes(elastic, {"nProcPerNode"})
         notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
-        return list(found.program), _torchrun_ranks(found.per_node or wanted, devices)
+        return list(found.program), torchrun_ranks(found.per_node or wanted, gpus_among(devices), "spec.nprocPerNode")
     given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted_command_word(wanted)}
     if wanted.isdecimal() and int(wanted) > 1:
         given["WORLD_SIZE"] = f"$((WORLD_SIZE * {wanted}))"
-    if elastic:
-        given |= {"PET_RDZV_BACKEND": quoted_command_word(elastic.get("rdzvBackend") or "c10d")}
-        given |= {"PET_RDZV_ENDPOINT": "$MASTER_ADDR:$MASTER_PORT"}
-        given |= {
-            name: quoted_command_word(elastic[key]) for key, name in _ELASTIC.items() if elastic.get(key) is not None
-        }
+    rendezvous = _rendezvous_variables(elastic) if elastic else {}
+    notes += _elastic_notes(elastic, {"nProcPerNode", *rendezvous})
+    given |= {name: value for of_field in rendezvous.values() for name, value in of_field.items()}
     return give_torchrun_variables(command, given, notes), 1
 
 
-def _torchrun_ranks(wanted: str, devices: Mapping[str, int]) -> int:
+def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """What a torchrun in a script finds its peers by (pytorch/elastic.go of the training operator): the variables that
+    each field of an elasticPolicy becomes. Of c10d a node of the job is the host, which is worker 0 here; any other
+    backend is a service of its own."""
+    backend = str(elastic.get("rdzvBackend") or "c10d")
+    made = {"rdzvBackend": {"PET_RDZV_BACKEND": quoted_command_word(backend)}}
+    if backend == "c10d" or not elastic.get("rdzvHost"):
+        made["rdzvBackend"]["PET_RDZV_ENDPOINT"] = "$MASTER_ADDR:$MASTER_PORT"
+    else:
+        endpoint = f"{elastic['rdzvHost']}:{elastic.get('rdzvPort') or _DEFAULT_PORT}"
+        made |= {"rdzvHost": {"PET_RDZV_ENDPOINT": quoted_command_word(endpoint)}, "rdzvPort": {}}
+    if pairs := elastic.get("rdzvConf"):
+        words = ",".join(f"{pair.get('key')}={pair.get('value')}" for pair in pairs)
+        made["rdzvConf"] = {"PET_RDZV_CONF": quoted_command_word(words)}
+    for key, name in _ELASTIC.items():
+        if elastic.get(key) is not None:
+            made[key] = {name: quoted_command_word(elastic[key])}
+    return made
+
+
+def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterator[str]:
+    """A note for each field of an elasticPolicy that is not used."""
+    for name in sorted(set(elastic) - set(used)):
+        why = (
+            "ranks meet at worker 0, by MASTER_ADDR and MASTER_PORT"
+            if name.startswith("rdzv")
+            else "the job has its workers from start to end, and starts again where one is lost; see spec.elastic"
+        )
+        yield f"spec.elasticPolicy.{name} is left out: {why}"
+
+
+def gpus_among(devices: Mapping[str, int]) -> int:
+    """How many of a pod's devices are GPUs: not network adapters, of which there may be more."""
+    named = [count for name, count in devices.items() if "gpu" in name.lower()]
+    # Parts of a GPU (nvidia.com/mig-1g.5gb) are GPUs to CUDA.
+    return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
+
+
+def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:
+    """What torchrun's --nproc-per-node comes to on a node with so many `gpus`. Raises Invalid."""
     if wanted.isdecimal():
         return int(wanted[:19])
-    if devices and wanted in ("auto", "gpu"):
-        return max(devices.values())
-    why = "one process for each CPU of the node, which can't be seen from here"
-    raise Invalid([Problem("spec.nprocPerNode", f"is {shown(wanted)}: {why}; write the number")])
+    if gpus and wanted in ("auto", "gpu"):
+        return gpus
+    what = "as many processes as the node has GPUs" if wanted == "gpu" else "one process for each CPU of the node"
+    raise Invalid([Problem(path, f"is {shown(wanted)}: {what}, which can't be seen from here; write the number")])
 
 
 def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:

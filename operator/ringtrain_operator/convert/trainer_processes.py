@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Invalid, Problem, shown
-from .torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, read_torchrun
+from .mpijob import whole_field
+from .torchrun import (
+    TORCHRUN,
+    expanded_by_kubernetes,
+    give_torchrun_variables,
+    gpus_among,
+    read_torchrun,
+    torchrun_ranks,
+)
 
 SOURCES = ("torch", "jax", "xgboost")
 _JAX = {
@@ -30,13 +38,12 @@ _WANTED = "spec.trainer.numProcPerNode"
 
 @dataclass(frozen=True)
 class TrainJobNode:
-    """What a TrainJob says of its nodes. `wanted`: numProcPerNode. `resources`: resourcesPerNode, None if it has
-    none."""
+    """What a TrainJob says of its nodes. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the
+    runtime's container."""
 
     command: Sequence[str]
     wanted: object
-    devices: Mapping[str, int]
-    resources: Mapping[str, Any] | None
+    resources: Mapping[str, Any]
 
 
 def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
@@ -55,45 +62,62 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     if list(node.command[:2]) == ["tune", "run"] and source == "torch":
         message = "is torchtune's, whose arguments Trainer completes: write the whole command"
         raise Invalid([Problem("spec.trainer.command", message)])
+    gpus = trainer_gpus(node.resources)
     if source == "torch" and (found := read_torchrun(node.command)):
         notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-        return list(found.program), _trainer_ranks(found.per_node or node.wanted or "auto", node)
-    devices = max(node.devices.values(), default=1)
+        ranks = torchrun_ranks(found.per_node, gpus, _WANTED) if found.per_node else _trainer_ranks(node)
+        return list(found.program), ranks
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
-    if source == "xgboost" and devices > 1:
-        given = {**given, "DMLC_NUM_WORKER": f"$((WORLD_SIZE * {devices}))"}
+    if source == "xgboost" and gpus > 1:
+        given = {**given, "DMLC_NUM_WORKER": f"$((WORLD_SIZE * {gpus}))"}
     if source == "torch":
-        given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_trainer_ranks(node.wanted or "auto", node))}
-    if devices > 1:
-        notes.append(f"one process runs on each node, as there, and has its {devices} devices: slotsPerWorker is 1")
+        given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_trainer_ranks(node))}
+    if gpus > 1:
+        notes.append(f"one process runs on each node, as there, and has its {gpus} GPUs: slotsPerWorker is 1")
     if given and (name := expanded_by_kubernetes({"command": list(node.command)}, list(given))):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem("spec.trainer.command", message)])
     return give_torchrun_variables(node.command, given, notes), 1
 
 
-def _trainer_ranks(wanted: object, node: TrainJobNode) -> int:
-    """What `numProcPerNode`, or torchrun's own word, comes to."""
-    word = str(wanted)
+def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Mapping[str, Any]) -> int:
+    """Slots of a node of an MPI runtime: a 1 of the runtime means as many as GPUs (plugins/mpi/mpi.go)."""
+    of_runtime = mpi.pop("numProcPerNode", None)
+    if of_job is not None:
+        return whole_field(of_job, _WANTED)
+    slots = 1 if of_runtime is None else whole_field(of_runtime, "runtime.spec.mlPolicy.mpi.numProcPerNode")
+    return trainer_gpus(resources) or 1 if slots == 1 else slots
+
+
+def trainer_gpus(resources: Mapping[str, Any]) -> int:
+    """GPUs of a node: those that it requests, else those of its limits (GetNumGPUPerNode in pkg/runtime/runtime.go)."""
+    for kind in ("requests", "limits"):
+        amounts = resources.get(kind) or {}
+        path = "spec.trainer.resourcesPerNode"
+        if found := gpus_among({name: whole_field(n, path) for name, n in amounts.items() if "gpu" in name.lower()}):
+            return found
+    return 0
+
+
+def _trainer_ranks(node: TrainJobNode) -> int:
+    """What numProcPerNode comes to (EnforceMLPolicy of Trainer 2.1 to 2.3); cpu and gpu are words of 2.1."""
+    word, gpus = str(node.wanted or "auto"), trainer_gpus(node.resources)
     if word.isdecimal():
         return int(word[:19])
     if word not in ("auto", "cpu", "gpu"):
-        raise Invalid([Problem(_WANTED, f"is {shown(wanted)}, expected a number, auto, cpu or gpu")])
-    if node.devices and word != "cpu":
-        return max(node.devices.values())
-    if node.resources is not None and word != "gpu":
-        limits, requests = (node.resources.get(kind) for kind in ("limits", "requests"))
-        cpus = (limits or {}).get("cpu") or (requests or {}).get("cpu")
-        return _whole_trainer_cpus(str(cpus)) if cpus is not None else 1
-    what = "as many processes as the node has GPUs" if word == "gpu" else "one process for each CPU of the node"
-    raise Invalid([Problem(_WANTED, f"is {word}: {what}, which can't be seen from here; write the number")])
+        raise Invalid([Problem(_WANTED, f"is {shown(node.wanted)}, expected a number, auto, cpu or gpu")])
+    if word == "gpu" or (gpus and word == "auto"):
+        return torchrun_ranks("gpu", gpus, _WANTED)
+    requests, limits = (node.resources.get(kind) or {} for kind in ("requests", "limits"))
+    asked = _whole_trainer_cpus(requests.get("cpu"))
+    return max(1, asked or _whole_trainer_cpus(limits.get("cpu")))
 
 
-def _whole_trainer_cpus(amount: str) -> int:
-    """A quantity of CPUs, rounded up as Kubernetes does; at least 1."""
-    thousandths = amount.endswith("m")
+def _whole_trainer_cpus(amount: object) -> int:
+    """A quantity of CPUs, rounded up as Kubernetes does; 0 if there is none."""
+    text = str(amount or "0")
     try:
-        return max(1, math.ceil(float(amount[:-1]) / 1000 if thousandths else float(amount)))
+        return math.ceil(float(text[:-1]) / 1000 if text.endswith("m") else float(text))
     except (ValueError, OverflowError) as exc:
         problem = Problem("spec.trainer.resourcesPerNode", f"has cpu: {shown(amount)}, expected an amount of CPUs")
         raise Invalid([problem]) from exc

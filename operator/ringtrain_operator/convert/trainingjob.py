@@ -10,8 +10,9 @@ from typing import Any
 
 from ..errors import Invalid, Problem
 from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted_manifest, unknown_fields
+from .metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
 from .mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
+from .source_labels import TRAINING, add_source_labels
 from .torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
 
 _VERSION = "kubeflow.org/v1"
@@ -84,13 +85,13 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     replicas = _trainingjob_replicas(obj, kind)
     assert isinstance(spec, Mapping)
     workers, template = _trainingjob_gang(kind, replicas, notes)
+    roles = [role for role in kind.roles if role in replicas]
+    labels = _trainingjob_labels(obj, roles[0] if len(roles) == 1 else "")
+    add_source_labels(template, labels, f"spec.{kind.replicas}.{roles[0]}.template", notes)
     main = template["spec"]["containers"][0]
     devices = take_devices(main)
-    command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
     path = f"spec.{kind.replicas}.{next(iter(replicas))}.template.spec.containers[0]"
-    if not command:
-        message = "is missing; the image's entrypoint cannot be seen from here: write it out"
-        raise Invalid([Problem(f"{path}.command", message)])
+    command = take_command(main, path, notes)
     slots = 1
     if obj["kind"] == "PyTorchJob":
         command, slots = torch_ranks(command, spec, devices, notes)
@@ -103,7 +104,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
         "agent": "Inject",
         "slotsPerWorker": slots,
         "worker": {"replicas": workers, **({"devices": devices} if devices else {}), "template": template},
-        **_trainingjob_evaluator(replicas, kind, notes),
+        **_trainingjob_evaluator(obj, replicas, kind, notes),
         "runPolicy": _trainingjob_run_policy(spec, replicas, kind, notes),
     }
     notes += [*_tensorflow_notes(spec, workers), *_unknown_trainingjob_fields(spec, kind)]
@@ -203,7 +204,17 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
 
 
-def _trainingjob_evaluator(replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]) -> dict[str, Any]:
+def _trainingjob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
+    """Labels of the source's pods (GenLabels in pkg/controller.v1/common); `role`: empty where pods have several."""
+    labels = {f"{TRAINING}operator-name": f"{str(obj['kind']).lower()}-controller"}
+    if name := (obj.get("metadata") or {}).get("name"):
+        labels[f"{TRAINING}job-name"] = str(name)
+    return labels | ({f"{TRAINING}replica-type": role.lower()} if role else {})
+
+
+def _trainingjob_evaluator(
+    obj: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
+) -> dict[str, Any]:
     replica = replicas.get("Evaluator")
     if replica is None:
         return {}
@@ -211,7 +222,11 @@ def _trainingjob_evaluator(replicas: Mapping[str, Any], kind: _TrainingJobKind, 
         path = f"spec.{kind.replicas}.Evaluator.replicas"
         raise Invalid([Problem(path, f"is {replica['replicas']}, expected 1: a job has one evaluator")])
     template = _trainingjob_template(kind, "Evaluator", replica, notes)
-    devices = take_devices(template["spec"]["containers"][0])
+    labels = _trainingjob_labels(obj, "Evaluator")
+    add_source_labels(template, labels, f"spec.{kind.replicas}.Evaluator.template", notes)
+    main = template["spec"]["containers"][0]
+    main["command"] = take_command(main, f"spec.{kind.replicas}.Evaluator.template.spec.containers[0]", notes)
+    devices = take_devices(main)
     return {"evaluator": {**({"devices": devices} if devices else {}), "template": template}}
 
 

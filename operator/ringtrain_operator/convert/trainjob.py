@@ -10,10 +10,11 @@ from typing import Any
 
 from ..errors import Invalid, Problem, shown
 from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted_manifest
-from .mpijob import command_notes, take_devices, whole_field
+from .metadata import Converted, carried_template, converted_manifest, take_command
+from .mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
 from .runtime_patches import SHAPE, apply_patches
-from .trainer_processes import TrainJobNode, trainer_process_count, trainer_process_source_of
+from .source_labels import JOBSET, add_source_labels
+from .trainer_processes import TrainJobNode, trainer_mpi_slots, trainer_process_count, trainer_process_source_of
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
@@ -87,8 +88,9 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass
 class _TrainJobReader:
-    """What is to be converted, of which fields are taken; `notes` for a person."""
+    """What is to be converted, of which fields are taken; `notes` for a person. `name`: the job's, if it has one."""
 
+    name: str
     job: dict[str, Any]
     runtime: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -110,7 +112,8 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     problems = shape_problems(runtime, "runtime", _RUNTIME_SHAPE)
     if problems:
         raise Invalid(problems)
-    reader = _TrainJobReader(copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
+    name = str((obj.get("metadata") or {}).get("name") or "")
+    reader = _TrainJobReader(name, copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
     reader.job.pop("runtimeRef")
     reader.notes += apply_patches(reader.job, reader.runtime)
     made = _trainjob_spec(reader)
@@ -123,56 +126,65 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
 def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
     jobs = _trainjob_runtime_jobs(reader)
-    mpi = policy.pop("mpi", None) if "mpi" in policy else None
+    mpi = policy.pop("mpi", None) or {} if "mpi" in policy else None
     workers = whole_field(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
-    of_policy = ((policy.get("torch") or {}) if mpi is None else mpi).pop("numProcPerNode", None)
-    slots = trainer.pop("numProcPerNode", None) or of_policy
     policy.pop("numNodes", None)
-    node = _trainjob_template(jobs, _NODE, reader)
-    resources = trainer.pop("resourcesPerNode", None)
-    if resources is not None:
-        node["spec"]["containers"][0]["resources"] = copy.deepcopy(resources)
-    devices = take_devices(node["spec"]["containers"][0])
-    made: dict[str, Any] = {"backend": "ring" if mpi is None else "mpi", "agent": "Inject"}
+    template = _trainjob_template(jobs, _NODE, reader)
+    container = template["spec"]["containers"][0]
+    if (resources := trainer.pop("resourcesPerNode", None)) is not None:
+        container["resources"] = resources
+    resources = copy.deepcopy(container.get("resources") or {})
+    devices = take_devices(container)
+    node = {"replicas": workers, **({"devices": devices} if devices else {}), "template": template}
     if mpi is not None:
-        made["mpi"] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
-        if mpi.pop("runLauncherAsNode", False):
-            if workers > 1 and not devices:
-                made["mpi"]["runLauncherAsWorker"], workers = True, workers - 1
-            else:
-                why = "a launcher never gets devices" if devices else "a gang has a worker"
-                reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
-            _add_trainjob_variables(node["spec"]["containers"][0], trainer.get("env") or [])
-        launcher = _trainjob_template(jobs, _LAUNCHER, reader)
-        _lay_over_trainer(launcher["spec"]["containers"][0], trainer)
-        take_devices(launcher["spec"]["containers"][0])
-        main = launcher["spec"]["containers"][0]
-        if command := [*(main.get("command") or []), *(main.get("args") or [])]:
-            reader.notes += command_notes(command)
-        for name in ("command", "args"):
-            node["spec"]["containers"][0].pop(name, None)
-        made["launcher"] = {"template": launcher}
+        made = _trainjob_mpi(reader, mpi, trainer, jobs, node)
+        made["slotsPerWorker"] = trainer_mpi_slots(trainer.pop("numProcPerNode", None), mpi, resources)
     else:
-        main = node["spec"]["containers"][0]
-        _lay_over_trainer(main, trainer)
-        command = [*(main.get("command") or []), *(main.pop("args", None) or [])]
-        if not command:
-            message = "is missing, as in the runtime; the image's entrypoint cannot be seen here"
-            raise Invalid([Problem("spec.trainer.command", message)])
+        _lay_over_trainer(container, trainer)
+        of_policy = (policy.get("torch") or {}).pop("numProcPerNode", None)
+        command = take_command(container, "spec.trainer", reader.notes)
+        nodes = TrainJobNode(command, trainer.pop("numProcPerNode", None) or of_policy, resources)
         source = trainer_process_source_of(policy)
-        nodes = TrainJobNode(command, slots, devices, resources)
-        main["command"], slots = trainer_process_count(source, nodes, reader.notes)
-    made["worker"] = {"replicas": workers, **({"devices": devices} if devices else {}), "template": node}
-    made |= _trainjob_slots(slots, devices, reader)
+        container["command"], slots = trainer_process_count(source, nodes, reader.notes)
+        made = {"backend": "ring", "agent": "Inject", "worker": node, "slotsPerWorker": slots}
     made |= _trainjob_scheduling(reader)
-    made["runPolicy"] = _trainjob_run_policy(reader)
-    kept = {"trainer": trainer}
-    reader.job |= {name: value for name, value in kept.items() if value}
+    made["runPolicy"] = _trainjob_run_policy(reader, jobs, _NODE if mpi is None else _LAUNCHER)
+    reader.job |= {"trainer": trainer} if trainer else {}
     left = {**policy, **({"mpi": mpi} if mpi else {})}
     reader.runtime |= {"mlPolicy": left} if any(_trainjob_paths(left, "")) else {}
     image = "the image stays as it is: the operator brings the agent"
     reader.notes.insert(0, image + (", and neither sshd nor keys are needed" if mpi is not None else ""))
     return made
+
+
+def _trainjob_mpi(
+    reader: _TrainJobReader,
+    mpi: dict[str, Any],
+    trainer: dict[str, Any],
+    jobs: list[dict[str, Any]],
+    node: dict[str, Any],
+) -> dict[str, Any]:
+    """Backend, launcher and worker of an MPI runtime; `node`: the worker, changed in place."""
+    made: dict[str, Any] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
+    container, devices = node["template"]["spec"]["containers"][0], node.get("devices")
+    if mpi.pop("runLauncherAsNode", False):
+        if node["replicas"] > 1 and not devices:
+            made["runLauncherAsWorker"], node["replicas"] = True, node["replicas"] - 1
+        else:
+            why = "a launcher never gets devices" if devices else "a gang has a worker"
+            reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
+        _add_trainjob_variables(container, trainer.get("env") or [])
+    launcher = _trainjob_template(jobs, _LAUNCHER, reader)
+    main = launcher["spec"]["containers"][0]
+    _lay_over_trainer(main, trainer)
+    take_devices(main)
+    if not main.get("command") and main.get("args"):
+        main["command"] = take_command(main, "spec.trainer", reader.notes)
+    if command := [*(main.get("command") or []), *(main.get("args") or [])]:
+        reader.notes += command_notes(command)
+    for name in ("command", "args"):
+        container.pop(name, None)
+    return {"backend": "mpi", "agent": "Inject", "mpi": made, "worker": node, "launcher": {"template": launcher}}
 
 
 def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
@@ -208,8 +220,12 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
     if problems:
         raise Invalid(problems)
     template = carried_template(template, of_job, path=where, notes=reader.notes)
+    labels = {f"{JOBSET}replicatedjob-name": str(job["name"])}
+    labels |= {f"{JOBSET}jobset-name": reader.name} if reader.name else {}
+    add_source_labels(template, labels, where, reader.notes)
     template["spec"]["containers"].sort(key=lambda container: container.get("name") != _NODE)
-    for name in sorted({*inner, *(key for key in job if key not in ("name", "template"))}):
+    left = {*inner, *(key for key in job if key not in ("name", "template"))} - {"backoffLimit"}
+    for name in sorted(left):
         reader.notes.append(f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one")
     return template
 
@@ -229,16 +245,6 @@ def _add_trainjob_variables(container: dict[str, Any], added: list[dict[str, Any
         container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
 
 
-def _trainjob_slots(wanted: object, devices: Mapping[str, int], reader: _TrainJobReader) -> dict[str, Any]:
-    if wanted is None:
-        return {} if len(devices) < 2 else {"slotsPerWorker": max(devices.values())}
-    if str(wanted).isdecimal():
-        return {"slotsPerWorker": whole_field(wanted, "spec.trainer.numProcPerNode")}
-    ranks = "one for each device" if devices else "one"
-    reader.notes.append(f"numProcPerNode: {wanted} is left out: a worker has as many ranks as devices, here {ranks}")
-    return {}
-
-
 def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
     policy = reader.runtime.get("podGroupPolicy") or {}
     for theirs, ours in (("coscheduling", "Coscheduling"), ("volcano", "Volcano")):
@@ -249,7 +255,9 @@ def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
     return {}
 
 
-def _trainjob_run_policy(reader: _TrainJobReader) -> dict[str, Any]:
+def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]], role: str) -> dict[str, Any]:
+    """Retries of the Job of `role` (Kubernetes takes a backoffLimit of 6 where it has none), and of the JobSet, become
+    attempts of the gang."""
     made: dict[str, Any] = {"cleanPodPolicy": "None"}
     for name in ("suspend", "activeDeadlineSeconds"):
         if (value := reader.job.pop(name, None)) is not None:
@@ -257,8 +265,17 @@ def _trainjob_run_policy(reader: _TrainJobReader) -> dict[str, Any]:
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     if (seconds := job_set.pop("ttlSecondsAfterFinished", None)) is not None:
         made["ttlSecondsAfterFinished"] = seconds
-    # A JobSet without the field is failed by its first failure.
-    made["backoffLimit"] = (job_set.get("failurePolicy") or {}).pop("maxRestarts", None) or 0
+    job = next((job for job in jobs if _trainjob_role(job) == role), {})
+    limit = (job.get("template") or {}).get("spec", {}).get("backoffLimit")
+    path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}].template.spec.backoffLimit"
+    retries = BACKOFF_LIMIT if limit is None else whole_field(limit, path)
+    restarts = (job_set.get("failurePolicy") or {}).pop("maxRestarts", None) or 0
+    made["backoffLimit"] = (retries + 1) * (restarts + 1) - 1
+    if made["backoffLimit"]:
+        reader.notes.append(
+            f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most: there {retries} "
+            f"retries of a Job, {restarts} restarts of the JobSet"
+        )
     return made
 
 

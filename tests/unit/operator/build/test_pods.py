@@ -10,8 +10,8 @@ from support.jobs import job
 
 from ringtrain_operator import contract
 from ringtrain_operator.build import (
-    SECURITY_FIELDS,
     LAUNCHER_RESOURCES,
+    SECURITY_FIELDS,
     BuildSettings,
     PodIncarnation,
     build_launcher_pod,

@@ -91,6 +91,21 @@ def test_elastic_variables() -> None:
         assert any(f"spec.elasticPolicy.{name} is left out" in note for note in converted.notes)
 
 
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
+def test_where_a_scripts_torchrun_meets(backend: str) -> None:
+    """c10d at a node of the job, another backend at the service that the policy names; notes say so."""
+    policy = {"rdzvBackend": backend, "rdzvHost": "store", "rdzvPort": 2379, "minReplicas": 2}
+    policy["rdzvConf"] = [{"key": "timeout", "value": "9"}, {"key": "close", "value": "1"}]
+    converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, ["env"], elasticPolicy=policy))
+    found = found_by(main_container(converted.manifest)["command"], 0, 2)
+    endpoint = "head:29400" if backend == "c10d" else "store:2379"
+    assert (found["PET_RDZV_BACKEND"], found["PET_RDZV_ENDPOINT"]) == (backend, endpoint)
+    assert found["PET_RDZV_CONF"] == "timeout=9,close=1"
+    left = {note.split()[0] for note in converted.notes if "elasticPolicy" in note}
+    of_store = {f"spec.elasticPolicy.{name}" for name in ("rdzvHost", "rdzvPort")}
+    assert left == {"spec.elasticPolicy.minReplicas"} | (of_store if backend == "c10d" else set())
+
+
 @pytest.mark.parametrize(
     ("words", "nproc", "devices", "slots"),
     [
@@ -106,7 +121,8 @@ def test_torchrun(words: list[str], nproc: str | None, devices: int, slots: int)
     obj = job("PyTorchJob", {"Master": 1, "Worker": 1}, ["torchrun", *words, "--node_rank=$(RANK)", "a.py"])
     obj["spec"] |= {"nprocPerNode": nproc} if nproc else {}
     for replica in obj["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": devices}}
+        amounts = {"nvidia.com/gpu": devices, "vpc.amazonaws.com/efa": 16}
+        replica["template"]["spec"]["containers"][0]["resources"] = {"limits": amounts}
     converted = convert_trainingjob(obj)
     assert main_container(converted.manifest)["command"] == ["python", "-u", "a.py"]
     assert converted.manifest["spec"]["slotsPerWorker"] == slots
@@ -186,6 +202,50 @@ def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected:
         found = found[int(name) if name.isdecimal() else name]
     found[last] = value
     assert expected in refusal(obj)
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_pods_have_the_sources_labels(kind: str) -> None:
+    """GenLabels in the source's pkg/controller.v1/common/job_controller.go, and its replica-type and replica-index."""
+    common = {"operator-name": f"{kind.lower()}-controller", "job-name": "job"}
+    roles = ("Worker",) if kind == "JAXJob" else ("Chief" if kind == "TFJob" else "Master", "Worker")
+    fields = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['training.kubeflow.org/{name}']"}}}
+        for name in ("replica-index", "replica-type")
+    ]
+    for given in (roles, ("Worker",)):
+        obj = job(kind, dict.fromkeys(given, 1))
+        for replica in obj["spec"][f"{SPECS[kind]}ReplicaSpecs"].values():
+            replica["template"]["spec"]["containers"][0]["env"] = fields
+        converted = convert_trainingjob(obj)
+        template = converted.manifest["spec"]["worker"]["template"]
+        expected = common | ({"replica-type": "worker"} if len(given) == 1 else {})
+        labels = {f"training.kubeflow.org/{name}": value for name, value in expected.items()}
+        assert template["metadata"]["labels"] == labels
+        [index, _] = template["spec"]["containers"][0]["env"]
+        assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['ringtrain.dev/worker-index']"
+        missing = [note for note in converted.notes if "replica-type, which no pod has" in note]
+        assert bool(missing) is (len(given) > 1)
+
+
+def test_args_without_a_command() -> None:
+    """They are the command where they can be, which is said; options are for the image's entrypoint."""
+    obj = job("TFJob", {"Worker": 1, "Evaluator": 1})
+    path = "template.spec.containers[0]"
+    containers = [replica["template"]["spec"]["containers"][0] for replica in obj["spec"]["tfReplicaSpecs"].values()]
+    for container in containers:
+        del container["command"]
+        container["args"] = ["python", "train.py", "--x"]
+    converted = convert_trainingjob(obj)
+    for role in ("worker", "evaluator"):
+        [container] = converted.manifest["spec"][role]["template"]["spec"]["containers"]
+        assert (container["command"], container.get("args")) == (["python", "train.py", "--x"], None)
+    for role in ("Worker", "Evaluator"):
+        assert any(f"tfReplicaSpecs.{role}.{path}.args become the command" in note for note in converted.notes)
+    for role, container in zip(("Worker", "Evaluator"), containers, strict=True):
+        container["args"] = ["--backend", "gloo"]
+        assert f"tfReplicaSpecs.{role}.{path}.command: is missing; the image's entrypoint" in refusal(obj)
+        container["args"] = ["python"]
 
 
 def test_parameter_servers_are_refused() -> None:

@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 from support.commands import completed
 from support.deadlines import patient
-from support.source_rules import TRAINER
+from support.source_rules import TRAINER, TRAINER_RANKS
 
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.convert.metadata import Converted
@@ -68,7 +68,6 @@ def test_torch() -> None:
     [
         "torchrun --nnodes 2 --rdzv-backend=c10d is left out",
         "replicatedJobs[dataset-initializer] is left out",
-        "replicatedJobs[node] has backoffLimit, which is left out",
         "spec.initializer.dataset.storageUri is left out: data and models are loaded by",
         "spec.managedBy is left out: it names a controller",
         "runtime.spec.podGroupPolicy.coscheduling.scheduleTimeoutSeconds is left out",
@@ -104,7 +103,39 @@ def test_labels_and_annotations_reach_the_pods() -> None:
     assert made["metadata"]["labels"] == {"team": "vision", "set": "1"}
     assert made["metadata"]["annotations"] == {"owner": "me"}
     template = made["spec"]["worker"]["template"]
-    assert template["metadata"] == {"labels": {"a": "1", "b": "2"}, "annotations": {"c": "3"}}
+    of_set = {"jobset.sigs.k8s.io/jobset-name": "fashion", "jobset.sigs.k8s.io/replicatedjob-name": "node"}
+    assert template["metadata"] == {"labels": {"a": "1", "b": "2", **of_set}, "annotations": {"c": "3"}}
+
+
+def test_the_index_of_a_pod() -> None:
+    """An indexed Job's annotation and label, as a field and in a selector; labels that none has are named."""
+    job, runtime = documents()
+    index = "batch.kubernetes.io/job-completion-index"
+    node = next(one for one in runtime["spec"]["template"]["spec"]["replicatedJobs"] if one["name"] == "node")
+    pod = node["template"]["spec"]["template"]["spec"]
+    items = [
+        {"path": name, "fieldRef": {"fieldPath": f"metadata.{kind}['{index}']"}}
+        for name, kind in (("a", "annotations"), ("b", "labels"))
+    ]
+    pod["volumes"] = [{"name": "info", "downwardAPI": {"items": items}}]
+    terms = [{"key": index, "operator": "Exists"}, {"key": "batch.kubernetes.io/controller-uid", "operator": "Exists"}]
+    pod["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchExpressions": terms},
+        }
+    ]
+    converted = convert_trainjob(job, runtime)
+    made = converted.manifest["spec"]["worker"]["template"]["spec"]
+    paths = {one["fieldRef"]["fieldPath"] for one in made["volumes"][0]["downwardAPI"]["items"]}
+    assert paths == {"metadata.labels['ringtrain.dev/worker-index']"}
+    selector = made["topologySpreadConstraints"][0]["labelSelector"]["matchExpressions"]
+    assert selector[0]["key"] == "ringtrain.dev/worker-index"
+    assert any(
+        "reads the label batch.kubernetes.io/controller-uid, which no pod has" in note for note in converted.notes
+    )
 
 
 def test_what_the_job_patches_of_its_runtime() -> None:
@@ -158,7 +189,6 @@ def test_mpi() -> None:
 
 
 GPUS = {"resourcesPerNode": {"limits": {"nvidia.com/gpu": 4, "cpu": 9}}}
-CPUS = {"resourcesPerNode": {"requests": {"cpu": "7500m", "memory": "1Gi"}}}
 
 
 @pytest.mark.parametrize(
@@ -170,16 +200,10 @@ CPUS = {"resourcesPerNode": {"requests": {"cpu": "7500m", "memory": "1Gi"}}}
         (["--nproc_per_node", "gpu"], GPUS, 3, 4),
         ([], GPUS, "auto", 4),
         ([], GPUS, None, 4),
-        # kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go: as many as the CPUs that a node asks for
-        ([], CPUS, "auto", 8),
-        ([], {"resourcesPerNode": {"limits": {"cpu": 2}, "requests": {"cpu": 1}}}, None, 2),
         ([], {"resourcesPerNode": {"limits": {"memory": "1Gi"}}}, "cpu", 1),
         ([], GPUS, "cpu", 9),
     ],
-    ids=[
-        *("command", "job", "runtime", "as-many-as-gpus", "auto-gpus", "gpus", "auto-cpus", "cpus", "cpu-of-none"),
-        "cpu-beside-gpus",
-    ],
+    ids=["command", "job", "runtime", "as-many-as-gpus", "auto-gpus", "gpus", "cpu-of-none", "cpu-beside-gpus"],
 )
 def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: object, slots: int) -> None:
     """torchrun takes its own word before its variable, and that is the job's before the runtime's."""
@@ -187,6 +211,46 @@ def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: obje
     made = of_source({"torch": torch}, ["torchrun", *words, "a.py"], **trainer).manifest["spec"]
     assert made["slotsPerWorker"] == slots
     assert made["worker"]["template"]["spec"]["containers"][0]["command"] == ["python", "-u", "a.py"]
+
+
+@pytest.mark.parametrize(("of_job", "of_runtime", "ranks"), TRAINER_RANKS.values(), ids=TRAINER_RANKS)
+def test_ranks_of_a_node_are_trainers(of_job: dict[str, Any], of_runtime: dict[str, Any], ranks: int) -> None:
+    """As many as Trainer's torchrun starts, whatever other devices the node has."""
+    job, runtime = documents()
+    job["spec"] = {"runtimeRef": {"name": "x"}, "trainer": {"command": ["torchrun", "a.py"], **of_job}}
+    containers = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
+    containers["containers"][0]["resources"] = of_runtime
+    assert convert_trainjob(job, runtime).manifest["spec"]["slotsPerWorker"] == ranks
+
+
+@pytest.mark.parametrize(
+    ("of_runtime", "of_job", "gpus", "slots"),
+    [(1, None, 4, 4), (None, None, 4, 4), (1, None, 0, 1), (2, None, 4, 2), (1, 1, 4, 1), (2, 3, 0, 3)],
+)
+def test_slots_of_an_mpi_node(of_runtime: int | None, of_job: int | None, gpus: int, slots: int) -> None:
+    """A 1 of the runtime means as many as GPUs, one of the job means 1 (plugins/mpi/mpi.go)."""
+    job, runtime = documents()[0], yaml.safe_load(MPI)
+    resources = {"limits": {"nvidia.com/gpu": gpus, "vpc.amazonaws.com/efa": 32}} if gpus else {}
+    job["spec"] = {"runtimeRef": {"name": "pi"}, "trainer": {"numProcPerNode": of_job, "resourcesPerNode": resources}}
+    runtime["spec"]["mlPolicy"]["mpi"]["numProcPerNode"] = of_runtime
+    assert convert_trainjob(job, runtime).manifest["spec"]["slotsPerWorker"] == slots
+
+
+@pytest.mark.parametrize(
+    ("backoff", "restarts", "attempts"),
+    [(None, None, 6), (0, None, 0), (2, None, 2), (0, 3, 3), (2, 3, 11)],
+)
+def test_retries(backoff: int | None, restarts: int | None, attempts: int) -> None:
+    """A Job retries its pods, 6 times unless it says otherwise, and a JobSet restarts all; here the gang starts again
+    (JobSet's and Kubernetes' defaults)."""
+    job, runtime = documents()
+    job_set = runtime["spec"]["template"]["spec"]
+    job_set["failurePolicy"] = {} if restarts is None else {"maxRestarts": restarts}
+    job_set["replicatedJobs"][1]["template"]["spec"]["backoffLimit"] = backoff
+    converted = convert_trainjob(job, runtime)
+    assert converted.manifest["spec"]["runPolicy"]["backoffLimit"] == attempts
+    assert any(f"again, {attempts} times at most" in note for note in converted.notes) == bool(attempts)
+    assert not any("backoffLimit" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize("source", TRAINER)
@@ -229,10 +293,10 @@ def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
     [
         (
             {"torch": {}},
-            ["torchrun", "a.py"],
-            "is auto: one process for each CPU of the node, which can't be seen",
+            ["torchrun", "--nproc-per-node=auto", "a.py"],
+            "is 'auto': one process for each CPU of the node, which can't be seen",
         ),
-        ({"torch": {"numProcPerNode": "gpu"}}, ["torchrun", "a.py"], "is gpu: as many processes as the node has"),
+        ({"torch": {"numProcPerNode": "gpu"}}, ["torchrun", "a.py"], "is 'gpu': as many processes as the node has"),
         (
             {"torch": {"numProcPerNode": "many"}},
             ["python", "a.py"],

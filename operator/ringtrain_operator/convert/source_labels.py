@@ -1,0 +1,62 @@
+"""Labels that the source's pods have: ours get those that all pods share, and references to an index become
+references to ours.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..contract import LABEL_WORKER_INDEX
+
+TRAINING = "training.kubeflow.org/"
+JOBSET = "jobset.sigs.k8s.io/"
+_JOB = "batch.kubernetes.io/"
+# Each pod of a role has another one, from 0.
+_INDEX = frozenset({f"{TRAINING}replica-index", f"{_JOB}job-completion-index"})
+_FIELD_PATH = re.compile(r"metadata\.(?:labels|annotations)\['([^']+)'\]")
+
+
+def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path: str, notes: list[str]) -> None:
+    """Give a pod template the `labels` of the source's pods, and have it read our index for theirs, in place.
+
+    Labels of the source that are neither are named in `notes`.
+    """
+    metadata = template["metadata"] = template.get("metadata") or {}
+    metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
+    named = set(_source_labels_in(template["spec"]))
+    template["spec"] = _with_our_index(template["spec"])
+    if indexes := sorted(named & _INDEX):
+        notes.append(f"{path}: {', '.join(indexes)} becomes {LABEL_WORKER_INDEX}, which counts all workers from 0")
+    for label in sorted(named - _INDEX - labels.keys()):
+        notes.append(f"{path} reads the label {label}, which no pod has here: leave it out")
+
+
+def _source_labels_in(value: Any) -> Iterator[str]:
+    """Labels of the source's operators that a pod's spec reads by fields or selects by."""
+    for text in _texts_of(value):
+        found = _FIELD_PATH.fullmatch(text)
+        name = found[1] if found else text
+        if re.fullmatch(rf"(?:{TRAINING}|{JOBSET}|{_JOB})[\w.-]+", name):
+            yield name
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _texts_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts_of(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+def _with_our_index(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {LABEL_WORKER_INDEX if key in _INDEX else key: _with_our_index(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_our_index(inner) for inner in value]
+    if isinstance(value, str) and (found := _FIELD_PATH.fullmatch(value)) and found[1] in _INDEX:
+        return f"metadata.labels['{LABEL_WORKER_INDEX}']"
+    return LABEL_WORKER_INDEX if isinstance(value, str) and value in _INDEX else value
