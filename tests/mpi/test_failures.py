@@ -130,19 +130,46 @@ def test_a_script_that_leaves_a_process_behind(local_gang: LocalGang, short_path
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang) -> None:
-    """It ran as often as there are ranks, each by itself: a failure, unless the job says that this is meant."""
-    found = failure(local_gang(2, 1, library.implementation, **library.need()), "mpirun", "true")
+    """A failure where the job asks for it; else it has succeeded, and a warning says that no rank called MPI_Init."""
+    variables = {**library.need(), "RINGTRAIN_MPI_REQUIRE_INIT": "1"}
+    found = failure(local_gang(2, 1, library.implementation, **variables), "mpirun", "true")
     assert found["reason"] == "NoMpiInit"
     assert "set spec.mpi.requireInit: false if that is what you want" in found["message"]
 
 
+@pytest.mark.sampled(one_in=2)
+@pytest.mark.parametrize("library", ALL)
+def test_mpirun_as_a_mere_starter(library: Library, local_gang: LocalGang) -> None:
+    """Ranks may meet by other means than MPI: a success, with a warning that names none."""
+    job = local_gang(2, 1, library.implementation, **library.need())
+    job.agents()
+    launcher = job.launcher("mpirun", "sh", "-c", "echo trained")
+    assert launcher.wait() == 0
+    message = launcher.message()
+    assert message["outcome"] == "Succeeded"
+    assert "none of the 2 ranks called MPI_Init: they met by other means" in message["warning"]
+
+
+@pytest.mark.sampled(one_in=2)
+@pytest.mark.parametrize("library", [OPEN_MPI, OPEN_MPI_5])
+def test_a_program_of_mpi_has_no_warning(library: Library, local_gang: LocalGang) -> None:
+    """Its ranks have called MPI_Init."""
+    job = local_gang(2, 1, library.implementation, **library.need())
+    job.agents()
+    launcher = job.launcher("mpirun", *python("from mpi4py import MPI\nprint(MPI.COMM_WORLD.rank)"))
+    assert launcher.wait() == 0
+    assert "warning" not in launcher.message()
+
+
 def test_a_program_that_need_not_call_mpi_init(local_gang: LocalGang) -> None:
+    """It succeeds without a warning."""
     OPEN_MPI.need()
     job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
     job.agents()
     launcher = job.launcher("mpirun", "sh", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert launcher.wait() == 0
     assert [job.rank_log(rank) for rank in range(2)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
+    assert "warning" not in launcher.message()
 
 
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)

@@ -202,7 +202,7 @@ def _mpi_variables(job: Job) -> dict[str, str]:
     return {
         contract.ENV_MPI_IMPLEMENTATION: mpi.implementation,
         contract.ENV_MPI_OPTIONS: shlex.join(mpi.options),
-        contract.ENV_MPI_REQUIRE_INIT: str(int(mpi.require_init)),
+        **({} if mpi.require_init is None else {contract.ENV_MPI_REQUIRE_INIT: str(int(mpi.require_init))}),
         contract.ENV_MPI_LAUNCHER_AS_WORKER: str(int(mpi.run_launcher_as_worker)),
     }
 

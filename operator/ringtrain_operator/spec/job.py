@@ -95,9 +95,10 @@ class Mpi(SpecModel):
     options: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
         default=(), max_length=64, description="Words for mpirun's command line, for example --bind-to, core."
     )
-    require_init: bool = Field(
-        default=True,
-        description="Whether a program that ends well without having called MPI_Init is a failed job.",
+    require_init: bool | None = Field(
+        default=None,
+        description="Whether a program that ends well without having called MPI_Init is a failed job. Default: it "
+        "has succeeded, with a warning.",
     )
     run_launcher_as_worker: bool = Field(
         default=False,

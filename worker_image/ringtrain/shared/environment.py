@@ -44,6 +44,10 @@ class EnvironmentVariables:
         """The variable, which must be `0` or `1`."""
         return self.choice(name, ("0", "1"), default) == "1"
 
+    def optional_flag(self, name: str) -> bool | None:
+        """The same, or None if it is not set."""
+        return None if self.optional(name) is None else self.flag(name, "0")
+
     def integer(self, name: str, default: int | None = None, *, low: int, high: int = HIGHEST) -> int:
         """The variable as an integer in `low`..`high`."""
         value = self.text(name, None if default is None else str(default))

@@ -45,7 +45,7 @@ class AgentConfig(PodSettings):
     pod_grace_s: float = 30.0
     incarnation: int = 0
     mpi: bool = False
-    mpi_needs_init: bool = True
+    mpi_needs_init: bool | None = None
     mpi_directory: str = ""
     mpi_launcher_first: bool = False
     data_workers: int = 0
@@ -148,7 +148,7 @@ class AgentConfig(PodSettings):
             pod_grace_s=read.delay(contract.ENV_GRACE_PERIOD, 30),
             incarnation=read.integer(contract.ENV_INCARNATION, 0, low=0),
             mpi=backend == "mpi",
-            mpi_needs_init=read.flag(contract.ENV_MPI_REQUIRE_INIT, "1"),
+            mpi_needs_init=read.optional_flag(contract.ENV_MPI_REQUIRE_INIT),
             mpi_launcher_first=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
             data_workers=read.integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000),
             metrics_rule=_read_metrics_rule(read),

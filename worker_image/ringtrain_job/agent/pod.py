@@ -212,6 +212,10 @@ class AgentPod:
         self.ranks.adopt(process, life, formation)
         self.coordinator.changed()
 
+    def ranks_joined(self) -> None:
+        """A rank that mpirun had started was in the job's world, and so all were."""
+        self.ranks.note_joined()
+
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """A rank has ended that mpirun had started."""
         self.ranks.note_exit(rank, code, problem)

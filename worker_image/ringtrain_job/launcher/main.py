@@ -32,7 +32,7 @@ from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, ONLY_HERE, HostContro
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.live_page import LauncherLivePage
 from ringtrain_job.launcher.mpi.job import MpirunJob
-from ringtrain_job.launcher.mpi.verdict import decide_mpi
+from ringtrain_job.launcher.mpi.verdict import NO_MPI_INIT, decide_mpi
 from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import keep_timeline, leave_report, repeat_outcome, write_outcome
 from ringtrain_job.launcher.page_server import LauncherPageServer, LauncherRunPage
@@ -358,7 +358,8 @@ class _LauncherProcess:
     def _decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
         if self._mpi is None:
             return with_warning(view, decide_verdict(view, now, patience))
-        return decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
+        verdict = decide_mpi(view, self._mpi.end, self._mpi.failed_daemon, now, patience)
+        return verdict if self._mpi.needs_init is False else with_warning(view, verdict, NO_MPI_INIT)
 
     def _tick(self) -> None:
         now = time.monotonic()

@@ -140,18 +140,20 @@ def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Ver
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
 
 
-def with_warning(view: GangView, verdict: Verdict | None) -> Verdict | None:
-    """The verdict on ranks that were to meet by addresses, with a word on a success of which they used none."""
+NO_CONTACT = (
+    "was in touch with another one: each ran by itself. If they were to train together, the program lacks "
+    "ringtrain.init(), or what else joins the world that its environment names"
+)
+
+
+def with_warning(view: GangView, verdict: Verdict | None, words: str = NO_CONTACT) -> Verdict | None:
+    """The verdict, with a warning on a success of ranks of which none has joined the world; `words`: what none did."""
     size = len(view.ranks)
     if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
         return verdict
     if any(state.joined for state in view.ranks):
         return verdict
-    warning = (
-        f"none of the {size} ranks was in touch with another one: each ran by itself. If they were to train "
-        "together, the program lacks ringtrain.init(), or what else joins the world that its environment names"
-    )
-    return replace(verdict, warning=warning)
+    return replace(verdict, warning=f"none of the {size} ranks {words}")
 
 
 def _exit_time(exit: RankExit) -> tuple[float, int]:

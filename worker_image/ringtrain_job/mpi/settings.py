@@ -18,7 +18,8 @@ HOME = {"HOME": "/"}
 class MpiSettings:
     """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown.
 
-    `hostfile`: where mpirun's hosts are to be written; None: wherever.
+    `hostfile`: where mpirun's hosts are to be written; None: wherever. `needs_init`: whether a success without MPI_Init
+    is a failure; None: it has a warning.
     """
 
     implementation: MpiImplementation
@@ -26,6 +27,7 @@ class MpiSettings:
     own_address: str = ""
     launcher_as_worker: bool = False
     hostfile: Path | None = None
+    needs_init: bool | None = None
 
 
 def read_mpi(read: EnvironmentVariables) -> MpiSettings:
@@ -43,4 +45,5 @@ def read_mpi(read: EnvironmentVariables) -> MpiSettings:
         own_address=read.optional(contract.ENV_POD_IP) or "",
         launcher_as_worker=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
         hostfile=Path(hostfile) if hostfile else None,
+        needs_init=read.optional_flag(contract.ENV_MPI_REQUIRE_INIT),
     )

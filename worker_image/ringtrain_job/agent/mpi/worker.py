@@ -75,6 +75,9 @@ class MpiRankSink(Protocol):
     def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
         """The rank runs; `life`, `formation`: in an elastic job."""
 
+    def ranks_joined(self) -> None:
+        """A rank was in the job's world, by its MPI."""
+
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
 
@@ -194,10 +197,21 @@ class MpiWorkerAgent:
         slot = process.rank
         problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
-        if departure.code == 0 and (rank == 0 or departure.world is not None) and self._config.mpi_needs_init:
-            size = len(self._world.ring_addresses) if self._world else self._config.world_size
-            problem = _mpi_rank_without_init(slot, departure, self._starters[rank], size)
+        size = len(self._world.ring_addresses) if self._world else self._config.world_size
+        if departure.world == size:
+            self._pod.ranks_joined()
+        if departure.code == 0 and (rank == 0 or departure.world is not None):
+            problem = self._without_init(slot, departure, self._starters[rank], size)
         self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
+
+    def _without_init(self, slot: int, departure: Departure, starter: str, size: int) -> RankState | None:
+        """What is wrong with a rank that succeeded without being in a world of `size`; None: nothing, or it is but
+        worth a warning."""
+        if self._config.mpi_needs_init is False or departure.world == size:
+            return None
+        found = _mpi_rank_without_init(slot, departure, starter, size)
+        is_required = self._config.mpi_needs_init or found.reason is not Reason.NO_MPI_INIT
+        return found if is_required else None
 
 
 def registry_variables(directory: Path) -> dict[str, str]:
@@ -231,10 +245,8 @@ def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
     }
 
 
-def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState | None:
-    """What is wrong with a rank that succeeded; None when it was in the job's world."""
-    if departure.world == world_size:
-        return None
+def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState:
+    """Why a rank that succeeded was not in the job's world."""
     library = mpi_library_of(departure.library)
     if library is not None and library.starts_by_hydra != MpiImplementation(starter).starts_by_hydra:
         message = (

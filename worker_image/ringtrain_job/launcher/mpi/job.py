@@ -89,6 +89,11 @@ class MpirunJob:
         self.end: CommandEnd | None = None
         self.failed_daemon: DaemonEnd | None = None
 
+    @property
+    def needs_init(self) -> bool | None:
+        """Whether a success without MPI_Init is a failure; None: it has a warning."""
+        return self._settings.needs_init
+
     def start(self, workers: Sequence[Registration], slots: Mapping[int, int] | None = None) -> None:
         """Run the command, with the workers in the hostfile, in their order, by their registered addresses.
 

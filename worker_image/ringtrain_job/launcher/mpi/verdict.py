@@ -8,6 +8,11 @@ from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict
 
+NO_MPI_INIT = (
+    "called MPI_Init: they met by other means, such as torch.distributed's, or each ran by itself. "
+    "spec.mpi.requireInit: true makes that a failure, false leaves this warning out"
+)
+
 
 @dataclass(frozen=True)
 class CommandEnd:
