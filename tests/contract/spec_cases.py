@@ -50,6 +50,13 @@ def worker(container: Manifest | None = None, pod: Manifest | None = None, **fie
     return {"replicas": 2, "template": {"spec": {"containers": [main], **(pod or {})}}, **fields}
 
 
+def _labelled(**metadata: Manifest) -> Manifest:
+    """A valid `spec.worker` whose template has this metadata."""
+    made = worker()
+    made["template"]["metadata"] = metadata
+    return made
+
+
 def rules(*given: Manifest) -> Manifest:
     """A `runPolicy` with these failure rules."""
     return {"failureRules": list(given)}
@@ -98,6 +105,19 @@ def data_container(**fields: Any) -> Manifest:
 
 
 ACCEPTED = [
+    accepted(
+        "own-resolver",
+        worker=worker(
+            pod={
+                "dnsPolicy": "None",
+                "dnsConfig": {"nameservers": ["10.0.0.1"], "searches": ["team.svc.cluster.local"]},
+            }
+        ),
+    ),
+    accepted("launcher-with-dns-of-the-node", launcher={"template": {"spec": {"dnsPolicy": "Default"}}}),
+    accepted(
+        "labels", worker=_labelled(labels={"a.b/C_d": "x.Y-1", "empty": ""}, annotations={"A.B/c": "any: \u00fc"})
+    ),
     accepted("smallest"),
     accepted("mpi", backend="mpi", mpi={"implementation": "MPICH"}),
     accepted("mpi-by-default-implementation", backend="mpi", mpi={}),
@@ -367,6 +387,10 @@ REJECTED = [
     refused("timeout-zero", "spec.networking.timeoutSeconds", "1", networking={"timeoutSeconds": 0}),
     refused("name-too-long", "metadata.name", "51", name="a" * 52),
     refused("name-begins-with-a-digit", "metadata.name", "letter", name="7up"),
+    *(
+        refused(f"name-{name}", "metadata.name", "give the job another name", name=name)
+        for name in ("kubernetes", "localhost", "local", "onion")
+    ),
     refused("name-with-dots", "metadata.name", "digits", name="a.b"),
     refused(
         "our-environment",
@@ -556,6 +580,38 @@ TEMPLATES = [
     refused("word-for-port", "containerPort", "integer", worker=worker({"ports": [{"containerPort": "80"}]})),
     refused("mapping-for-list", "tolerations", "a list", worker=worker(pod={"tolerations": {"key": "a"}})),
     refused("null-in-list", "tolerations[0]", "null", worker=worker(pod={"tolerations": [None]})),
+    refused(
+        "dns-of-the-node",
+        "spec.worker.template.spec.dnsPolicy",
+        "the node's DNS does not know",
+        worker=worker(pod={"dnsPolicy": "Default"}),
+    ),
+    refused(
+        "dns-without-services",
+        "spec.dataWorkers.template.spec.dnsPolicy",
+        "dnsConfig.searches has no <namespace>.svc",
+        dataWorkers={
+            "template": {"spec": {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.1"], "searches": ["a.b"]}}}
+        },
+    ),
+    refused(
+        "label-number",
+        "spec.worker.template.metadata.labels[run]",
+        "is 7, expected a text: write it in quotes",
+        worker=_labelled(labels={"run": 7}),
+    ),
+    refused(
+        "label-value",
+        "spec.worker.template.metadata.labels[also]",
+        "is 'has space', expected at most 63",
+        worker=_labelled(labels={"also": "has space"}),
+    ),
+    refused(
+        "annotation-key",
+        "spec.worker.template.metadata.annotations[bad key!]",
+        "has a key that Kubernetes refuses",
+        worker=_labelled(annotations={"bad key!": "any value"}),
+    ),
     refused("enum", "imagePullPolicy", "IfNotPresent", worker=worker({"imagePullPolicy": "Often"})),
     refused(
         "no-quantity",

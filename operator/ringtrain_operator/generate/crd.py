@@ -6,7 +6,7 @@ from typing import Any
 from .. import contract
 from ..spec.base import Rule, Schema
 from ..spec.job import CLUSTER, TEMPLATE_KINDS, TEMPLATE_PLURALS, JobSpec, TemplateKind
-from ..spec.parse import MAX_NAME_LENGTH, NAME_PATTERN
+from ..spec.parse import ANOTHER_NAME, MAX_NAME_LENGTH, NAME_PATTERN, RESERVED_NAMES
 from ..spec.template import PartialTemplate
 from ..spec.training_template import OWN
 from ..spec.updates import MAY_CHANGE
@@ -168,6 +168,10 @@ def _crd_resource() -> dict[str, Any]:
                 f" && self.metadata.name.matches('{NAME_PATTERN}')",
                 "message": "metadata.name becomes a Service and host names: it must begin with a letter, hold "
                 f"only lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+            },
+            {
+                "rule": f"!(self.metadata.name in {list(RESERVED_NAMES)})",
+                "message": f"metadata.name means another host or Service; {ANOTHER_NAME}",
             },
             *(_crd_once_fixed(rule) for rule in JobSpec.RULES if rule.once_fixed),
         ],

@@ -12,10 +12,12 @@ from ..contract import API_VERSION, KIND
 from ..errors import Invalid, Problem, did_you_mean, shown
 from .base import MAX_DEPTH, Rule, parse_time, spec_depth_of, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
+from .labels import metadata_problems
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import metrics_rule_problem
 from .pod_schema import PodSchema, packaged_pod_spec_schema
 from .reserved import dangling_volumes, reserved_clashes
+from .resolvers import unresolved_launchers
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
 from .training_template import resolved_job_spec
 from .updates import is_spec_fixed
@@ -24,6 +26,10 @@ from .updates import is_spec_fixed
 MAX_NAME_LENGTH = 51
 # To be matched in full; the CRD has it, too, in the syntax of RE2.
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+# The job's name is the domain of its pods. Resolvers answer for localhost, local and onion themselves (RFC 6761, 6762,
+# 7686), and the API server has the Service kubernetes.
+RESERVED_NAMES = ("kubernetes", "localhost", "local", "onion")
+ANOTHER_NAME = "give the job another name"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts that are not ours: their fields are the API server's to judge, nulls included.
@@ -116,11 +122,14 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
             f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
             f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
         )
+    elif name in RESERVED_NAMES:
+        yield Problem("metadata.name", f"is {shown(name)}, which means another host or Service; {ANOTHER_NAME}")
     namespace = metadata.get("namespace") or "default"
     if not isinstance(namespace, str) or not re.fullmatch(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
         message = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
         yield Problem("metadata.namespace", message)
     yield from shape_problems(metadata, "metadata", {"labels": {}, "annotations": {}, "uid": str})
+    yield from metadata_problems(metadata, "metadata")
     generation = metadata.get("generation")
     if isinstance(generation, bool) or not isinstance(generation, int | None):
         yield Problem("metadata.generation", f"is {shown(generation)}, expected a whole number")
@@ -146,7 +155,11 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
-    return spec, problems or list(reserved_clashes(spec)) or (dangling_volumes(spec) if schema is not None else [])
+    return spec, problems or list(reserved_clashes(spec)) or (_found_late(spec) if schema is not None else [])
+
+
+def _found_late(spec: JobSpec) -> list[Problem]:
+    return [*dangling_volumes(spec), *unresolved_launchers(spec)]
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
@@ -169,11 +182,13 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
         if not isinstance(template, Mapping) or path in reported:
             continue
         found = shape_problems(template, path)
+        metadata = template.get("metadata") if not found and schema is not None else None
         if not found and key == "worker":
             needs_command = not _launcher_names_the_program(spec)
             found = list(worker_template_problems(template, path, needs_command=needs_command))
         elif not found:
             found = list(partial_template_problems(template, path))
+        found += metadata_problems(metadata or {}, f"{path}.metadata")
         yield from found
         reported_paths = {problem.path for problem in found}
         for problem in schema.problems(template, path) if schema is not None else ():

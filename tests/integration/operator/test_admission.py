@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from contract.spec_cases import ACCEPTED, REJECTED, UPDATES
+from contract.spec_cases import ACCEPTED, REJECTED, UPDATES, manifest
 from support.apiserver import ControlPlane
 from support.cluster import namespace_of, real_cluster
 from support.jobs import job
@@ -12,8 +12,10 @@ from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 from support.operating import running_operator
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.errors import Unprocessable
+from ringtrain_operator.cluster.api.errors import ApiError, Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS
+from ringtrain_operator.errors import Invalid
+from ringtrain_operator.spec.parse import parse_job
 
 pytestmark = pytest.mark.apiserver
 RAN = {"status": {"ledger": {"hasRun": True}}}
@@ -140,3 +142,75 @@ async def test_what_admission_cannot_know_is_said_in_the_status(control_plane: C
                 return accepted.get("status") == "False" and path in accepted["message"]
 
             await c.until(JOBS, ns, name, rejected)
+
+
+LONG = "x" * 63
+DOMAIN = ".".join(["d" * 62] * 4)
+KEYS = ("run", "a", "A", "a-b_c.d", "a/b", "a.b/C", "a.B/c", "A.B/c", f"{DOMAIN}/a", LONG, f"{LONG}x", "7", "-a", "a-")
+KEYS += (
+    f"{DOMAIN}xx/a",
+    "a b",
+    "bad key!",
+    "",
+    "/a",
+    "a/",
+    "a/b/c",
+    "a..b/c",
+    "a_b/c",
+    "-a/b",
+    "\u00fc",
+    "a/-b",
+    "a\n",
+)
+VALUES: tuple[Any, ...] = (
+    "",
+    "a",
+    "7",
+    "A_b-c.d",
+    LONG,
+    f"{LONG}x",
+    "-a",
+    "a-",
+    ".",
+    "a b",
+    "\u00fcn\u00ef",
+    "a/b",
+    "a\n",
+)
+VALUES += (7, 1.0, True, None, [], {})
+SIZES = ((256 << 10) - 1, 256 << 10)
+
+
+def labelled(kind: str, key: str, value: Any) -> dict[str, Any]:
+    """A job that has a label or an annotation."""
+    return {**manifest(), "metadata": {"name": "labelled", kind: {key: value}}}
+
+
+async def is_admitted(api: ApiClient, namespace: str, obj: dict[str, Any]) -> bool:
+    """Whether the API server takes the job; it is deleted again."""
+    try:
+        await api.create(JOBS, namespace, obj)
+    except ApiError:
+        return False
+    await api.delete(JOBS, namespace, obj["metadata"]["name"])
+    return True
+
+
+def is_valid(obj: dict[str, Any]) -> bool:
+    """Whether the models take the job."""
+    try:
+        parse_job(obj)
+    except Invalid:
+        return False
+    return True
+
+
+async def test_labels_and_annotations_are_judged_alike(control_plane: ControlPlane) -> None:
+    """Keys, values, types and sizes: `dtj validate` and the API server take the same ones."""
+    cases = [(kind, key, "a") for kind in ("labels", "annotations") for key in KEYS]
+    cases += [(kind, "key", value) for kind in ("labels", "annotations") for value in VALUES]
+    cases += [("annotations", "a", "x" * size) for size in SIZES]
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
+        admitted = {str(case)[:80]: await is_admitted(c.api, ns, labelled(*case)) for case in cases}
+    assert {str(case)[:80]: is_valid(labelled(*case)) for case in cases} == admitted
+    assert {True, False} <= set(admitted.values())

@@ -1,0 +1,30 @@
+"""Whether pods find the launcher, whose address is a name of the cluster's DNS."""
+
+import re
+from collections.abc import Iterator
+
+from ..errors import Problem
+from .job import JobSpec
+from .reserved import templates_of
+
+# Of a namespace's Services: <namespace>.svc.<domain of the cluster>.
+_OF_SERVICES = re.compile(r"[a-z0-9-]+\.svc(\.|$)")
+_WAYS = "leave it out, or write ClusterFirst"
+
+
+def unresolved_launchers(spec: JobSpec) -> Iterator[Problem]:
+    """A DNS policy with which workers or data workers cannot find the launcher."""
+    for section, template in templates_of(spec).items():
+        pod = template.get("spec") or {}
+        policy, path = pod.get("dnsPolicy"), f"spec.{section}.template.spec.dnsPolicy"
+        if section not in ("worker", "dataWorkers"):
+            continue
+        if policy == "Default":
+            yield Problem(path, f"is 'Default': the node's DNS does not know the launcher's name; {_WAYS}")
+        searched = (pod.get("dnsConfig") or {}).get("searches") or ()
+        if policy == "None" and not any(_OF_SERVICES.match(str(domain)) for domain in searched):
+            yield Problem(
+                path,
+                "is 'None', and dnsConfig.searches has no <namespace>.svc.<domain of the cluster>, in which the "
+                f"launcher's name is; add it, or {_WAYS}",
+            )
