@@ -13,8 +13,8 @@ Pod = Mapping[str, Any]
 async def create_admitted(
     create: Callable[[Pod], Awaitable[Stored]], pod: Pod, secured: frozenset[str] = frozenset()
 ) -> tuple[Stored, frozenset[str]]:
-    """What `create` answers to the pod with the fields `secured`, or with more of SECURITY_FIELDS where refusals (of
-    Pod Security, or of another engine's policies) name them; and with which. Raises ApiError, of the last refusal."""
+    """Create the pod with the fields `secured`, and with more of SECURITY_FIELDS where refusals (of Pod Security, or of
+    another engine's policies) name them. Returns the answer and the fields. Raises ApiError, of the last refusal."""
     while True:
         try:
             return await create(secured_pod(pod, secured)), secured

@@ -103,9 +103,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
     notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
-    worker, launcher = _mpijob_replica(spec, "Worker"), _mpijob_replica(spec, "Launcher")
-    for role, replica in (("Worker", worker), ("Launcher", launcher)):
-        replica["labels"] = _mpijob_labels(obj, role)
+    worker, launcher = _mpijob_replica(obj, "Worker"), _mpijob_replica(obj, "Launcher")
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
         "backend": "mpi",
@@ -147,8 +145,9 @@ def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
     return labels | ({f"{TRAINING}job-name": str(name)} if name else {})
 
 
-def _mpijob_replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
-    replica = (spec.get("mpiReplicaSpecs") or {}).get(role)
+def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """Return the replica of a role with the labels of its pods. Raises Invalid."""
+    replica = (obj["spec"].get("mpiReplicaSpecs") or {}).get(role)
     path = f"spec.mpiReplicaSpecs.{role}"
     if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
@@ -158,7 +157,7 @@ def _mpijob_replica(spec: Mapping[str, Any], role: str) -> dict[str, Any]:
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
     if not containers:
         raise Invalid([Problem(f"{path}.template.spec.containers", "is empty")])
-    return dict(replica)
+    return {**replica, "labels": _mpijob_labels(obj, role)}
 
 
 def whole_field(value: object, path: str) -> int:

@@ -157,9 +157,9 @@ def torch_ranks(
 
 
 def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """What a torchrun in a script finds its peers by (pytorch/elastic.go of the training operator): the variables that
-    each field of an elasticPolicy becomes. Of c10d a node of the job is the host, which is worker 0 here; any other
-    backend is a service of its own."""
+    """Return the variables that each field of an elasticPolicy becomes, by which a torchrun in a script finds its peers
+    (pytorch/elastic.go of the training operator). The host of c10d is a node of the job, here worker 0; another backend
+    is a service."""
     backend = str(elastic.get("rdzvBackend") or "c10d")
     made = {"rdzvBackend": {"PET_RDZV_BACKEND": quoted_command_word(backend)}}
     if backend == "c10d" or not elastic.get("rdzvHost"):
@@ -188,14 +188,14 @@ def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterato
 
 
 def gpus_among(devices: Mapping[str, int]) -> int:
-    """How many of a pod's devices are GPUs: not network adapters, of which there may be more."""
+    """Count the GPUs among a pod's devices: not network adapters, of which there may be more."""
     named = [count for name, count in devices.items() if "gpu" in name.lower()]
     # Parts of a GPU (nvidia.com/mig-1g.5gb) are GPUs to CUDA.
     return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
 
 
 def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:
-    """What torchrun's --nproc-per-node comes to on a node with so many `gpus`. Raises Invalid."""
+    """Return the number of ranks that torchrun's --nproc-per-node means beside so many `gpus`. Raises Invalid."""
     if wanted.isdecimal():
         return int(wanted[:19])
     if gpus and wanted in ("auto", "gpu"):

@@ -90,7 +90,7 @@ def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Mapping[st
 
 
 def trainer_gpus(resources: Mapping[str, Any]) -> int:
-    """GPUs of a node: those that it requests, else those of its limits (GetNumGPUPerNode in pkg/runtime/runtime.go)."""
+    """Count a node's GPUs: those of its requests, else of its limits (GetNumGPUPerNode in pkg/runtime/runtime.go)."""
     for kind in ("requests", "limits"):
         amounts = resources.get(kind) or {}
         path = "spec.trainer.resourcesPerNode"
@@ -100,7 +100,7 @@ def trainer_gpus(resources: Mapping[str, Any]) -> int:
 
 
 def _trainer_ranks(node: TrainJobNode) -> int:
-    """What numProcPerNode comes to (EnforceMLPolicy of Trainer 2.1 to 2.3); cpu and gpu are words of 2.1."""
+    """Return a node's number of ranks (EnforceMLPolicy of Trainer 2.1 to 2.3); cpu and gpu are words of 2.1."""
     word, gpus = str(node.wanted or "auto"), trainer_gpus(node.resources)
     if word.isdecimal():
         return int(word[:19])
@@ -114,7 +114,7 @@ def _trainer_ranks(node: TrainJobNode) -> int:
 
 
 def _whole_trainer_cpus(amount: object) -> int:
-    """A quantity of CPUs, rounded up as Kubernetes does; 0 if there is none."""
+    """Return a quantity of CPUs, rounded up as Kubernetes does; 0 if there is none."""
     text = str(amount or "0")
     try:
         return math.ceil(float(text[:-1]) / 1000 if text.endswith("m") else float(text))

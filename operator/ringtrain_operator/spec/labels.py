@@ -14,7 +14,7 @@ _MOST_ANNOTATIONS = 256 << 10
 
 
 def metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """What the API server would refuse of an object's, or a pod template's, labels and annotations."""
+    """Yield what the API server would refuse of an object's, or a pod template's, labels and annotations."""
     for kind in ("labels", "annotations"):
         given = metadata.get(kind)
         for key, value in given.items() if isinstance(given, Mapping) else ():

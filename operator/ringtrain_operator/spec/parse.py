@@ -155,10 +155,11 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
     # In this order: a mount of the operator's own path is told as that, whatever volume it names.
-    return spec, problems or list(reserved_clashes(spec)) or (_found_late(spec) if schema is not None else [])
+    return spec, problems or list(reserved_clashes(spec)) or (_pod_problems(spec) if schema is not None else [])
 
 
-def _found_late(spec: JobSpec) -> list[Problem]:
+def _pod_problems(spec: JobSpec) -> list[Problem]:
+    """Return what keeps pods from being created, or from finding each other."""
     return [*dangling_volumes(spec), *unresolved_launchers(spec)]
 
 

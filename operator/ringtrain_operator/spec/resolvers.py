@@ -1,4 +1,4 @@
-"""Whether pods find the launcher, whose address is a name of the cluster's DNS."""
+"""DNS policies of pods that must find the launcher, whose address is a name of the cluster's DNS."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _WAYS = "leave it out, or write ClusterFirst"
 
 
 def unresolved_launchers(spec: JobSpec) -> Iterator[Problem]:
-    """A DNS policy with which workers or data workers cannot find the launcher."""
+    """Yield a problem for each DNS policy with which workers or data workers cannot find the launcher."""
     for section, template in templates_of(spec).items():
         pod = template.get("spec") or {}
         policy, path = pod.get("dnsPolicy"), f"spec.{section}.template.spec.dnsPolicy"

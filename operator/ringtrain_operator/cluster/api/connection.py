@@ -1,4 +1,4 @@
-"""How the API server is reached: as kubectl does, by a kubeconfig, and without one by the pod's ServiceAccount."""
+"""The connection to the API server: kubectl's, by a kubeconfig, and without one by the pod's ServiceAccount."""
 
 import ssl
 from collections.abc import Mapping

@@ -43,7 +43,7 @@ class TokenFile:
 
 
 def headers_of_user(user: User, cluster: Cluster, tls: ApiTls) -> Headers:
-    """Headers for a user's credentials; client certificates are loaded into `tls`. Raises ApiError."""
+    """Return headers for a user's credentials; client certificates are loaded into `tls`. Raises ApiError."""
     _check_methods(user)
     certificate = data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = data_or_file(user.client_key_data, user.client_key, "client-key")
@@ -70,7 +70,7 @@ def _check_methods(user: User) -> None:
 
 
 def _credentials(user: User, cluster: Cluster, tls: ApiTls) -> Headers | None:
-    """What goes into Authorization: as in kubectl a plugin is not run for a user who has a token or a password."""
+    """Return the source of Authorization: as in kubectl no plugin is run for a user who has a token or a password."""
     plugin = ExecPlugin(user.exec, cluster) if user.exec is not None else None
     if user.token_file:
         return TokenFile(Path(user.token_file), user.token)

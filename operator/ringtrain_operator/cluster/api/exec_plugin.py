@@ -17,7 +17,7 @@ _VERSIONS = (f"{_GROUP}/v1", f"{_GROUP}/v1beta1")
 
 @dataclass(frozen=True)
 class ExecCredential:
-    """What a plugin printed. `certificate` and `key`: PEM, empty if it printed none."""
+    """Credential that a plugin printed. `certificate` and `key`: PEM, empty if it printed none."""
 
     token: str
     certificate: str
@@ -25,7 +25,7 @@ class ExecCredential:
     expires: datetime | None
 
     def is_valid(self, now: datetime) -> bool:
-        """Whether it may still be used."""
+        """Return whether it may still be used."""
         return self.expires is None or now < self.expires
 
 
@@ -45,7 +45,7 @@ class ExecPlugin:
         self._credential: ExecCredential | None = None
 
     def renewed(self) -> tuple[ExecCredential, bool]:
-        """The credential, and whether it is another one than at the last call. Raises ApiError."""
+        """Return the credential, and whether it is another one than at the last call. Raises ApiError."""
         if self._credential is not None and self._credential.is_valid(datetime.now(UTC)):
             return self._credential, False
         self._credential = self._run()

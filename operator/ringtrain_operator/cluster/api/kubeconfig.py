@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Cluster(msgspec.Struct, rename="kebab"):
-    """Where an API server is, and how its certificate is checked. Empty: not given."""
+    """Address of an API server, and the checks of its certificate. Empty: not given."""
 
     server: str = ""
     tls_server_name: str = ""
@@ -47,7 +47,7 @@ class ExecConfig(msgspec.Struct, rename="camel"):
 
 
 class AuthProvider(msgspec.Struct):
-    """What kubectl had before exec plugins; of it `oidc` is left."""
+    """A kind of plugin that kubectl had before exec plugins; `oidc` alone is left."""
 
     name: str = ""
     config: dict[str, str] = {}
@@ -106,7 +106,7 @@ class _File(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class ChosenContext:
-    """What the chosen context names; what no file has is without fields. `where`: the files, for messages."""
+    """Cluster, user and namespace of a context; one that no file has is without fields. `where`: the files."""
 
     where: str
     cluster: Cluster
@@ -115,7 +115,7 @@ class ChosenContext:
 
 
 def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path], bool]:
-    """The files that kubectl reads, first ones win; and whether they must exist."""
+    """Return the files that kubectl reads, first ones win; and whether they must exist."""
     if explicit:
         return [Path(explicit)], True
     if listed := env.get("KUBECONFIG"):
@@ -124,7 +124,7 @@ def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path],
 
 
 def choose_context(env: Mapping[str, str], explicit: str, context: str) -> ChosenContext:
-    """The context `context` of the files, or their current one. Raises ApiError."""
+    """Return the context `context` of the files, or their current one. Raises ApiError."""
     paths, required = kubeconfig_paths(env, explicit)
     files = [_read_file(path) for path in paths if required or path.exists()]
     where = ", ".join(map(str, paths))
@@ -142,7 +142,7 @@ def choose_context(env: Mapping[str, str], explicit: str, context: str) -> Chose
 
 
 def data_or_file(data: str, path: str, field: str) -> str:
-    """PEM that is given in base64, or the text of the file that holds it; empty if neither is given."""
+    """Return the PEM that is given in base64, or that the file holds; empty if neither is given."""
     try:
         if data:
             return base64.b64decode("".join(data.split()), validate=True).decode()
@@ -154,7 +154,7 @@ def data_or_file(data: str, path: str, field: str) -> str:
 
 
 def _first_of_each(files: Any) -> dict[str, Any]:
-    """Entries by name; of those with one name that of the first file, whole."""
+    """Merge entries by name: of those with one name that of the first file, whole."""
     merged: dict[str, Any] = {}
     for entries in files:
         merged = {**entries, **merged}

@@ -1,4 +1,4 @@
-"""Which proxy a request to a server goes through, by the rules of Go's net/http, which kubectl has."""
+"""Proxies between here and a server, by the rules of Go's net/http, which kubectl has."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def checked_proxy(url: str, where: str) -> str:
-    """`url`, a proxy of a kind that is known. Raises ApiError."""
+    """Return `url`, a proxy of a kind that is known. Raises ApiError."""
     scheme, host = urlsplit(url)[:2]
     if scheme not in _SCHEMES or not host:
         raise ApiError(f"{where}: is {url!r}, expected a URL with one of {', '.join(_SCHEMES)} and a host")
@@ -20,7 +20,7 @@ def checked_proxy(url: str, where: str) -> str:
 
 
 def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
-    """The proxy that HTTPS_PROXY or HTTP_PROXY names for `server`; empty: none, also by NO_PROXY."""
+    """Return the proxy that HTTPS_PROXY or HTTP_PROXY names for `server`; empty: none, also by NO_PROXY."""
     parts = urlsplit(server)
     name = "HTTPS_PROXY" if parts.scheme == "https" else "HTTP_PROXY"
     proxy = env.get(name) or env.get(name.lower()) or ""
@@ -32,8 +32,8 @@ def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
 
 
 def _is_excepted(host: str, port: int, exceptions: str) -> bool:
-    """Whether NO_PROXY (`exceptions`) has the host: by `*`, an address, a range, or a domain, each with or without
-    a port. Loopback is always excepted."""
+    """Return whether NO_PROXY (`exceptions`) has the host: by `*`, an address, a range, or a domain, each with or
+    without a port. Loopback is always excepted."""
     address = None
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
