@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from ringtrain.shared.formats import duration
 from ringtrain_job.launcher.throughput import (
     Progress,
     Speed,
@@ -19,7 +20,6 @@ from ringtrain_job.launcher.throughput import (
     shown_throughput,
     throughput_warnings,
 )
-from ringtrain_job.page.runs import page_run_time
 
 # A shorter bar says nothing, a longer one no more.
 _LEAST_BAR, _MOST_BAR = 10, 40
@@ -61,7 +61,7 @@ class ConsoleProgressBar:
         progress = self.progress
         if progress.total_steps:
             ending = progress.step >= progress.total_steps
-            left = "" if self.left_s is None else f"{page_run_time(self.left_s)} left"
+            left = "" if self.left_s is None else f"{duration(self.left_s)} left"
             parts = [
                 f"Step {progress.step}/{progress.total_steps}",
                 f"{self._percent} %",

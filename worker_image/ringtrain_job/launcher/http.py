@@ -17,11 +17,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.authentication import bearer, is_one_of
+from ringtrain.shared.formats import clean_json
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import LauncherStatusCollector
 from ringtrain_job.launcher.page_server import LauncherPageServer
-from ringtrain_job.page.document import finite_page_value
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -131,7 +131,7 @@ class StatusServer(LauncherHttpServer):
                 told = brief_status() if "brief" in query.split("&") else status()
                 if change_tokens and not is_one_of(bearer(authorization), tokens or change_tokens):
                     told = _without_output(told)
-                return 200, "application/json", json.dumps(finite_page_value(told)).encode()
+                return 200, "application/json", json.dumps(clean_json(told)).encode()
             if path == "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
             if path == "/healthz":

@@ -4,11 +4,11 @@ import json
 import time
 from typing import Any
 
+from ringtrain.shared.formats import clean_json
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.logs.events import read_log_events
-from ringtrain_job.page.document import finite_page_value
 from ringtrain_job.page.summary import other_attempts, page_start_parts
 
 # What the page calls a rank, by what the launcher calls it.
@@ -97,6 +97,6 @@ class LauncherLivePage:
 
     def encoded(self) -> bytes:
         """`document` as JSON."""
-        return json.dumps(finite_page_value(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
+        return json.dumps(clean_json(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
             errors="replace"
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain_job.launcher.not_finite import NotFinite, NotFiniteReports
-from ringtrain_job.page.step_times import PageStepTimes, Straggler
+from ringtrain_job.logs.step_times import StepTimes, Straggler
 
 # Steps of which lateness counts: enough to be steady, few enough to follow a change.
 _LAG_STEPS = 50
@@ -81,7 +81,7 @@ class GangThroughput:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self.times = PageStepTimes(_RECENT)
+        self.times = StepTimes(_RECENT)
         self.lag = RankLag()
         self._not_finite = NotFiniteReports()
         self._samples = 0.0

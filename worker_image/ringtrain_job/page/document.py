@@ -1,22 +1,12 @@
 """The page of a run as HTML."""
 
 import json
-import math
 from importlib.resources import files
 from typing import Any
 
 _PLACE = "/*DATA*/"
 # What would end the script element, or a line of a script in old browsers.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-
-def finite_page_value(value: Any) -> Any:
-    """`value` with None for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite_page_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_page_value(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def live_page() -> str:

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ringtrain_job.logs.step_times import StepTimes
 from ringtrain_job.page.curves import PageCurve
-from ringtrain_job.page.step_times import PageStepTimes
 
 # Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
 _MOST_PARTS, _REPORTS_OF_A_PART = 60, 4
@@ -28,7 +28,7 @@ class PageMetrics:
     bad: dict[str, PageCurve] = field(default_factory=dict)
     own: dict[str, PageCurve] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
-    times: PageStepTimes = field(default_factory=PageStepTimes)
+    times: StepTimes = field(default_factory=StepTimes)
     reported: dict[int, tuple[float, int]] = field(default_factory=dict)
     left_out: bool = False
     begin: int | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ringtrain.shared.formats import duration
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
@@ -168,23 +169,10 @@ def shown_run_steps(run: PageRun) -> str:
     return "" if run.step is None else f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
 
 
-def page_run_time(seconds: float | None) -> str:
-    """`48 s`, `12 min`, `3.4 h`."""
-    if seconds is None:
-        return ""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
 FACTS: Final[dict[str, Callable[[PageRun], str]]] = {
     "state": lambda run: run.state,
     "ranks": lambda run: "" if run.ranks is None else str(run.ranks),
     "steps": shown_run_steps,
     "loss": shown_run_loss,
-    "took": lambda run: page_run_time(run.took_s),
+    "took": lambda run: duration(run.took_s),
 }

@@ -20,7 +20,7 @@ from ringtrain.shared.data_members import (
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.throughput import GangThroughput, throughput_step_line
-from ringtrain_job.page.step_times import PageStepTimes
+from ringtrain_job.logs.step_times import StepTimes
 
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
 
@@ -135,7 +135,7 @@ def report(time: float, waited: float | None = None) -> dict[str, Any]:
 
 def test_the_wait_is_a_part_of_all_ranks_time() -> None:
     """Rank 0 has waited 1 of 2 s, rank 1 none of 2: a quarter. The first report is no span of time."""
-    wait = PageStepTimes()
+    wait = StepTimes()
     assert wait.input_fraction is None
     for rank, waited in ((0, 1.0), (1, 0.0)):
         wait.add(rank, report(10.0, 5.0))
@@ -147,7 +147,7 @@ def test_the_wait_is_a_part_of_all_ranks_time() -> None:
 
 def test_the_wait_follows_a_change() -> None:
     """Three times as many reports later as count, a twentieth of the former wait is left."""
-    wait = PageStepTimes(recent=20)
+    wait = StepTimes(recent=20)
     for second in range(100):
         wait.add(0, report(second, 1.0 if second < 40 else 0.0))
     fraction = wait.input_fraction

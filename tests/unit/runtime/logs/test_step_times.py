@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from ringtrain_job.launcher.throughput import GangThroughput
-from ringtrain_job.page.step_times import PageStepTimes
+from ringtrain_job.logs.step_times import StepTimes
 
 
 def _report(step: int, time: float, **parts: float) -> dict[str, Any]:
     return {"step": step, "time": time, **parts}
 
 
-def _trained(times: PageStepTimes | GangThroughput, works: list[float], steps: int, every: int = 1) -> None:
+def _trained(times: StepTimes | GangThroughput, works: list[float], steps: int, every: int = 1) -> None:
     """Ranks train in step: each one works for its time, and all wait for the one that works longest."""
     for step in range(0, steps + 1, every):
         for rank, work in enumerate(works):
@@ -23,7 +23,7 @@ def _trained(times: PageStepTimes | GangThroughput, works: list[float], steps: i
 @pytest.mark.parametrize("every", [1, 5])
 def test_parts_of_a_step(every: int) -> None:
     """Seconds of a step, whichever steps are reported; what no part has is compute."""
-    times = PageStepTimes()
+    times = StepTimes()
     _trained(times, [1.0, 2.0], 20, every)
     assert times.of(0) == {"compute": 0.75, "reduction": 1.0, "update": 0.25}
     assert times.of(1) == {"compute": 1.75, "reduction": 0.0, "update": 0.25}
@@ -33,7 +33,7 @@ def test_parts_of_a_step(every: int) -> None:
 
 def test_the_rank_that_works_longest_is_the_straggler() -> None:
     """Although all ranks report at the same times; by how much is compared with the median of the others."""
-    times = PageStepTimes()
+    times = StepTimes()
     _trained(times, [1.0, 1.0, 4.0, 1.5], 10)
     found = times.straggler()
     assert (found.rank, found.seconds, found.part) == (2, 3.0, 0.75)
@@ -50,14 +50,14 @@ def test_the_rank_that_works_longest_is_the_straggler() -> None:
 )
 def test_no_straggler(works: list[float], steps: int) -> None:
     """Where the others lose little by it, or little is known."""
-    times = PageStepTimes()
+    times = StepTimes()
     _trained(times, works, steps)
     assert times.straggler() is None
 
 
 def test_a_job_that_measures_its_input_alone() -> None:
     """Its ranks have input and the rest; who waits for whom is not known."""
-    times = PageStepTimes()
+    times = StepTimes()
     for step in range(10):
         times.add(0, _report(step, step, inputWait=0.5))
         times.add(1, _report(step, step))
@@ -66,7 +66,7 @@ def test_a_job_that_measures_its_input_alone() -> None:
 
 def test_a_new_world_begins_anew() -> None:
     """The time in which the world was made again is no step's, and ranks that left are forgotten."""
-    times = PageStepTimes()
+    times = StepTimes()
     _trained(times, [1.0, 1.0, 4.0], 10)
     times.keep([0, 1])
     times.add(0, _report(11, 1000.0, reductionWait=0.0))

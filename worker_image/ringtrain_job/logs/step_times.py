@@ -13,7 +13,7 @@ _MEASURED: Final = {"input": "inputWait", "reduction": "reductionWait", "update"
 
 
 @dataclass
-class _PageRankTimes:
+class _RankTimes:
     """Sums over the spans between a rank's reports. `waited_of`: of the spans in which input was measured."""
 
     steps: float = 0.0
@@ -38,7 +38,7 @@ class Straggler:
     part: float
 
 
-class PageStepTimes:
+class StepTimes:
     """Takes in report lines, rank by rank. Not thread-safe.
 
     `recent`: about so many of a rank's newest reports count, the older ones less; None: all of them alike.
@@ -47,7 +47,7 @@ class PageStepTimes:
     def __init__(self, recent: int | None = None) -> None:
         self._fade = 1.0 if recent is None else 1.0 - 1.0 / recent
         self._last: dict[int, tuple[int, float]] = {}
-        self._ranks: dict[int, _PageRankTimes] = {}
+        self._ranks: dict[int, _RankTimes] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
         """Forget other ranks. The time until the next report of these is no time of a step."""
@@ -62,7 +62,7 @@ class PageStepTimes:
         if before is None or not parts or time <= before[1]:
             return
         seconds = time - before[1]
-        sums = self._ranks.setdefault(rank, _PageRankTimes())
+        sums = self._ranks.setdefault(rank, _RankTimes())
         sums.fade(self._fade)
         sums.steps += max(0, step - before[0])
         sums.seconds += seconds
@@ -87,12 +87,12 @@ class PageStepTimes:
 
     def input_part(self, rank: int) -> float | None:
         """Which part of its time `rank` waited for input, from 0 to 1; None where it did not measure that."""
-        return _input_part_on_page([self._ranks[rank]] if rank in self._ranks else [])
+        return _input_part([self._ranks[rank]] if rank in self._ranks else [])
 
     @property
     def input_fraction(self) -> float | None:
         """The same of all ranks together."""
-        return _input_part_on_page(list(self._ranks.values()))
+        return _input_part(list(self._ranks.values()))
 
     def longest(self) -> Straggler | None:
         """The rank whose own work of a step (all but its wait for reductions) takes longest; None where fewer than
@@ -115,6 +115,6 @@ class PageStepTimes:
         return found if found is not None and found.part > STRAGGLES else None
 
 
-def _input_part_on_page(ranks: Collection[_PageRankTimes]) -> float | None:
+def _input_part(ranks: Collection[_RankTimes]) -> float | None:
     of = sum(sums.waited_of for sums in ranks)
     return sum(sums.parts.get("input", 0.0) for sums in ranks) / of if of > 0 else None

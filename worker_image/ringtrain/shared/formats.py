@@ -1,0 +1,22 @@
+"""How values are shown and made safe for JSON, in every part of the project."""
+
+import math
+from typing import Any
+
+
+def duration(seconds: float | None) -> str:
+    """Return `48 s`, `12 min` or `3.4 h`; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def clean_json(value: Any) -> Any:
+    """Return `value` with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: clean_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
