@@ -134,6 +134,8 @@ def _copy_ringtrain(packages: Path) -> None:
     about = packages / f"ringtrain-{own.version}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringtrain\nVersion: {own.version}\n")
+    # The launcher finds what watches attempts and starts ranks there.
+    (about / "entry_points.txt").write_text(own.read_text("entry_points.txt") or "")
 
 
 def _folder(package: str) -> Path:

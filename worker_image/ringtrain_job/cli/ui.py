@@ -13,10 +13,10 @@ import click
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher.http import LauncherHttpServer
-from ringtrain_job.launcher.page_server import LauncherPageServer, answer_page_request, begin_page_response
 from ringtrain_job.page.access import PageAccess, kept_page, page_token
 from ringtrain_job.page.document import page, runs_page
 from ringtrain_job.page.runs import RUNNING, PageRun, find_run, find_runs
+from ringtrain_job.page.server import LauncherPageServer, answer_page_request, begin_page_response
 from ringtrain_job.page.summary import summarize_page
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -48,7 +48,7 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     secret = secrets.token_hex(32)
     pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory))
     try:
-        server = LauncherHttpServer(port, _refuse_ui, _refuse_change, pages)
+        server = LauncherHttpServer(port, _refuse_ui, _refuse_change, [pages])
     except PortTaken as exc:
         raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
     try:

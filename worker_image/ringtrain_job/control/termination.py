@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,11 @@ def termination_message(
     world_size: int,
     progress: dict[str, Any] | None = None,
     log_lines: Sequence[int] | None = None,
-    unshipped: dict[str, Any] | None = None,
+    unfinished: Mapping[str, Any] | None = None,
     lost_log_lines: int = 0,
 ) -> bytes:
     """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
-    `unshipped`: what of the logs did not get into the object store (`pendingBytes`, `problem`).
+    `unfinished`: entries about work that is not done, such as `unshipped` logs (`pendingBytes`, `problem`).
     `lost_log_lines`: how many of a worker's the launcher could not write.
 
     What is too long loses these counts by rank first, then metrics, then the oldest log lines.
@@ -72,12 +72,12 @@ def termination_message(
         document["rankLogLines"] = list(log_lines)
     if lost_log_lines:
         document["lostLogLines"] = lost_log_lines
-    return fit_termination_message(document, unshipped)
+    return fit_termination_message(document, unfinished)
 
 
-def fit_termination_message(document: dict[str, Any], unshipped: dict[str, Any] | None = None) -> bytes:
-    """The message of `document`, cut to what a termination message may have, with what is `unshipped`, if any."""
-    document = {**document, "unshipped": unshipped} if unshipped else dict(document)
+def fit_termination_message(document: dict[str, Any], unfinished: Mapping[str, Any] | None = None) -> bytes:
+    """The message of `document` and the entries of `unfinished`, cut to what a termination message may have."""
+    document = {**document, **(unfinished or {})}
     return _fit_termination(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
-from ringtrain_job.control.model import FORMATIONS, Registration
+from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.control.settings import PodSettings, read_pod
 from ringtrain_job.launcher.formation import FormationRules
 from ringtrain_job.mpi.settings import MpiSettings, read_mpi
-from ringtrain_job.sinks.base import check_sink
 
 # Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
 _HEARTBEATS_PER_S = 70
@@ -118,10 +117,6 @@ class LauncherConfig(PodSettings):
         """Descriptors that a launcher needs: a log for each rank, connections of each worker, and its own."""
         return self.world_size + 4 * self.workers + 256
 
-    def in_order(self, members: list[Registration]) -> list[Registration]:
-        """`members`, given by worker index, in the order of their ranks: a launcher's own agent comes first."""
-        return [members[-1], *members[:-1]] if self.mpi and self.mpi.launcher_as_worker else members
-
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "LauncherConfig":
         """Read `env`; ConfigurationError names the first variable that is missing or out of range."""
@@ -210,7 +205,4 @@ def _read_otel(read: EnvironmentVariables) -> tuple[str, ...]:
 def _read_sinks(read: EnvironmentVariables) -> tuple[str, ...]:
     """Where reports go beside the attempt's files, by name."""
     text = read.optional(contract.ENV_SINKS) or ""
-    asked = tuple(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))
-    for name in asked:
-        check_sink(name, f"{contract.ENV_SINKS}={quoted(text)}")
-    return asked
+    return tuple(dict.fromkeys(filter(None, (word.strip() for word in text.split(",")))))

@@ -2,18 +2,20 @@
 
 import json
 import logging
+import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from ringtrain.errors import ConfigurationError, in_ranges, some_of
 from ringtrain.shared import contract
-from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPhase, RankState, Reason, Verdict
+from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPhase, Reason, Stop, Verdict
 from ringtrain_job.control.termination import failure_json
-from ringtrain_job.launcher.config import ElasticSettings, LauncherConfig
+from ringtrain_job.launcher.backend import HandOver, StopRequest
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.discovery import HostDiscovery
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
 from ringtrain_job.launcher.formation import (
     FormationPhase,
@@ -23,13 +25,11 @@ from ringtrain_job.launcher.formation import (
     joined_formation,
     standing_in_formation,
 )
+from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostTable
 from ringtrain_job.launcher.losses import FormationLosses
 from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView
-from ringtrain_job.launcher.mpi.job import MpirunJob
-from ringtrain_job.launcher.mpi.verdict import decide_mpi
-from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import LauncherStatusSnapshot
-from ringtrain_job.launcher.verdict import GangView, VerdictPatience, lost_peer
+from ringtrain_job.launcher.registry import BackendContext
+from ringtrain_job.launcher.verdict import GangView, lost_peer
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
@@ -39,24 +39,19 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 
 
-class LauncherElasticWorld:
-    """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes.
+class ElasticBackend:
+    """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes."""
 
-    The main thread calls `tick`; any thread may `ask` for another number of workers and read `status`.
-    """
-
-    def __init__(
-        self,
-        config: LauncherConfig,
-        settings: ElasticSettings,
-        snapshot: LauncherStatusSnapshot,
-        clock: Callable[[], float] = time.monotonic,
-        mpi: MpirunJob | None = None,
-        sites: WorkerSites | None = None,
-    ) -> None:
-        self._sites = sites or WorkerSites({}, False)
-        self._config, self._settings, self._mpi = config, settings, mpi
+    def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
+        config, snapshot = context.config, context.status
+        assert config.elastic is not None
+        rules = replace(config.elastic.rules, sets_aside=context.hosts.agents is not None)
+        self._settings = settings = replace(config.elastic, rules=rules)
+        self._config, self._sites, self._hosts = config, context.sites, context.hosts
         self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
+        self._gang.vacancy_s = config.vacancy_s
+        self._discovery: HostDiscovery | None = None
+        self._requested_at: float | None = None
         self._journal = FormationJournal(snapshot.store.files)
         self._lock = threading.Lock()
         self._losses = FormationLosses()
@@ -75,6 +70,58 @@ class LauncherElasticWorld:
                 self._met = self._state.number
         self._recoveries = self._state.recoveries  # that the log has told
         self._note_members()
+
+    @property
+    def ranks(self) -> int:
+        return len(self._state.members)
+
+    def begin(self) -> None:
+        """Have the world follow its host discovery script, if it has one."""
+        script, hosts, rules = self._settings.discovery_script, self._hosts, self._settings.rules
+        if not script:
+            return
+        cooldown = hosts.agents.cooldown if hosts.agents else DEFAULT_COOLDOWN
+        table = HostTable(self._config.workers, self._config.slots, rules.max_ranks, cooldown)
+        if hosts.sites:
+            self._sites.of_host = lambda worker: hosts.sites.get(table.host_of(worker), "")
+        self._discovery = HostDiscovery(script, table, rules, self, hosts)
+
+    def requested_to_stop(self, request: StopRequest) -> Verdict | HandOver | None:
+        """The whole job is meant where a person or all agents say so; else this pod alone is taken away."""
+        self._requested_at = self._clock() if self._requested_at is None else self._requested_at
+        if request.interrupted or request.count > 1 or self._gang.all_leaving() or not self._gang.any_rank_started():
+            view = WorldView(self._gang.slots(), self._asked)
+            return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, self._finished(view))
+        return HandOver() if self._clock() - self._requested_at >= self._config.hand_over_s else None
+
+    def stop(self, verdict: Verdict) -> None:
+        self._end_discovery()  # agents that end later were told to
+        self._gang.give(Stop(verdict))
+
+    def is_quiet(self) -> bool:
+        return self._gang.all_drained()
+
+    def close(self) -> None:
+        self._end_discovery()
+
+    def may_end(self) -> bool:
+        """Return whether the attempt is over once all ranks have ended well."""
+        return True
+
+    def before_preparing(self) -> None:
+        """The next generation is prepared."""
+
+    def after_forming(self, order: Formed) -> None:
+        """Agents have the order to start a new generation."""
+
+    def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
+        """Return how the attempt ends because what started its ranks has failed; None: it has not."""
+        return None
+
+    def _end_discovery(self) -> None:
+        if self._discovery is not None:
+            self._discovery.close()
+            self._discovery = None
 
     def ask(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
         """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds.
@@ -136,12 +183,10 @@ class LauncherElasticWorld:
         decided = advance_formation(before, self._settings.rules, view, now)
         if decided.end is not None and decided.end.ruin is not None:
             return self._verdict(decided.end, view, gang)
-        if self._mpi is not None and decided.order is None and (failed := self._mpirun_failed(view, gang, now)):
+        if decided.order is None and (failed := self.failure_of_starter(view, gang, now)):
             return failed
         if decided.end is not None:
-            # All ranks may have ended well, but a script may go on to its next mpirun, or fail.
-            ended = self._mpi is None or (self._mpi.end is not None and self._mpi.end.code == 0)
-            return self._verdict(decided.end, view, gang) if ended else None
+            return self._verdict(decided.end, view, gang) if self.may_end() else None
         if decided.order is not None:
             self._seen = -1  # what follows may be due at once
             self._log_decision(before, decided.state, view, gang)
@@ -154,26 +199,19 @@ class LauncherElasticWorld:
         with self._lock:
             self._state = decided.state
         if isinstance(decided.order, Prepare):
-            if self._mpi is not None:
-                self._mpi.halt(self._config.settle_s)
+            self.before_preparing()
             self._gang.give(decided.order)
         elif isinstance(decided.order, Formed):
             self._form(decided.order, new=before.formed != decided.order.formation)
         self._log_met_world(view)
         return None
 
-    def stopped(self) -> Verdict:
-        """The attempt as it is when this launcher was asked to stop."""
-        view = WorldView(self._gang.slots(), self._asked)
-        return Verdict(Outcome.STOPPED, 128 + 15, self._finished(view))
-
     def status(self) -> dict[str, Any]:
-        """The part of `/status` that only an elastic job has."""
         with self._lock:
             state, asked, state_lost = self._state, len(self._asked), self._state_lost
         rules = self._settings.rules
         lost = state.phase is FormationPhase.PREPARING and state.urgent
-        return {
+        shown = {
             "formation": state.number if state.phase is FormationPhase.RUNNING else state.formed,
             "phase": state.phase.value,
             "ranks": len(state.members),
@@ -185,6 +223,7 @@ class LauncherElasticWorld:
             "degraded": bool(state.formed) and (lost or len(state.members) < asked),
             "stateLost": state_lost,
         }
+        return {"elastic": shown}
 
     def _form(self, order: Formed, *, new: bool) -> None:
         self._note_members()
@@ -193,10 +232,8 @@ class LauncherElasticWorld:
         world = self._gang.world_of(order.formation, order.members, self._sites_of_workers())
         world = replace(world, committed=order.committed)
         self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
-        if self._mpi is not None and new:
-            registrations = self._gang.registrations()
-            slots = Counter(process.slot // self._config.slots for process in order.members)
-            self._mpi.start([registrations[worker] for worker in slots], slots)
+        if new:
+            self.after_forming(order)
 
     def _sites_of_workers(self) -> dict[int, str]:
         """By worker whose agent has come; nothing in a job without sites."""
@@ -213,35 +250,10 @@ class LauncherElasticWorld:
                 slots[slot] = SlotView(slot, view.worker)
         return slots
 
-    def _mpirun_failed(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
-        """What is wrong when mpirun has ended, and not because a rank or an agent was lost."""
-        if self._mpi is None or self._mpi.end is None or self._state.phase is not FormationPhase.RUNNING:
-            return None
-        slots = [process.slot for process in self._state.members]
-        if any(view.slots[slot].silent for slot in slots):
-            return None  # its agent comes back, or is lost: that is another formation
-        # An agent's word of its ranks' ends may come later than mpirun's.
-        if now - self._mpi.end.at < 2 * self._config.settle_s:
-            return None
-        exits = [exit for exit in gang.exits if exit.state.life == view.slots[exit.state.rank].state.life]
-        waiting = [RankState(slot, RankPhase.WAITING) for slot in slots]
-        lives = {process.slot: process.life for process in self._state.members}
-        ranks = [
-            view.slots[slot].state if view.slots[slot].state.life == lives[slot] else absent
-            for slot, absent in zip(slots, waiting, strict=True)
-        ]
-        seen = replace(gang, ranks=ranks, exits=[exit for exit in exits if exit.state in ranks], members=slots)
-        patience = VerdictPatience(self._config.lost_after_s, self._config.settle_s)
-        verdict = decide_mpi(seen, self._mpi.end, self._mpi.failed_daemon, now, patience)
-        return None if verdict is None or verdict.failure is None else verdict
-
     def _note_members(self) -> None:
         if self._state.members:
             members = frozenset(process.slot for process in self._state.members)
-            with self._snapshot.reports as reports:
-                reports.keep(members)
-                self._snapshot.reports.voice.keep(members)
-                self._snapshot.metrics.keep(members)
+            self._snapshot.keep_ranks(members)
 
     def _log_decision(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
         """A sentence for each change of the world."""
@@ -338,6 +350,11 @@ class LauncherElasticWorld:
                 return replace(known, message=f"{known.message}; the other ranks had finished")
             case _:
                 return replace(known, message=f"{known.message}, three times without a step between")
+
+
+def open_elastic(context: BackendContext) -> ElasticBackend | None:
+    """Return the backend of an elastic job; None for another."""
+    return None if context.config.elastic is None else ElasticBackend(context)
 
 
 def _why_new_formation(before: FormationState, view: WorldView) -> str:

@@ -63,6 +63,10 @@ class LauncherGang:
         self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
         # When an agent has registered, or asked for orders, last.
         self._arrived = clock()
+        # Of a backend in which agents may be replaced while ranks run: how long a new one waits for its place.
+        self.vacancy_s = 0.0
+        # Whether a rank may be started on another worker than the order of ranks has it.
+        self.ranks_move = False
         # Grows with everything that is worth a look; silence is not seen by it.
         self.changes = 0
         # What every agent is to do; called after it has changed, from the thread that gave it.
@@ -71,15 +75,10 @@ class LauncherGang:
         self._lives: dict[int, int] = {}
         # What `view` had last, and the workers of whose ranks something is new since.
         self._seen = _RankViews.of(config.world_size)
-        # The worker on which each rank of an mpi job was seen last; a script's next mpirun may map it elsewhere.
+        # The worker on which each rank was seen last, where ranks move.
         self._placed: dict[int, int] = {}
         self._new: set[int] = set()
         self._lost_incarnations: dict[int, int] = {}
-
-    @property
-    def vacancy_s(self) -> float:
-        """How long a new agent waits for its place."""
-        return self._config.vacancy_s if self._config.elastic is not None else 0.0
 
     def register(self, registration: Registration) -> Refusal | None:
         """Take an agent in, or say why not. The same instance may register as often as it likes."""
@@ -103,8 +102,7 @@ class LauncherGang:
             return None
 
     def is_vacant(self, registration: Registration) -> bool:
-        """Whether no other agent has the place: in an elastic job it may take a little until it shows that the
-        one before is gone."""
+        """Return whether no other agent has the place. It may take a while until the one before is known to be lost."""
         with self._changed:
             return self._duplicate(registration) is None
 
@@ -197,7 +195,7 @@ class LauncherGang:
             return any(agent.states for agent in self._agents.values())
 
     def life(self, slot: int) -> int:
-        """The highest life of a slot of an elastic job that any agent has told of; 0: none."""
+        """Return the highest life of a slot that any agent has reported; 0: none."""
         with self._changed:
             return self._lives.get(slot, 0)
 
@@ -229,7 +227,7 @@ class LauncherGang:
             return not any(agent.streams for agent in self._agents.values())
 
     def slots(self) -> dict[int, SlotView]:
-        """All slots of an elastic job as they are now, also those that no agent has."""
+        """Return all slots as they are now, those without an agent included."""
         with self._changed:
             now = self._clock()
             found: dict[int, SlotView] = {}
@@ -252,13 +250,13 @@ class LauncherGang:
             now = self._clock()
             workers = [self._worker_view(index, now) for index in range(self._config.workers)]
             if self._new:
-                self._seen = self._look() if self._config.mpi is not None else self._look_again()
+                self._seen = self._look() if self.ranks_move else self._look_again()
                 self._new.clear()
             seen = self._seen
             return GangView(self._config.slots, workers, seen.ranks, seen.exits, seen.placed)
 
     def _look(self) -> "_RankViews":
-        """All ranks: mpirun may have been told to start some of them on another worker."""
+        """Return all ranks, wherever they run."""
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
@@ -326,7 +324,7 @@ class LauncherGang:
         ended = self._is_gone(agent.registration)
         lost = ended or self._is_quiet(agent, now)
         seen_by = (lost or not agent.streams, lost, ended, bool(agent.leaving), agent.order)
-        if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self._config.mpi is not None:
+        if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self.ranks_move:
             agent.slots_seen = seen_by, {slot: self._slot_view(slot, agent, lost, ended) for slot in slots}
         return agent.slots_seen[1]
 
@@ -344,8 +342,8 @@ class LauncherGang:
         )
 
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
-        """The newest process of a slot: mpirun may have been told to start it on another worker."""
-        if self._config.mpi is None:
+        """Return the newest process of a slot, wherever it runs."""
+        if not self.ranks_move:
             return agent.states.get(slot) or gang_waiting_for_rank(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
         return max(found, key=lambda state: state.life, default=gang_waiting_for_rank(slot))
@@ -410,7 +408,7 @@ class LauncherGang:
             return None
         if self.order is None and not agent.streams and not agent.states:
             return None  # its pod was restarted while the gang still assembles: the newer one takes the place
-        if self._config.elastic is not None and not agent.streams:
+        if self.vacancy_s and not agent.streams:
             return None  # the newer one would not be here if the older one were
         if not agent.streams:
             # The newer one would not be here if the older one were: do not wait for it any longer.
@@ -437,13 +435,13 @@ class _RankViews:
 
 
 def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
-    """By which two processes of a rank differ that mpirun started one after the other."""
+    """Return by what two processes of a rank differ that were started one after the other."""
     return state.phase, state.exit_order
 
 
 def _state_supersedes(state: RankState, known: RankState) -> bool:
-    """Whether the exit `state` is another process's than `known`, and is to be shown in its place: a script may
-    call mpirun again, but nothing makes up for a rank that has failed."""
+    """Return whether the exit `state` is of another process than `known` and replaces it: a rank may be started again,
+    but a failed one stays failed."""
     return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
 
 

@@ -7,7 +7,7 @@ import math
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO, ClassVar, Final
 
@@ -21,7 +21,7 @@ from ringtrain.shared.formats import clean_json
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import LauncherStatusCollector
-from ringtrain_job.launcher.page_server import LauncherPageServer
+from ringtrain_job.launcher.observers import HttpRoutes
 
 # Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
 _MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
@@ -51,9 +51,9 @@ HearSites = Callable[[dict[int, str], dict[str, str]], None]
 class LauncherHttpServer:
     """Serves HTTP in threads until it is closed.
 
-    `answer`: what GET of a path that is none of `page` gets, by path with query and Authorization; `put`: the same
-    for PUT, with the body. `everywhere`: on all addresses of this host instead of loopback only. On loopback a
-    request must be for this host: a page that a browser shows has another one's name in its `Host`.
+    `answer`: the response to GET of a path that `routes` do not serve, by path with query and Authorization;
+    `put`: the same for PUT, with the body. `everywhere`: on all addresses of this host instead of loopback only. On
+    loopback a request must be for this host: a page that a browser shows has another one's name in its `Host`.
     `is_held`: another process holds `port` and shares it. Raises PortTaken.
     """
 
@@ -64,7 +64,7 @@ class LauncherHttpServer:
         port: int,
         answer: Callable[[str, str], Answer],
         put: Callable[[str, str, bytes], Answer],
-        page: LauncherPageServer | None,
+        routes: Collection[HttpRoutes] = (),
         *,
         everywhere: bool = False,
         is_held: bool = False,
@@ -73,8 +73,10 @@ class LauncherHttpServer:
             listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
         except OSError as exc:
             raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
-        self._server = _LimitedHttpServer(listening, _launcher_http_handler(answer, put, page, is_local=not everywhere))
-        self._page = page
+        self._server = _LimitedHttpServer(
+            listening, _launcher_http_handler(answer, put, routes, is_local=not everywhere)
+        )
+        self._routes = tuple(routes)
         self.port: int = listening.getsockname()[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="ringtrain-http", daemon=True
@@ -83,8 +85,8 @@ class LauncherHttpServer:
 
     def close(self) -> None:
         """Stop serving; open pages have seen the last state, if their readers took it."""
-        if self._page is not None:
-            self._page.close(_LAST_STATE_S)
+        for routes in self._routes:
+            routes.close(_LAST_STATE_S)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -118,7 +120,7 @@ class StatusServer(LauncherHttpServer):
         hear_pods: HearPods | None = None,
         hear_sites: HearSites | None = None,
         is_held: bool = False,
-        page: LauncherPageServer | None = None,
+        routes: Collection[HttpRoutes] = (),
     ) -> None:
         registry = CollectorRegistry()
         registry.register(LauncherStatusCollector(status))
@@ -157,7 +159,7 @@ class StatusServer(LauncherHttpServer):
                 return 422, "text/plain", f"{exc}\n".encode()
             return 204, "text/plain", b""
 
-        super().__init__(port, answer, put, page, everywhere=everywhere, is_held=is_held)
+        super().__init__(port, answer, put, routes, everywhere=everywhere, is_held=is_held)
 
 
 def _no_status_listener(*_: object) -> None:
@@ -300,7 +302,7 @@ class _HttpRequestBeginning:
 def _launcher_http_handler(
     answer: Callable[[str, str], Answer],
     put: Callable[[str, str, bytes], Answer],
-    page: LauncherPageServer | None,
+    routes: Collection[HttpRoutes],
     *,
     is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:
@@ -322,9 +324,10 @@ def _launcher_http_handler(
         def do_GET(self) -> None:
             if self._is_for_another():
                 return
-            server = self.server
-            if page is not None and page.serves(self.path.partition("?")[0]) and isinstance(server, _LimitedHttpServer):
-                page.get(self, lambda: server.admit(self.request))
+            server, path = self.server, self.path.partition("?")[0]
+            chosen = next((one for one in routes if one.serves(path)), None)
+            if chosen is not None and isinstance(server, _LimitedHttpServer):
+                chosen.get(self, lambda: server.admit(self.request))
                 return
             self._send(*answer(self.path, self.headers.get("Authorization") or ""))
 

@@ -2,24 +2,24 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Outcome, RankPhase, RankState, Verdict
 from ringtrain_job.control.termination import failure_json
+from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.metrics import MOST_RANKS
+from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.throughput import GangThroughput, Progress
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.about import LogAboutFile
 from ringtrain_job.logs.printed import PrintedReportsChoice
-from ringtrain_job.logs.shipping import LogShipping
+from ringtrain_job.logs.samples import MachineSample
 from ringtrain_job.logs.store import LogStore
-from ringtrain_job.page.machine import PageMachines
-from ringtrain_job.page.metrics import PageMetrics
 
 
 class LauncherReports:
@@ -48,10 +48,10 @@ class LauncherStatusSnapshot:
 
     `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
     report came; `first_progress`: the first one. All by this host's clock: those of the ranks' hosts may be wrong.
-    `elastic`: gives the part of `/status` that only an elastic job has; `data`: that of one with data workers.
-    `metrics`, `machines`: what the page draws, under the lock of `reports`.
+    `backend`: starts the ranks, and has a part of `/status`; `data`: the part of a job with data workers.
+    `machines`: the newest sample of each worker, under the lock of `reports`.
     `about`: what runs, as far as anybody has said.
-    `shipping`: copies the logs to the job's object store, if it has one.
+    `observers`: what watches the attempt.
     `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
     """
 
@@ -64,33 +64,72 @@ class LauncherStatusSnapshot:
     last_progress: float | None = None
     first_progress: float | None = None
     started_from: tuple[int, str] | None = None
-    metrics: PageMetrics = field(default_factory=PageMetrics)
     about: LogAboutFile | None = None
-    machines: PageMachines = field(default_factory=PageMachines)
+    machines: dict[int, MachineSample] = field(default_factory=dict)
     verdict: Verdict | None = None
-    elastic: Callable[[], dict[str, Any]] | None = None
+    backend: Backend | None = None
     data: Callable[[], dict[str, Any]] | None = None
-    shipping: LogShipping | None = None
+    observers: Observers = field(default_factory=Observers)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the gang; in an elastic job those of the formation that was made last."""
-        return self.config.world_size if self.elastic is None else int(self.elastic()["ranks"])
+        """Ranks of the world that was made last."""
+        return self.config.world_size if self.backend is None else self.backend.ranks
 
-    def hear(self, rank: int, report: dict[str, Any]) -> list[int] | None:
-        """Take in a report; returns the steps that are complete by it, None where it does not count."""
+    def backend_status(self) -> Mapping[str, Any]:
+        """Return the backend's part of `/status`."""
+        return {} if self.backend is None else self.backend.status()
+
+    def follow(self) -> None:
+        """Take in what the log store has and what it will get, and pass that on to the observers."""
+        store = self.store
+        for sample in store.samples():
+            self._add_sample(sample)
+        for rank, report in store.rows():
+            self.add_report(rank, report)
+        with self.reports as reports:
+            self.first_progress = reports.first_report_time
+
+        def on_report(rank: int, report: dict[str, Any]) -> None:
+            self.add_report(rank, report)
+            self.observers.reported(rank, report)
+
+        def on_machine(sample: MachineSample) -> None:
+            self._add_sample(sample)
+            self.observers.measured(sample)
+
+        store.on_merged, store.on_report, store.on_machine = self.observers.wrote, on_report, on_machine
+        if self.about is not None:
+            store.on_about = self.about.add
+
+    def add_report(self, rank: int, report: dict[str, Any]) -> None:
+        """Take in a report."""
+        path = report.get("startedFrom")
+        if path is not None:  # no step; the first one counts
+            self.started_from = self.started_from or (int(report["step"]), path)
+            return
         with self.reports:
             counts, is_first = self.reports.voice.hear(rank, report)
             if not counts:
-                return None
+                return
             if is_first:
-                self.metrics = PageMetrics()
                 self.reports.start_over(1 if "printed" in report else self.config.world_size)
         self.last_progress = time.time()
         self.first_progress = self.first_progress or self.last_progress
         with self.reports as reports:
-            self.metrics.add(rank, report)
-            return reports.add(rank, report)
+            reports.add(rank, report)
+
+    def keep_ranks(self, ranks: Collection[int]) -> None:
+        """From now on the world has these ranks alone."""
+        with self.reports as reports:
+            reports.keep(ranks)
+            self.reports.voice.keep(ranks)
+        self.observers.world_changed(ranks)
+
+    def _add_sample(self, sample: MachineSample) -> None:
+        if sample.worker < self.config.workers:
+            with self.reports:
+                self.machines[sample.worker] = sample
 
     def reported_step(self) -> int:
         """The step that all ranks have reported; 0 before."""
@@ -115,7 +154,7 @@ class LauncherStatusSnapshot:
         view = self.gang.view()
         with self.reports as reports:
             ranks = [self._rank_json(reports, state) for state in view.ranks]
-            seen = [sample.document() for _, sample in sorted(self.machines.latest.items())]
+            seen = [sample.document() for _, sample in sorted(self.machines.items())]
         job = self._job_json(view, self._data_json())
         return {**job, "workers": self._workers_json(view), "ranks": ranks, "machines": seen}
 
@@ -167,10 +206,10 @@ class LauncherStatusSnapshot:
                 "directory": str(self.store.files.directory),
                 "lines": self.store.lines,
                 "dropped": self.store.dropped,
-                **({"shipping": self.shipping.state().document()} if self.shipping else {}),
+                **self.observers.status(),
             },
             "data": data,
-            **({} if self.elastic is None else {"elastic": self.elastic()}),
+            **self.backend_status(),
         }
 
     def _data_json(self) -> dict[str, Any] | None:

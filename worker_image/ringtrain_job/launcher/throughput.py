@@ -91,6 +91,7 @@ class GangThroughput:
         self._ranks_at: Counter[int] = Counter()
         self._latest: dict[int, Mapping[str, Any]] = {}
         self._first_report: float | None = None
+        self._begin: int | None = None
         self._first_end: float | None = None
         self._last_end: float | None = None
         self._timed_samples = 0.0
@@ -116,6 +117,7 @@ class GangThroughput:
         self._latest[rank] = report
         self._not_finite.add(rank, report)
         self._first_report = time if self._first_report is None else self._first_report
+        self._begin = step if self._begin is None else min(self._begin, step)
         self.last_report_time = max(time, self.last_report_time or time)
         self._samples += float(report.get("samples") or 0)
         if step > self._closed:
@@ -210,6 +212,23 @@ class GangThroughput:
             not_finite=not_finite,
             printed="printed" in report,
         )
+
+    @property
+    def first_report_time(self) -> float | None:
+        """The time of the first report, by the clock of its rank's host; None before it."""
+        return self._first_report
+
+    @property
+    def complete_step(self) -> int:
+        """The newest step that was complete on all reporting ranks; -1 before the first."""
+        return self._closed
+
+    def left_s(self, progress: Progress) -> float | None:
+        """Return the seconds from the last report to the last step, at the mean pace; None where it is unknown."""
+        first, last, begin = self._first_report, self.last_report_time, self._begin or 0
+        if not progress.total_steps or first is None or last is None or progress.step <= begin:
+            return None
+        return max(0, progress.total_steps - progress.step) * (last - first) / (progress.step - begin)
 
     @property
     def first_bad_loss(self) -> NotFinite | None:

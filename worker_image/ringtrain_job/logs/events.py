@@ -36,9 +36,9 @@ class LogEventsFile:
         self._kinds = {str(event.get("kind")) for event in before}
         self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
-    def see(self, phase: str, elastic: Mapping[str, Any] | None, why: str = "") -> None:
+    def see(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
         """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
-        now = elastic or {}
+        now = backend.get("elastic", {})
         known = now if self._elastic is None else self._elastic
         if now.get("degraded") and not known.get("degraded"):
             self._record_event("Loss", "a rank was lost, or fewer train than are wanted")

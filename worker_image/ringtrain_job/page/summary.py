@@ -30,7 +30,7 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
 
     `metrics`: of this attempt, if they are known already.
     """
-    metrics = metrics or _read_metrics(files)
+    metrics = metrics or read_page_metrics(files, PrintedReportsChoice())
     members, outcome = read_log_members(files), read_outcome(files)
     if members:
         metrics.keep(members)
@@ -128,11 +128,12 @@ def _page_ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, last
 
 
-def _read_metrics(files: AttemptFiles) -> PageMetrics:
-    metrics, voice = PageMetrics(), PrintedReportsChoice()
+def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> PageMetrics:
+    """Return the figures of the reports that were stored; `choice` has heard them then."""
+    metrics = PageMetrics()
     for report in _page_reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
-            counts, is_first = voice.hear(rank := int(report["rank"]), report)
+            counts, is_first = choice.hear(rank := int(report["rank"]), report)
             metrics = PageMetrics() if is_first else metrics
             if counts:
                 metrics.add(rank, report)

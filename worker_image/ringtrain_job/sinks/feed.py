@@ -6,6 +6,7 @@ then for some seconds.
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -14,14 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ringtrain.errors import quoted
+from ringtrain.shared import contract
 from ringtrain.shared.masking import without_secrets
 from ringtrain.shared.processes import end_child, start_child
+from ringtrain_job.launcher.observers import AttemptObserver
+from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import follow_log, read_outcome
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.sinks.base import Sink, SinkAttempt
+from ringtrain_job.sinks.base import Sink, SinkAttempt, check_sink
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +113,7 @@ def is_sink_attempt_ended(files: AttemptFiles) -> bool:
     return Path(files.outcome).exists()
 
 
-class SinkProcesses:
+class SinkProcesses(AttemptObserver):
     """Starts a process for each sink of `names`. `close` it once the outcome is written."""
 
     def __init__(self, names: Sequence[str], files: AttemptFiles, ranks: int, env: Mapping[str, str]) -> None:
@@ -127,3 +132,13 @@ class SinkProcesses:
         for name, process in self._processes.items():
             if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(self._files):
                 log.warning("%s did not take the end of the run in time", name)
+
+
+def open_sinks(attempt: Attempt) -> SinkProcesses | None:
+    """Return the observer of a launcher that was given sinks. Raises ConfigurationError for one that is unknown."""
+    names = attempt.config.sinks
+    for name in names:
+        check_sink(name, f"{contract.ENV_SINKS}={quoted(','.join(names))}")
+    if not names or attempt.is_over:
+        return None
+    return SinkProcesses(names, attempt.files, attempt.config.world_size, os.environ)

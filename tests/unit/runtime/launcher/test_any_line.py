@@ -26,7 +26,8 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.console import LauncherConsole
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.http import StatusServer
-from ringtrain_job.launcher.progress import follow_reports, say_total
+from ringtrain_job.launcher.observers import Observers
+from ringtrain_job.launcher.progress import ConsoleObserver
 from ringtrain_job.launcher.service import LauncherCoordinatorService
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
@@ -166,7 +167,8 @@ def _launcher(directory: Path, console: int) -> tuple[LauncherStatusSnapshot, La
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
     snapshot = LauncherStatusSnapshot(CONFIG, LauncherGang(CONFIG, time.monotonic), store, LauncherReports(2))
     shown = LauncherConsole(console)
-    follow_reports(snapshot, shown)
+    snapshot.observers = Observers([ConsoleObserver(snapshot, shown)])
+    snapshot.follow()
     return snapshot, shown
 
 
@@ -184,7 +186,7 @@ def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: b
 
 
 def _everything_is_shown(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
-    say_total(snapshot, console)
+    snapshot.observers.ended(Verdict(Outcome.SUCCEEDED, 0, 2))
     console.close(10.0)
     with closing(StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)) as server:
         status = json.loads(_get(server.port, "/status"), parse_constant=pytest.fail)

@@ -13,14 +13,18 @@ from support.small_job import Clock, environment
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.elastic import LauncherElasticWorld
+from ringtrain_job.launcher.elastic import ElasticBackend
 from ringtrain_job.launcher.formation import FormationPhase
 from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.observers import Observers
+from ringtrain_job.launcher.registry import Attempt, BackendContext
+from ringtrain_job.launcher.ring import RingBackend
 from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
+from ringtrain_job.page.observer import PageObserver
 
 JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 
@@ -43,9 +47,8 @@ class Job:
         self.snapshot = LauncherStatusSnapshot(
             self.config, self.gang, self.store, LauncherReports(self.config.world_size)
         )
-        assert self.config.elastic is not None
-        self.world = LauncherElasticWorld(self.config, self.config.elastic, self.snapshot, self.clock, sites=sites)
-        self.snapshot.elastic = self.world.status
+        context = BackendContext(self.snapshot, sites or WorkerSites({}, False))
+        self.world = self.snapshot.backend = ElasticBackend(context, self.clock)
 
     def close(self) -> None:
         self.store.close()
@@ -161,7 +164,7 @@ def test_each_world_names_the_sites_of_its_nodes(start: Start) -> None:
 
 def test_a_status_without_formations_has_no_word_of_them(job: Job) -> None:
     """What reads /status of other jobs reads what it always did."""
-    job.snapshot.elastic = None
+    job.snapshot.backend = RingBackend(BackendContext(job.snapshot, WorkerSites({}, False)))
     assert "elastic" not in job.snapshot.status()
     assert job.snapshot.status()["worldSize"] == 6
 
@@ -209,7 +212,7 @@ def test_another_launcher_process_goes_on(start: Start) -> None:
     assert not prepare.urgent
     job.close()
     again = start()
-    assert again.world.status()["phase"] == FormationPhase.PREPARING
+    assert again.world.status()["elastic"]["phase"] == FormationPhase.PREPARING
     told = again.order()
     assert isinstance(told, Prepare)
     assert (told.formation, told.slots, told.urgent) == (2, (0, 1, 2, 3), False)
@@ -218,24 +221,26 @@ def test_another_launcher_process_goes_on(start: Start) -> None:
 
 def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
     """The time in which it was made is no step's, and slots that are not in it have no bar and no step."""
+    page = PageObserver(Attempt(job.snapshot))
+    job.snapshot.observers = Observers([page])
     job.form(0, 1, 2)
     for step in (0, 1, 2):
-        _report(job, range(6), step, float(step))
+        _report(page, range(6), step, float(step))
     job.world.ask(2)
     prepare = job.order()
     for index in range(3):
         job.say(index, prepare.number, parked=True)
     assert isinstance(job.order(), Form)
     for step in (3, 4):
-        _report(job, range(4), step, 97.0 + step)
-    metrics = job.snapshot.metrics
+        _report(page, range(4), step, 97.0 + step)
+    metrics = page.metrics
     assert [metrics.times.of(slot) for slot in range(6)] == [{"compute": 0.5, "reduction": 0.5}] * 4 + [None] * 2
     assert metrics.steps == dict.fromkeys(range(4), 4)
 
 
-def _report(job: Job, slots: Iterable[int], step: int, time: float) -> None:
+def _report(page: PageObserver, slots: Iterable[int], step: int, time: float) -> None:
     for slot in slots:
-        job.snapshot.metrics.add(slot, {"step": step, "time": time, "reductionWait": 0.5})
+        page.reported(slot, {"step": step, "time": time, "reductionWait": 0.5})
 
 
 def test_notes_that_cannot_be_read(start: Start) -> None:
@@ -326,7 +331,7 @@ def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
         form = job.order()
         assert isinstance(form, Form)
         assert ("no rank is left" in caplog.text) != survivors
-        said = job.world.status()["stateLost"]
+        said = job.world.status()["elastic"]["stateLost"]
         assert (said is None) == survivors
         job.say(0, form.number, life=prepare.formation, formation=form.world.formation, joined=True)
         job.say(1, form.number, life=life, formation=form.world.formation, joined=True)
@@ -368,7 +373,7 @@ def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog
         job.say(1, form.number, formation=formation, parked=True, unshared=True, committed=5)
     said = "training goes on from commit 5; what was done since, up to step 7, is lost"
     assert caplog.text.count(said) == 1
-    assert said in job.world.status()["stateLost"]["message"]
+    assert said in job.world.status()["elastic"]["stateLost"]["message"]
 
 
 def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:

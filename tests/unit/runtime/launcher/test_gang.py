@@ -123,6 +123,7 @@ def test_slots_show_what_is_new_and_keep_the_rest() -> None:
     """Where nothing is new they are the same objects; silence, orders and new states show at once."""
     clock = Clock()
     gang = LauncherGang(ELASTIC, clock)
+    gang.vacancy_s = ELASTIC.vacancy_s
     for index in range(2):
         gang.register(worker(index))
         gang.attach(index, "first")
@@ -157,6 +158,7 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
 def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
     """Whatever was seen before: ranks that start and end, and a worker that is replaced."""
     gang = LauncherGang(ELASTIC, Clock())
+    gang.vacancy_s = ELASTIC.vacancy_s
     for index in range(2):
         gang.register(worker(index))
     gang.sync(1, "first", AgentState((RankState(2, RankPhase.RUNNING), RankState(3, RankPhase.RUNNING))))
@@ -181,6 +183,7 @@ def ended(phase: RankPhase, code: int, order: int) -> AgentState:
 def test_a_rank_that_runs_again_and_fails() -> None:
     """A script's second mpirun: its ranks are other processes, whose ends count."""
     gang = LauncherGang(MPI, Clock())
+    gang.ranks_move = True
     gang.register(worker(0))
     gang.sync(0, "first", ended(RankPhase.SUCCEEDED, 0, 2))
     gang.sync(0, "first", ended(RankPhase.FAILED, 3, 4))
@@ -190,6 +193,7 @@ def test_a_rank_that_runs_again_and_fails() -> None:
 def test_a_rank_that_failed_and_runs_again() -> None:
     """Its failure stays, whatever a script starts after it and however soon that ends well."""
     gang = LauncherGang(MPI, Clock())
+    gang.ranks_move = True
     gang.register(worker(0))
     gang.sync(0, "first", ended(RankPhase.FAILED, 3, 1))
     gang.sync(0, "first", ended(RankPhase.SUCCEEDED, 0, 2))
@@ -200,6 +204,7 @@ def test_a_rank_that_failed_and_runs_again() -> None:
 def test_a_rank_that_runs_again_on_another_worker() -> None:
     """A script's second mpirun may map ranks as the first one did not; where a rank was seen last, it is."""
     gang = LauncherGang(MPI, Clock())
+    gang.ranks_move = True
     for index in range(2):
         gang.register(worker(index))
     first = AgentState((RankState(2, RankPhase.WAITING), RankState(1, RankPhase.SUCCEEDED, 0, exit_order=1)))

@@ -15,7 +15,8 @@ from ringtrain_job.control.model import RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.console import LauncherConsole
 from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.launcher.progress import follow_reports
+from ringtrain_job.launcher.observers import Observers
+from ringtrain_job.launcher.progress import ConsoleObserver
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
@@ -36,7 +37,8 @@ def console() -> Iterator[LauncherConsole]:
 def begin(directory: Path, console: LauncherConsole) -> LauncherStatusSnapshot:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
     snapshot = LauncherStatusSnapshot(CONFIG, LauncherGang(CONFIG, time.monotonic), store, LauncherReports(1))
-    follow_reports(snapshot, console)
+    snapshot.observers = Observers([ConsoleObserver(snapshot, console)])
+    snapshot.follow()
     return snapshot
 
 
@@ -64,7 +66,8 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Launch
     assert gang.register(joined) is None
     store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
     snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(4))
-    follow_reports(snapshot, console)
+    snapshot.observers = Observers([ConsoleObserver(snapshot, console)])
+    snapshot.follow()
     assert snapshot.status()["runningSince"] is None
     for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
         data = json.dumps({"step": step, "time": at}).encode() + b"\n"

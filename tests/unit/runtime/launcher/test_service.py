@@ -63,6 +63,7 @@ class Served:
 
     def __init__(self, directory: Path, config: LauncherConfig = CONFIG) -> None:
         self.gang = LauncherGang(config, time.monotonic)
+        self.gang.vacancy_s = config.vacancy_s if config.elastic else 0.0
         self.store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
         self.service = LauncherCoordinatorService(self.gang, self.store, 1)
 

@@ -7,16 +7,16 @@ how much is held); what the receiver did not take is counted, and said when the 
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain_job.control.model import JobIdentity, RankPhase, RankState, Verdict
-from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.observers import AttemptObserver
+from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.records import rank_of_line
-from ringtrain_job.logs.store import LogStore
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,14 @@ _CLOSE_S: Final = 5.0
 _ENDED: Final = (RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED)
 
 
-class OtlpTelemetry:
-    """Sends what is told to it. Nothing here waits for the receiver but `close`, and that for some seconds."""
+class OtlpTelemetry(AttemptObserver):
+    """Sends lines, reports and ranks' lives. Only `close` waits for the receiver, for some seconds."""
 
-    def __init__(self, signals: tuple[str, ...], job: JobIdentity) -> None:
-        """Raises ConfigurationError where the SDK is not installed."""
+    def __init__(self, signals: tuple[str, ...], job: JobIdentity, view: Callable[[], GangView]) -> None:
+        """`view`: returns the gang as it is now. Raises ConfigurationError where the SDK is not installed."""
+        self._view = view
         try:
-            from ringtrain_job.launcher import otlp
+            from ringtrain_job.sinks import otlp
         except ImportError as exc:
             raise ConfigurationError(
                 f"{contract.ENV_OTEL}={','.join(signals)} needs OpenTelemetry's SDK where the launcher runs "
@@ -55,19 +56,18 @@ class OtlpTelemetry:
         self._reported: dict[int, tuple[int, float]] = {}
         self._shown: dict[int, float] = {}
 
-    def lines(self, merged: bytes) -> None:
-        """Lines of the merged log, each behind its rank."""
+    def wrote(self, lines: bytes) -> None:
         if self._lines is None:
             return
-        for line in merged.splitlines():
+        for line in lines.splitlines():
             rank = rank_of_line(line)
             text = line.partition(b" ")[2] if rank is not None else line
             span = self._ranks.get(-1 if rank is None else rank, (0, self._attempt))[1]
             where = {} if rank is None else {"ringtrain.rank": rank}
             self._lines.emit(text.decode("utf-8", "replace"), where, span)
 
-    def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """A rank has reported a step: a span from the report before to this one, at most one a second."""
+    def reported(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Send the step of a rank: a span from the report before to this one, at most one a second."""
         if self._spans is None or report.get("startedFrom") is not None:
             return
         step, now = int(report["step"]), float(report["time"])
@@ -81,8 +81,8 @@ class OtlpTelemetry:
         parent = self._ranks.get(rank, (0, self._attempt))[1]
         self._spans.start(f"step {step}", parent, about, before[1]).end(int(now * 1e9))
 
-    def look(self, view: GangView) -> None:
-        """The gang as it is now: ranks that have begun or ended begin or end their spans."""
+    def changed(self, view: GangView) -> None:
+        """Begin and end the spans of ranks that have begun and ended."""
         if self._spans is None:
             return
         for state in view.ranks:
@@ -105,11 +105,10 @@ class OtlpTelemetry:
             self._spans.fail(span, state.message or f"rank {state.rank} failed")
         span.end()
 
-    def end(self, view: GangView, verdict: Verdict | None) -> None:
-        """The attempt is over; None: for this launcher, and another one goes on with it."""
+    def ended(self, verdict: Verdict | None) -> None:
         if self._spans is None:
             return
-        self.look(view)
+        self.changed(self._view())
         for _, span in self._ranks.values():
             span.end()
         if verdict is not None:
@@ -133,20 +132,9 @@ class OtlpTelemetry:
                 log.warning(text, part.lost, part.given, name)
 
 
-def open_telemetry(config: LauncherConfig, store: LogStore) -> OtlpTelemetry | None:
-    """What is told of every line and report from now on, beside those who are told already; None: nobody asked."""
-    if not config.otel:
+def open_telemetry(attempt: Attempt) -> OtlpTelemetry | None:
+    """Return the observer of a launcher that was asked for OpenTelemetry."""
+    config = attempt.config
+    if not config.otel or attempt.is_over:
         return None
-    telemetry = OtlpTelemetry(config.otel, config.job)
-    show, count = store.on_merged, store.on_report
-
-    def on_merged(merged: bytes) -> None:
-        show(merged)
-        telemetry.lines(merged)
-
-    def on_report(rank: int, report: dict[str, Any]) -> None:
-        count(rank, report)
-        telemetry.report(rank, report)
-
-    store.on_merged, store.on_report = on_merged, on_report
-    return telemetry
+    return OtlpTelemetry(config.otel, config.job, attempt.status.gang.view)

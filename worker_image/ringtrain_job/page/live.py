@@ -1,33 +1,44 @@
 """The page of a job that runs: what it shows now, as the launcher knows it."""
 
 import json
+import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from ringtrain.shared.formats import clean_json
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.logs.events import read_log_events
+from ringtrain_job.page.machine import PageMachines
+from ringtrain_job.page.metrics import PageMetrics
 from ringtrain_job.page.summary import other_attempts, page_start_parts
 
 # What the page calls a rank, by what the launcher calls it.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
 
 
-class LauncherLivePage:
+class PageFigures(Protocol):
+    """What the page draws, to be read under `lock`."""
+
+    lock: threading.Lock
+    metrics: PageMetrics
+    machines: PageMachines
+
+
+class LivePage:
     """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
 
-    def __init__(self, snapshot: LauncherStatusSnapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: LauncherStatusSnapshot, figures: PageFigures) -> None:
+        self._snapshot, self._figures = snapshot, figures
         self._others = other_attempts(snapshot.store.files)
 
     def document(self) -> dict[str, Any]:
         """What the page shows, without the log. NaN and infinities are None."""
         snapshot = self._snapshot
         job, verdict = snapshot.config.job, snapshot.verdict
-        with snapshot.reports as reports:
-            progress, speed, metrics = reports.progress(), reports.speed(), snapshot.metrics
+        with self._figures.lock, snapshot.reports as reports:
+            progress, speed, metrics = reports.progress(), reports.speed(), self._figures.metrics
             curves, axes, left_out = metrics.curves(), metrics.axes(), metrics.left_out
             states = snapshot.gang.view().ranks
             running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
@@ -42,7 +53,7 @@ class LauncherLivePage:
                 for state in states
             ]
             straggler = reports.times.straggler()
-            machine = snapshot.machines.document()
+            machine = self._figures.machines.document()
             began, last, begin = metrics.first, metrics.last, metrics.begin
         failure = verdict.failure if verdict else None
         outcome = {
@@ -83,7 +94,7 @@ class LauncherLivePage:
             "ranks": ranks,
             "slowest": slowest,
             "straggler": None if straggler is None else vars(straggler),
-            "elastic": None if snapshot.elastic is None else snapshot.elastic(),
+            "elastic": snapshot.backend_status().get("elastic"),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
             "events": (events := read_log_events(snapshot.store.files)),
             "start": page_start_parts(events),

@@ -1,0 +1,103 @@
+"""What watches an attempt: found by entry points, called in order, dropped when it fails."""
+
+import subprocess
+import time
+from contextlib import ExitStack
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from support.small_job import environment
+
+from ringtrain_job.control.model import Outcome, Verdict
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.observers import AttemptObserver, Observers
+from ringtrain_job.launcher.registry import BACKENDS, OBSERVERS, Attempt, BackendContext, open_backend, open_observers
+from ringtrain_job.launcher.sites import WorkerSites
+from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.store import LogStore
+
+ROOT = Path(__file__).parents[4]
+
+
+def small_status(directory: Path, **settings: str) -> LauncherStatusSnapshot:
+    config = LauncherConfig.from_env(environment(1, **settings))
+    store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
+    return LauncherStatusSnapshot(config, LauncherGang(config, time.monotonic), store, LauncherReports(1))
+
+
+class Noted(AttemptObserver):
+    """Notes its calls, and fails in those that `fails` names."""
+
+    def __init__(self, order: int, calls: list[str], fails: str = "") -> None:
+        self.order, self._calls, self._fails = order, calls, fails
+
+    def _note(self, what: str) -> None:
+        self._calls.append(f"{self.order} {what}")
+        if what == self._fails:
+            raise ValueError(what)
+
+    def wrote(self, lines: bytes) -> None:
+        self._note("wrote")
+
+    def ended(self, verdict: Verdict | None) -> None:
+        self._note("ended")
+
+    def close(self) -> None:
+        self._note("close")
+
+
+def test_calls_come_in_order() -> None:
+    """By `order`, whatever the entry points are called."""
+    calls: list[str] = []
+    observers = Observers([Noted(20, calls), Noted(10, calls)])
+    observers.wrote(b"line\n")
+    observers.ended(None)
+    assert calls == ["10 wrote", "20 wrote", "10 ended", "20 ended"]
+
+
+def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged once, and the others go on."""
+    calls: list[str] = []
+    observers = Observers([Noted(10, calls, fails="wrote"), Noted(20, calls)])
+    for _ in range(2):
+        observers.wrote(b"line\n")
+    observers.ended(Verdict(Outcome.SUCCEEDED, 0))
+    assert calls == ["10 wrote", "20 wrote", "20 wrote", "20 ended"]
+    assert [record.message for record in caplog.records] == ["Noted failed and is off from now on; the job goes on"]
+
+
+def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
+    """A job that asks for nothing has the console; an attempt that is over has none."""
+    status = small_status(tmp_path)
+    assert {point.name for point in entry_points(group=OBSERVERS)} >= {"console", "page", "shipping", "timeline"}
+    assert {point.name for point in entry_points(group=BACKENDS)} >= {"20-elastic", "90-ring"}
+    with ExitStack() as stack:
+        opened = open_observers(Attempt(status), stack)
+        assert "ConsoleObserver" in [type(one).__name__ for one in opened._observers]
+        assert not open_observers(Attempt(status, is_over=True), stack)._observers
+    status.store.close()
+
+
+@pytest.mark.parametrize(("settings", "kind"), [({}, "RingBackend"), ({"ELASTIC": "Replace"}, "ElasticBackend")])
+def test_the_backend_that_takes_the_job(tmp_path: Path, settings: dict[str, str], kind: str) -> None:
+    """By its configuration."""
+    status = small_status(tmp_path, **settings)
+    backend = open_backend(BackendContext(status, WorkerSites({}, False)))
+    assert type(backend).__name__ == kind
+    status.store.close()
+
+
+@pytest.mark.parametrize("file", ["main", "gang", "observers", "backend", "registry"])
+def test_the_core_names_no_feature(file: str) -> None:
+    """Neither in an import nor in a condition nor in a comment."""
+    words = "mpi|elastic|telemetry|otlp|sinks|shipping|timeline|console|diloco|tensorboard|mlflow"
+    found = subprocess.run(
+        ["grep", "-inwE", words, ROOT / f"worker_image/ringtrain_job/launcher/{file}.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout == ""

@@ -1,0 +1,138 @@
+"""The backend of a ring job: all agents register, the gang starts at once, and ends as its ranks do."""
+
+import logging
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringtrain.errors import some_of
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
+from ringtrain_job.launcher.backend import AskWorkers, HandOver, StopRequest
+from ringtrain_job.launcher.gang import make_world
+from ringtrain_job.launcher.registry import BackendContext
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
+
+log = logging.getLogger(__name__)
+
+
+class RingBackend:
+    """Waits for all agents, starts the gang, and watches it."""
+
+    ask: AskWorkers | None = None
+
+    def __init__(self, context: BackendContext) -> None:
+        self._config, self._gang, self._sites = context.config, context.gang, context.sites
+        self._status = context.status
+        self._began = time.monotonic()
+        self._is_running = False
+        self._patience = VerdictPatience(self._config.lost_after_s, self._config.settle_s)
+
+    @property
+    def ranks(self) -> int:
+        return self._config.world_size
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def tick(self) -> Verdict | None:
+        if self._is_running:
+            return self.decide(self._gang.view(), time.monotonic(), self._patience)
+        if self._gang.registered < self._config.workers or self._awaits_sites:
+            return self._late()
+        verdict = self._refusal()
+        if verdict is None:
+            self._start()
+        return verdict
+
+    def requested_to_stop(self, request: StopRequest) -> Verdict | HandOver | None:
+        return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, self._gang.view().succeeded)
+
+    def stop(self, verdict: Verdict) -> None:
+        self._gang.give(Stop(verdict))
+
+    def is_quiet(self) -> bool:
+        return self._gang.all_drained()
+
+    def close(self) -> None:
+        """Nothing was started here: agents end their ranks."""
+
+    def status(self) -> Mapping[str, Any]:
+        return {}
+
+    def decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
+        """Return how the attempt ended; None while that is open."""
+        return with_warning(view, decide_verdict(view, now, patience))
+
+    def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
+        """Return `workers`, given by index, in the order of their ranks."""
+        return list(workers)
+
+    def started(self, members: Sequence[Registration]) -> None:
+        """Agents have the order to start; `members` in the order of their ranks."""
+
+    def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
+        """Return why ranks that a launcher before this one started cannot go on; None: they can."""
+        fresh = self._gang.fresh_workers()
+        return _restarted_inside(view, fresh[0]) if fresh else None
+
+    def _start(self) -> None:
+        registrations = self._gang.registrations()
+        members = self.in_rank_order([registrations[index] for index in sorted(registrations)])
+        self._gang.give(Start(make_world(members, self._sites.by_index)))
+        self._status.running_since = time.time()
+        self._is_running = True
+        log.info("all workers are here; ranks: %d", self._config.world_size)
+        self.started(members)
+
+    def _late(self) -> Verdict | None:
+        # Agents whose ranks run already come back at once after a launcher was restarted, or never.
+        patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
+        if time.monotonic() - self._began < min(patience, self._config.start_timeout_s):
+            return None
+        return self._not_assembled()
+
+    def _refusal(self) -> Verdict | None:
+        if homeless := [index for index, site in sorted(self._sites.by_index.items()) if not site]:
+            return self._without_site(homeless[0])
+        return self.refusal_of_running_ranks(self._gang.view()) if self._gang.any_rank_started() else None
+
+    @property
+    def _awaits_sites(self) -> bool:
+        return bool(self._config.site_label) and len(self._sites.by_index) < self._config.workers
+
+    def _not_assembled(self) -> Verdict:
+        config, here = self._config, self._gang.registrations()
+        missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
+        noun = "worker" if config.workers == 1 else "workers"
+        message = (
+            f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
+            f"{some_of(missing)}"
+            if missing
+            else f"the operator did not say within {config.start_timeout_s:g} s at which sites the workers are "
+            f"(networking.sites: {config.site_label}); it needs the right to get nodes"
+        )
+        failure = Failure(Reason.NOT_ASSEMBLED, message)
+        return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
+
+    def _without_site(self, worker: int) -> Verdict:
+        agent = self._gang.registrations()[worker]
+        message = (
+            f"node {agent.node} of {agent.pod} has no label {self._config.site_label}, which names its site "
+            "(networking.sites); label it, or keep workers away from it"
+        )
+        failure = Failure(Reason.BAD_CONFIGURATION, message, pod=agent.pod, node=agent.node)
+        return Verdict(Outcome.FAILED, contract.EXIT_BAD_CONFIGURATION, failure=failure)
+
+
+def open_ring(context: BackendContext) -> RingBackend:
+    """Return the backend that takes every job."""
+    return RingBackend(context)
+
+
+def _restarted_inside(view: GangView, worker: int) -> Verdict:
+    lost = view.workers[worker]
+    message = f"worker {worker} (pod {lost.pod}) was restarted while the others' ranks were running"
+    failure = Failure(Reason.AGENT_LOST, message, worker * view.slots, lost.pod, lost.node)
+    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)

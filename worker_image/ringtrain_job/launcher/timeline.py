@@ -1,0 +1,38 @@
+"""The ranks' timeline, kept beside the attempt's logs: the next run overwrites the original."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+from ringtrain_job.control.model import Verdict
+from ringtrain_job.launcher.observers import AttemptObserver
+from ringtrain_job.launcher.registry import Attempt
+
+log = logging.getLogger(__name__)
+
+
+class TimelineCopy(AttemptObserver):
+    """Links or copies the timeline at the end of the attempt."""
+
+    order = 40
+
+    def __init__(self, attempt: Attempt, timeline: Path) -> None:
+        self._timeline, self._kept = timeline, attempt.files.timeline
+
+    def ended(self, verdict: Verdict | None) -> None:
+        if verdict is None or not self._timeline.is_file() or self._kept.exists():
+            return
+        try:
+            os.link(self._timeline, self._kept)
+        except OSError:  # another file system
+            try:
+                shutil.copyfile(self._timeline, self._kept)
+            except OSError as exc:
+                log.error("%s could not be copied to %s: %s", self._timeline, self._kept, exc)
+
+
+def open_timeline(attempt: Attempt) -> TimelineCopy | None:
+    """Return the observer of a run whose ranks write a timeline."""
+    timeline = attempt.config.timeline
+    return None if timeline is None or attempt.is_over else TimelineCopy(attempt, timeline)
