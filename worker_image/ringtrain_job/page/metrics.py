@@ -62,12 +62,6 @@ class PageMetrics:
             else:
                 self.left_out = True
 
-    def left_s(self, step: int) -> float | None:
-        """Seconds from the last report until the last step, after `step`, at the pace so far; None: not known."""
-        if not self.total_steps or self.first is None or self.last is None or step <= (self.begin or 0):
-            return None
-        return max(0, self.total_steps - step) * (self.last - self.first) / (step - (self.begin or 0))
-
     def keep(self, ranks: Collection[int]) -> None:
         """Forget where other ranks were, and where their time went: they are not in the world any more."""
         self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
