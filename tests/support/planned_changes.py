@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from support import planned_training
+from support.asking import ask
 from support.deadlines import patient
 from support.elastic_pods import GuardedGang
 from support.elastic_training import ledger_of
 from support.gang import GangProcesses, PodProcess
-from support.http import ask
 from support.planned_training import STEPS
 from support.seeds import play_histories
 

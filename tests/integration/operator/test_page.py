@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from support.apiserver import ControlPlane
+from support.asking import ask
 from support.browser import open_browser
 from support.cluster import Cluster, real_cluster
-from support.http import ask
 from support.jobs import python_job, state
 from support.kubelet import ProcessRuntime
 from support.scenario import operated

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support import elastic_rank
+from support.asking import ask
 from support.gang import GangProcesses, PodProcess, until
-from support.http import ask
 
 RANK = (sys.executable, str(Path(elastic_rank.__file__)))
 MakeGang = Callable[..., GangProcesses]

@@ -14,8 +14,8 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from support.asking import ask
 from support.deadlines import patient
-from support.http import ask
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
