@@ -8,13 +8,12 @@ files.
 import base64
 import errno
 import hashlib
-import importlib
 import json
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, Self, TypeGuard, runtime_checkable
+from typing import Any, BinaryIO, Final, TypeGuard
 
 import numpy as np
 from numpy.lib import format as npy
@@ -22,10 +21,10 @@ from numpy.typing import NDArray
 
 from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain._core.wire.dtypes import dtype_of, is_made_of_its_name
+from ringtrain.checkpoint.codecs import decoder_of, encoder_of
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 REFERENCE: Final = "$array"
-_TENSOR: Final = "$tensor"
 # Booleans and numbers: types that their name says wholly.
 _KINDS: Final = "biufc"
 _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
@@ -36,21 +35,6 @@ _EXPECTED: Final = (
 )
 
 Arrays = dict[str, NDArray[Any]]
-
-
-@runtime_checkable
-class CheckpointTorchTensor(Protocol):
-    """What torch's tensors have, whether torch is here or not: a way to the host, and to numpy from there."""
-
-    dtype: Any
-
-    def detach(self) -> Self: ...
-    def cpu(self) -> Self: ...
-    def float(self) -> Self: ...
-    def resolve_conj(self) -> Self: ...
-    def resolve_neg(self) -> Self: ...
-    def view(self, dtype: Any) -> Self: ...
-    def numpy(self) -> NDArray[Any]: ...
 
 
 def split(state: Any) -> tuple[Any, Arrays]:
@@ -78,7 +62,7 @@ def _split_state(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
 
 
 def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
-    """The state that `split` took apart. `lazy`: `arrays` are not read yet, and stand for tensors, too."""
+    """Return the state that `split` took apart. `lazy`: `arrays` are not read yet, and stand for a framework's, too."""
     if isinstance(tree, list):
         return [join(one, arrays, lazy) for one in tree]
     if not isinstance(tree, dict):
@@ -89,13 +73,29 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
     content = tree[kind]
     if kind == REFERENCE:
         return arrays[content]
-    if kind == _TENSOR:
-        return arrays[content] if lazy else _checkpoint_tensor(arrays[content], tree.get("dtype"))
     if kind in _MADE_OF_ITEMS:
         return _MADE_OF_ITEMS[kind](join(one, arrays, lazy) for one in content)
     if kind in _JOINED:
         return _JOINED[kind](join(content, arrays, lazy))
-    raise ConfigurationError(f"checkpoint: it holds a value of kind {kind!r}, which this ringtrain does not know")
+    return _decoded(kind, tree, arrays, lazy)
+
+
+def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy: bool) -> Any:
+    """Return a value that a codec has encoded; its array where that is not to be read yet, or the codec's framework is
+    not installed."""
+    content = tree[kind]
+    refers = isinstance(content, str) and content in arrays
+    if refers and lazy:
+        return arrays[content]
+    try:
+        codec = decoder_of(kind.removeprefix("$"))
+    except ModuleNotFoundError:
+        if refers:
+            return arrays[content]
+        raise
+    if codec is None:
+        raise ConfigurationError(f"checkpoint: it holds a value of kind {kind!r}, which this ringtrain does not know")
+    return codec.decode(kind.removeprefix("$"), tree, arrays[content] if refers else content)
 
 
 class _CheckpointSplitter:
@@ -107,8 +107,11 @@ class _CheckpointSplitter:
     def tree(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or type(value) in (str, int, float, bool):
             return value
-        if isinstance(value, CheckpointTorchTensor):
-            return self._tensor(value, path)
+        codec = encoder_of(value)
+        if codec is not None:
+            found = codec.encode(value, lambda array: self._keep(array, path))
+            if found is not None:
+                return dict(found)
         if isinstance(value, ArrayPart):
             return self._part(value, path)
         if _is_kept_in_checkpoint(value):
@@ -132,8 +135,6 @@ class _CheckpointSplitter:
 
     def _container(self, value: Any, path: tuple[str, ...]) -> Any:
         items = [self.tree(inner, (*path, str(index))) for index, inner in enumerate(value)]
-        if type(value).__module__.partition(".")[0] == "torch":
-            return {"$size": items}
         kind = next((kind for made, kind in _CONTAINERS.items() if isinstance(value, made)), None)
         return items if kind is None else {kind: items}
 
@@ -146,17 +147,9 @@ class _CheckpointSplitter:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, str | int | float):  # a class of one's own, such as an enum: json writes its value
             return value
-        if str(type(value)) in ("<class 'torch.dtype'>", "<class 'torch.device'>"):
-            return {f"${type(value).__name__}": str(value).removeprefix("torch.")}
         raise ConfigurationError(
             f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected {_EXPECTED}"
         )
-
-    def _tensor(self, tensor: CheckpointTorchTensor, path: tuple[str, ...]) -> Any:
-        array, dtype = _checkpoint_tensor_on_host(tensor)
-        if array is None:
-            return self._leaf(tensor, path)
-        return {_TENSOR: self._keep(array, path), **({"dtype": dtype} if dtype else {})}
 
     def _part(self, value: ArrayPart, path: tuple[str, ...]) -> Any:
         if not self._parts:
@@ -184,52 +177,11 @@ def _has_kept_dtype(value: NDArray[Any] | np.generic) -> bool:
     return is_made_of_its_name(dtype) and (dtype.kind in _KINDS or dtype.name == "bfloat16")
 
 
-def _checkpoint_tensor_on_host(tensor: CheckpointTorchTensor) -> tuple[NDArray[Any] | None, str]:
-    """The tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
-    host = tensor.detach().cpu()
-    name = str(host.dtype).removeprefix("torch.")
-    try:
-        if name == "bfloat16":  # unknown to numpy(); float32 has all of its values
-            return host.float().numpy().astype(dtype_of("bfloat16")), ""
-        if name.startswith("float8"):
-            return host.view(_torch_of_checkpoint().uint8).numpy(), name
-        return host.resolve_conj().resolve_neg().numpy(), ""
-    except (TypeError, RuntimeError):
-        return None, ""
-
-
-def _checkpoint_tensor(array: NDArray[Any], dtype: str | None) -> Any:
-    """`array` as a tensor; as it is where torch is not installed."""
-    try:
-        torch = _torch_of_checkpoint()
-    except ModuleNotFoundError:
-        return array
-    own = array if array.flags.writeable else array.copy()
-    if own.dtype.name == "bfloat16":
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-    tensor = torch.from_numpy(own)
-    return tensor.view(getattr(torch, dtype)) if dtype else tensor
-
-
-def _torch_of_checkpoint() -> Any:
-    """On first use: whoever has no tensors needs no torch."""
-    return importlib.import_module("torch")
-
-
 def _ordered_checkpoint_state(content: Any) -> Any:
     made = OrderedDict(content[0])
     if content[1] is not None:
         vars(made)["_metadata"] = content[1]
     return made
-
-
-def _checkpoint_dtype_name(name: str) -> Any:
-    """What makes of its text a value of torch's."""
-    return {
-        "$size": lambda items: _torch_of_checkpoint().Size(items),
-        "$dtype": lambda text: getattr(_torch_of_checkpoint(), text),
-        "$device": lambda text: _torch_of_checkpoint().device(text),
-    }[name]
 
 
 _JOINED: Final[dict[str, Any]] = {
@@ -238,7 +190,6 @@ _JOINED: Final[dict[str, Any]] = {
     "$scalar": lambda array: array[()],
     "$complex": lambda parts: complex(*parts),
     "$bytes": base64.b64decode,
-    **{name: _checkpoint_dtype_name(name) for name in ("$size", "$dtype", "$device")},
 }
 
 
