@@ -1,52 +1,51 @@
-"""`ringtrain`: one command, one subcommand a file. A new one is a click command added to `_COMMANDS`."""
+"""`ringtrain`: one command, one subcommand a file. A new one is a click command and a line in `cli/commands.py`."""
 
 import difflib
+import functools
 import importlib
 import logging
 import sys
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
 
 from ringtrain.errors import RingtrainError
+from ringtrain_job.cli.commands import LazyCommand
 
-# Loaded when used, so that `ringtrain agent` does not pay for what it does not run.
-_COMMANDS = {
-    "agent": "ringtrain_job.cli.pods:agent",
-    "bench": "ringtrain_job.cli.bench:bench",
-    "compare": "ringtrain_job.cli.listing:compare_runs",
-    "completion": "ringtrain_job.cli.main:completion",
-    "data-worker": "ringtrain_job.cli.pods:data_worker",
-    "export": "ringtrain_job.cli.report:export",
-    "launcher": "ringtrain_job.cli.pods:launcher",
-    "list": "ringtrain_job.cli.listing:list_runs",
-    "logs": "ringtrain_job.cli.logs:logs",
-    "remote-agent": "ringtrain_job.cli.remote_agent:remote_agent",
-    "report": "ringtrain_job.cli.report:report",
-    "run": "ringtrain_job.cli.run:run",
-    "rsh": "ringtrain_job.cli.pods:rsh",
-    "tensorboard": "ringtrain_job.cli.tensorboard:tensorboard",
-    "timeline": "ringtrain_job.cli.timeline:timeline",
-    "ui": "ringtrain_job.cli.ui:ui",
-}
+
+@functools.cache
+def lazy_commands() -> dict[str, LazyCommand]:
+    """Return all commands by name, those of installed plugins included."""
+    tables = [point.load() for point in entry_points(group="ringtrain.commands")]
+    return {command.name: command for table in tables for command in table}
 
 
 class _LazyCommandGroup(click.Group):
+    """Knows its commands by tables, and imports the one that is called."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(lazy_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        found = lazy_commands().get(cmd_name)
+        if found is None:
             return None
-        module, name = _COMMANDS[cmd_name].split(":")
+        module, name = found.load.split(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(one.name, one.help) for name, one in sorted(lazy_commands().items()) if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not args[0].startswith("-") and args[0] not in _COMMANDS:
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        known = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in known:
+            near = difflib.get_close_matches(args[0], known, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
