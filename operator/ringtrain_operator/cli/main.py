@@ -1,63 +1,49 @@
-"""`dtj`: a new subcommand is a file with a click command, and a line in `_COMMANDS`."""
+"""`dtj`: a new subcommand is a file with a click command, and a line in `cli/commands.py`."""
 
 import difflib
+import functools
 import importlib
+from importlib.metadata import entry_points
 
 import click
 from click.shell_completion import get_completion_class
 
-# Loaded when used, so that `dtj validate` does not wait for a Kubernetes client.
-_COMMANDS = {
-    "delete": "ringtrain_operator.cli.changing:delete",
-    "describe": "ringtrain_operator.cli.listing:why",
-    "list": "ringtrain_operator.cli.listing:list_jobs",
-    "convert": "ringtrain_operator.cli.convert:convert",
-    "local": "ringtrain_operator.cli.local:local",
-    "operator": "ringtrain_operator.cli.operator:operator",
-    "logs": "ringtrain_operator.cli.logs:logs",
-    "render": "ringtrain_operator.cli.render:render",
-    "resume": "ringtrain_operator.cli.changing:resume",
-    "submit": "ringtrain_operator.cli.submit:submit",
-    "suspend": "ringtrain_operator.cli.changing:suspend",
-    "templates": "ringtrain_operator.cli.templates:templates",
-    "tensorboard": "ringtrain_operator.cli.tensorboard:tensorboard",
-    "ui": "ringtrain_operator.cli.ui:ui",
-    "validate": "ringtrain_operator.cli.validate:validate",
-    "why": "ringtrain_operator.cli.listing:why",
-}
+from ringtrain_operator.cli.commands import COMMANDS, LazyCommand
 
-# What other commands call what these do.
-_MEANT = {
-    **dict.fromkeys(["ls", "ps", "get"], "list"),
-    **dict.fromkeys(["create", "apply"], "submit"),
-    **dict.fromkeys(["status", "events"], "why"),
-    "rm": "delete",
-    "stop": "suspend",
-    "start": "resume",
-    "run": "local",
-    "check": "validate",
-}
+
+@functools.cache
+def lazy_commands() -> dict[str, LazyCommand]:
+    """Return all commands by name, those of installed plugins included."""
+    tables = [point.load() for point in entry_points(group="dtj.commands")]
+    return {command.name: command for table in tables or [COMMANDS] for command in table}
 
 
 class _LazyCommandGroup(click.Group):
-    """Knows its commands by name and imports the one that is called."""
+    """Knows its commands by tables, and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*_COMMANDS, *self.commands])
+        return sorted(lazy_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        found = lazy_commands().get(cmd_name)
+        if found is None:
+            return None
+        module, _, attribute = found.load.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(one.name, one.help) for name, one in sorted(lazy_commands().items()) if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
-            near = [_MEANT[args[0]]] if args[0] in _MEANT else difflib.get_close_matches(args[0], known, n=1)
+            meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
+            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], known, n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -71,7 +57,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL. For bash: source <(dtj completion bash)."""
