@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 import click
 from click.shell_completion import get_completion_class
 
-from ringtrain_operator.cli.commands import COMMANDS, LazyCommand
+from .commands import COMMANDS, LazyCommand
 
 
 @functools.cache
