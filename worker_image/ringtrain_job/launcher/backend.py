@@ -13,7 +13,7 @@ AskWorkers = Callable[[int, Mapping[int, int]], None]
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class StopSignals:
     """How often the launcher was asked to stop, and whether by a person (SIGINT) rather than for its pod alone."""
 
     count: int = 0
@@ -44,7 +44,7 @@ class Backend(Protocol):
     def tick(self) -> Verdict | None:
         """Do what is due; return how the attempt ended, when it has."""
 
-    def requested_to_stop(self, request: StopRequest) -> Verdict | HandOver | None:
+    def requested_to_stop(self, request: StopSignals) -> Verdict | HandOver | None:
         """Return how the attempt ends by the request; None: it goes on for now, and this is called again."""
 
     def stop(self, verdict: Verdict) -> None:

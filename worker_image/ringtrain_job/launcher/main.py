@@ -21,7 +21,7 @@ from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import ControlAsyncServer
 from ringtrain_job.control.model import Outcome, Reason, Release, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
-from ringtrain_job.launcher.backend import Backend, HandOver, StopRequest
+from ringtrain_job.launcher.backend import Backend, HandOver, StopSignals
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.gang import LauncherGang
@@ -185,7 +185,7 @@ class _LauncherProcess:
         while True:
             ended: Verdict | HandOver | None = self._diverged() or backend.tick()
             if ended is None and self._stop.count:
-                ended = backend.requested_to_stop(StopRequest(self._stop.count, self._stop.interrupted))
+                ended = backend.requested_to_stop(StopSignals(self._stop.count, self._stop.interrupted))
             if isinstance(ended, HandOver):
                 return None
             if ended is not None:

@@ -69,6 +69,11 @@ class HostKerasMixin(OnHostOptimizer):
         """The ranks that train together."""
         return self._part.process_set
 
+    @property
+    def counts_skipped_steps(self) -> bool:
+        """Whether `iterations` counts steps without an update, as a LossScaleOptimizer of Keras 2 has it."""
+        return IS_KERAS_2 and self._scales_alike
+
     def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
         """Bring weights and state into the world of now, beside those of the former one. Collective in the process
         set, of whose ranks it opens a group of its own: `group` is not used."""

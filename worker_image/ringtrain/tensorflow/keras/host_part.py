@@ -119,9 +119,7 @@ class KerasHostPart:
                 "last checkpoint"
             )
         check_settings(optimizer, self.settings)
-        # A LossScaleOptimizer of Keras 2 counts the steps that it skips, too.
-        counts_skipped = IS_KERAS_2 and optimizer._scales_alike
-        if int(updates) > host.updates and self.has_state and not counts_skipped:
+        if int(updates) > host.updates and self.has_state and not optimizer.counts_skipped_steps:
             raise ConfigurationError(
                 f"HostOptimizer: optimizer.iterations is {int(updates)}, and its moments are of update {host.updates}: "
                 "a restore has brought the count and not the moments. On every rank, restore a file that a "
