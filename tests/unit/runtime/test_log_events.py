@@ -17,10 +17,10 @@ def test_each_change_is_noted_once(tmp_path: Path) -> None:
     after = {**formed, "recoveries": 1, "lastRecoverySeconds": 1.25}
     for now in ("Waiting", "Running"):
         for _ in range(2):
-            events.see(now, world)
+            events.see(now, {"elastic": world})
     for seen in (lost, lost, formed, after, after):
-        events.see("Running", seen)
-    events.see("Failed", after, "rank 1 exited with 1")
+        events.see("Running", {"elastic": seen})
+    events.see("Failed", {"elastic": after}, "rank 1 exited with 1")
     assert [(event["kind"], event["text"]) for event in read_log_events(files)] == [
         ("Launcher", "the launcher started"),
         ("Formation", "formation 1: 3 ranks"),
@@ -44,19 +44,19 @@ def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
         "the launcher started",
         "the launcher was restarted",
     ]
-    LogEventsFile(AttemptFiles(tmp_path / "missing")).see("Running", None)
+    LogEventsFile(AttemptFiles(tmp_path / "missing")).see("Running", {})
 
 
 def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> None:
     """Not the ranks that run already, nor the formation and the recovery that the one before has noted."""
     files = AttemptFiles(tmp_path)
     world = {"formation": 2, "ranks": 2, "recoveries": 1, "degraded": True, "lastRecoverySeconds": 1.25}
-    LogEventsFile(files).see("Running", world)
+    LogEventsFile(files).see("Running", {"elastic": world})
     count = len(read_log_events(files))
     events = LogEventsFile(files)
     for phase, elastic in (("Waiting", world), ("Running", world), ("Running", {**world, "formation": 3})):
-        events.see(phase, elastic)
-    events.see("Succeeded", {**world, "formation": 3})
+        events.see(phase, {"elastic": elastic})
+    events.see("Succeeded", {"elastic": {**world, "formation": 3}})
     assert [(event["kind"], event["text"]) for event in read_log_events(files)[count:]] == [
         ("Launcher", "the launcher was restarted"),
         ("Formation", "formation 3: 2 ranks"),
