@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -252,30 +253,43 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
     until_ended(ranks)
 
 
+# Saves when it is asked to stop, and quits when it is asked again. Ranks end seconds apart, and not well.
 SAVE = """
-import signal, sys, time
+import os, signal, time
+asked = []
 def save(*_):
-    time.sleep(4)
-    sys.exit("saved")
+    print("SIGTERM")
+    asked.append(1)
+    if len(asked) == 2:
+        os._exit(9)
 signal.signal(signal.SIGTERM, save)
 print("trains")
-time.sleep(600)
+while not asked:
+    time.sleep(0.05)
+until = time.monotonic() + 3 + 3 * int(os.environ["RANK"])
+while time.monotonic() < until:
+    time.sleep(0.05)
+print("saved")
+os._exit(1)
 """
 
 
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
-@pytest.mark.parametrize("asked", ["launcher", "worker"])
+@pytest.mark.parametrize("asked", ["launcher", "worker", "all"])
 def test_ranks_save_when_they_are_asked_to_stop(library: Any, asked: str, local_gang: LocalGang) -> None:
     """A suspended job, or an evicted pod: they have the grace of their pods, not mpirun's second."""
     job = local_gang(2, 1, library.implementation, RINGTRAIN_MPI_REQUIRE_INIT="0", **library.need())
     agents = job.agents()
-    launcher = job.launcher("mpirun", *python(SAVE))
+    (job.directory / "save.py").write_text(SAVE)
+    script = f"{sys.executable} {job.directory}/save.py | cat; echo end"
+    launcher = job.launcher("mpirun", "bash", "-c", script)
     for rank in range(2):
         job.wait_for_line(rank, "trains")
-    (launcher if asked == "launcher" else agents[0]).send(signal.SIGTERM)
+    for pod in [launcher, *agents] if asked == "all" else [launcher if asked == "launcher" else agents[0]]:
+        pod.send(signal.SIGTERM)
     assert launcher.wait() == 128 + signal.SIGTERM
-    assert [job.rank_log(rank).split()[-1] for rank in range(2)] == ["saved", "saved"]
+    assert [job.rank_log(rank).split() for rank in range(2)] == [["trains", "SIGTERM", "saved", "end"]] * 2
 
 
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)

@@ -279,13 +279,17 @@ def test_the_attempt_ends_because_a_pod_is_asked_to_stop(pod: MakePod) -> None:
     assert one.agent.message()["outcome"] == "Stopped"
 
 
-def test_a_pod_that_is_asked_twice(pod: MakePod) -> None:
-    """The second signal ends the wait for the launcher."""
+def test_a_pod_that_is_asked_again(pod: MakePod) -> None:
+    """Another SIGTERM changes nothing; Ctrl-C ends the wait for the launcher."""
     one = pod()
     one.assemble()
     one.agent.send(signal.SIGTERM)
     until("the launcher knows", lambda: one.launcher.gang.view().workers[0].leaving == "SIGTERM")
     one.agent.send(signal.SIGTERM)
+    one.launcher.give(Prepare(2, ()))
+    for slot in ALL:
+        one.until_told(slot, "change 2 later")
+    one.agent.send(signal.SIGINT)
     assert one.agent.wait() == 143
     assert {one.launcher.state(slot).phase for slot in ALL} == {RankPhase.STOPPED}
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.shared import contract
+from ringtrain.shared.proc import living_processes, process_view
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -161,10 +162,8 @@ def signal_group(pid: int, number: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped the process, and none has let it go on. A traced process is not meant."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-    except OSError:  # it has gone
-        return False
+    view = process_view(pid)
+    return view is not None and view.state == "T"
 
 
 def kill_descendants() -> bool:
@@ -172,7 +171,8 @@ def kill_descendants() -> bool:
 
     With orphans adopted (`become_subreaper`), repeating this until it is False leaves no descendant.
     """
-    return _signal_all(_children(), signal.SIGKILL) > 0
+    children = [view.pid for view in living_processes().values() if view.parent == os.getpid()]
+    return _signal_all(children, signal.SIGKILL) > 0
 
 
 def signal_marked(marker: str, number: int, variable: str = MARKER) -> int:
@@ -200,25 +200,12 @@ def kill_marked(marker: str, variable: str = MARKER, within_s: float = math.inf)
 def marked_processes(marker: str, variable: str = MARKER) -> list[int]:
     """Process ids of all living processes with `marker` as `variable` in their environment; zombies have none."""
     wanted = f"{variable}={marker}".encode()
-    return [pid for pid, environ in _read_all("environ") if wanted in environ.split(b"\0")]
-
-
-def _children() -> list[int]:
     found = []
-    for pid, stat in _read_all("stat"):
-        # pid (name) state parent …; the name may hold anything, parentheses and blanks included.
-        state, parent = stat.rpartition(b")")[2].split()[:2]
-        if int(parent) == os.getpid() and state != b"Z":
-            found.append(pid)
+    for pid in living_processes():
+        with suppress(OSError):  # it may have ended, or be another user's
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
-
-
-def _read_all(file: str) -> Iterator[tuple[int, bytes]]:
-    """(pid, content of `file` in /proc) of every process that can be read: it may end, or be another user's."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                yield int(entry.name), (entry / file).read_bytes()
 
 
 def _signal_all(pids: Sequence[int], number: int) -> int:

@@ -133,7 +133,7 @@ def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) ->
         )
         if options.bounds:
             launcher.await_listening(options.start_timeout_s)
-        return _task_results(launcher, _RunningScheduledTasks.start(stack, tasks, task_run), options)
+        return _task_results(launcher, _RunningScheduledTasks.start(stack, tasks, task_run, launcher), options)
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,13 @@ class _TaskRunLauncher:
                 socket.create_connection(("127.0.0.1", self.port), _END_S).close()
                 return
             time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Have the launcher stop the ranks, as Ctrl-C does in `ringtrain run`."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_S)
 
     def grow(self, asked: int) -> int:
         """Have ranks in all tasks up to the last one that runs, beyond the `asked` ones; how many these are."""
@@ -241,14 +248,19 @@ class _RunningScheduledTasks:
     error: BaseException | None = None
 
     @staticmethod
-    def start(stack: ExitStack, tasks: ScheduledTasks, task_run: TaskRun) -> _RunningScheduledTasks:
+    def start(
+        stack: ExitStack, tasks: ScheduledTasks, task_run: TaskRun, launcher: _TaskRunLauncher
+    ) -> _RunningScheduledTasks:
         running = _RunningScheduledTasks(tasks)
         running.thread = threading.Thread(target=running._work, args=(task_run,), daemon=True)
 
         def cancel() -> None:
             if running.is_running():
-                tasks.cancel()
-                running.join(_END_S)
+                try:
+                    launcher.stop()  # ranks may save: a task that is cancelled is killed
+                finally:
+                    tasks.cancel()
+                    running.join(_END_S)
 
         stack.callback(cancel)
         running.thread.start()

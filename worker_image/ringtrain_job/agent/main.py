@@ -82,6 +82,8 @@ def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
 
 
 _TICK_S = 0.5
+# While ranks are stopping: the end of a process that is not this one's child is seen by looking.
+_STOPPING_TICK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,6 @@ class AgentLifecycle:
         self._verdict: Verdict | None = None
         self._ending: AgentEnding | None = None
         self._term_at: float | None = None
-        self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._notice_ends_at: float | None = None
 
@@ -111,18 +112,20 @@ class AgentLifecycle:
         """Handle events until the attempt is over for this worker. No rank is left when this returns."""
         try:
             while self._ending is None:
-                with suppress(queue.Empty):
-                    self._handle(self._events.get(timeout=self._wait_s()))
+                event = self._next_event()
+                if event is not None:
+                    self._handle(event)
                 self._check_clocks()
             return self._ending
         finally:
-            self._pod.ranks.stop(signal.SIGKILL)
+            self._pod.ranks.kill()
             self._pod.ranks.sweep()
 
-    def _wait_s(self) -> float:
-        if self._kill_at is None:
-            return _TICK_S
-        return min(_TICK_S, max(0.0, self._kill_at - time.monotonic()))
+    def _next_event(self) -> Event | None:
+        try:
+            return self._events.get(timeout=_STOPPING_TICK_S if self._pod.ranks.stopping else _TICK_S)
+        except queue.Empty:
+            return None
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -135,15 +138,16 @@ class AgentLifecycle:
                 self._verdict = verdict
                 failure = verdict.failure
                 if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
-                    self._stop_ranks(signal.SIGTERM, self._config.save_s)
+                    self._pod.saving = True
+                    self._stop_ranks(self._config.save_s)
                 elif failure.reason is Reason.NOT_FINITE:  # nobody was lost: there is nothing to wait for
-                    self._stop_ranks(signal.SIGTERM)
+                    self._stop_ranks()
                 else:
                     self._term_at = time.monotonic() + self._config.follow_s
                 self._pod.stopping = True
                 self._pod.coordinator.changed()
             case Release(verdict):
-                self._stop_ranks(signal.SIGTERM)
+                self._pod.reap()  # what ended before now ended by itself
                 if self._pod.leaving and verdict.failure is not None and verdict.failure.pod == self._config.pod:
                     self._end_by_signal()  # that this pod leaves is why the attempt ends
                 else:
@@ -163,8 +167,10 @@ class AgentLifecycle:
         if number == signal.SIGCHLD:
             self._pod.reap()
             return
-        if self._pod.leaving:  # asked twice: no more grace
-            self._kill_at = self._notice_ends_at = time.monotonic()
+        if self._pod.leaving:
+            if number == signal.SIGINT:  # a person presses Ctrl-C again: no more grace
+                self._pod.ranks.kill()
+                self._notice_ends_at = None
             return
         log.info("asked to stop by %s", number.name)
         self._pod.leaving = number.name
@@ -172,7 +178,8 @@ class AgentLifecycle:
             # The launcher forms the next world without these ranks: they hand over and are told to leave.
             self._notice_ends_at = time.monotonic() + self._config.notice_s
         else:
-            self._stop_ranks(number, self._config.save_s)
+            self._pod.saving = True
+            self._stop_ranks(self._config.save_s)
         self._pod.coordinator.changed()
 
     def _on_refused(self, reason: str, misconfigured: bool) -> None:
@@ -184,22 +191,17 @@ class AgentLifecycle:
         else:
             self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, reason)
 
-    def _stop_ranks(self, number: int, within_s: float | None = None) -> None:
+    def _stop_ranks(self, within_s: float | None = None) -> None:
         self._pod.reap()  # what ended before now ended by itself
-        if self._pod.ranks.all_ended:
-            return
-        self._pod.ranks.stop(number)
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + (self._config.grace_s if within_s is None else within_s)
+        self._pod.ranks.stop(self._config.grace_s if within_s is None else within_s)
 
     def _check_clocks(self) -> None:
         now = time.monotonic()
         if self._term_at is not None and now >= self._term_at:
             self._term_at = None
-            self._stop_ranks(signal.SIGTERM)
-        if self._kill_at is not None and now >= self._kill_at and not self._pod.ranks.all_ended:
-            self._pod.ranks.stop(signal.SIGKILL)
-            self._kill_at = now + self._config.grace_s
+            self._stop_ranks()
+        if self._pod.ranks.stopping:
+            self._pod.reap()
         if self._ending is not None:
             return
         if self._verdict is None:
@@ -215,7 +217,7 @@ class AgentLifecycle:
     def _check_leaving(self, now: float) -> None:
         if self._notice_ends_at is not None and now >= self._notice_ends_at:
             self._notice_ends_at = None
-            self._stop_ranks(signal.Signals[self._pod.leaving])
+            self._stop_ranks()
         if not self._pod.ranks.all_ended:
             return
         if self._leave_at is None:
@@ -255,19 +257,14 @@ class AgentLifecycle:
         self._ending = AgentEnding(code, Verdict(Outcome.FAILED, code, failure=failure))
 
     def _stop_and_wait(self) -> None:
-        self._stop_ranks(signal.SIGTERM)
+        self._stop_ranks()
         # A process that is stuck in the kernel outlives even SIGKILL: leave it to whoever ends this container.
         give_up_at = time.monotonic() + 3 * self._config.grace_s
         while not self._pod.ranks.all_ended and time.monotonic() < give_up_at:
-            try:
-                event = self._events.get(timeout=self._wait_s())
-            except queue.Empty:
-                event = None
-            if event is signal.SIGCHLD:
-                self._pod.reap()
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
-                self._pod.ranks.stop(signal.SIGKILL)
-                self._kill_at = time.monotonic() + self._config.grace_s
+            event = self._next_event()
+            if callable(event):
+                event()
+            self._pod.reap()
 
     def _own_ranks(self) -> range:
         return range(self._config.first_rank, self._config.first_rank + self._config.slots)

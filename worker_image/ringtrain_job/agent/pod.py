@@ -73,6 +73,7 @@ class AgentPod:
         self._world_files = AgentWorldFiles(stack)
         self.leaving = ""
         self.stopping = False
+        self.saving = False
         self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
         self._contact: AgentWorldContact | None = None
         self._post = events.put
@@ -216,23 +217,30 @@ class AgentPod:
         """A rank that mpirun had started was in the job's world, and so all were."""
         self.ranks.note_joined()
 
+    def stop_rank(self, rank: int) -> None:
+        """mpirun asks a rank to end."""
+        self.ranks.stop(self._config.grace_s, "ended by mpirun", [rank])
+
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """A rank has ended that mpirun had started."""
-        self.ranks.note_exit(rank, code, problem)
-        self._output_ends(rank)
-        self.coordinator.changed()
+        if self.ranks.note_exit(rank, code, problem):
+            self._rank_is_over(rank)
 
     def reap(self) -> None:
-        """Take note of ended processes; when no rank is left, leave nothing else behind either."""
+        """Take note of ended processes, and go on stopping ranks; when no rank is left, leave nothing else either."""
         # Before the launcher can know that all have ended.
         if self._contact is not None and not self._contact.found:
             self._look_for_contact(self._contact)
         for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
-            self._output_ends(rank)
-            if self._slots is not None:
-                self._slots.ended(rank)
+            self._rank_is_over(rank)
         if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
             self.ranks.sweep()
+
+    def _rank_is_over(self, rank: int) -> None:
+        if rank in self._collectors:
+            self._collectors[rank].rank_ended(rank)
+        if self._slots is not None:
+            self._slots.ended(rank)
         self.coordinator.changed()
 
     def _look_for_contact(self, contact: AgentWorldContact) -> None:
@@ -250,10 +258,6 @@ class AgentPod:
         )
         self._collectors.update((process.rank, collector) for process in processes)
         collector.start()
-
-    def _output_ends(self, rank: int) -> None:
-        if rank in self._collectors:
-            self._collectors[rank].rank_ended(rank)
 
     def drained(self) -> bool:
         """Whether the end has come, no rank runs, and all that ranks wrote is in the launcher's files."""

@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringtrain.shared.processes import (
@@ -17,28 +17,14 @@ from ringtrain.shared.processes import (
     kill_descendants,
     reap,
     signal_group,
-    signal_name,
     start_rank,
 )
+from ringtrain_job.agent.lives import RankLife
+from ringtrain_job.agent.stopping import RankStop
 from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
 
 _SWEEP_S = 5.0
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
-
-
-@dataclass(frozen=True)
-class _Life:
-    """`adopted`: somebody else started the rank, and tells how it ended. `sent`: signals that this process alone
-    got from here, `dismissed`: it was told to leave; `reason`: why. `reported`: the launcher knows how it ended."""
-
-    state: RankState
-    process: RankProcess | None = None
-    exited_at: float = 0.0
-    adopted: bool = False
-    sent: frozenset[int] = frozenset()
-    dismissed: bool = False
-    reason: str = ""
-    reported: bool = False
 
 
 class AgentRanks:
@@ -46,11 +32,10 @@ class AgentRanks:
 
     def __init__(self, first: int, count: int) -> None:
         self._lock = threading.Lock()
-        self._lives = {rank: _Life(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
+        self._lives = {rank: RankLife(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
         # Says why a rank has ended by a code, where that is known and its code does not tell.
         self.why_ended: Callable[[int, int], str] = lambda *_: ""
         self._exits = 0
-        self._sent: set[int] = set()
 
     def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
         """Start every rank; `environment(local_rank)` is its environment. One that cannot be executed has failed
@@ -75,7 +60,7 @@ class AgentRanks:
             self._fail_to_start(state, command[0], exc)
             return None
         with self._lock:
-            self._lives[state.rank] = _Life(state, process)
+            self._lives[state.rank] = RankLife(state, process, RankStop(process.pid))
         return process
 
     def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
@@ -86,11 +71,11 @@ class AgentRanks:
         """
         with self._lock:
             state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=formation)
-            self._lives[process.rank] = _Life(state, process, adopted=True)
+            self._lives[process.rank] = RankLife(state, process, RankStop(process.pid), adopted=True)
 
     def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
-        """Take note of processes that ended; returns the ranks among them. `other` gets pid and wait status of
-        those that are no ranks."""
+        """Take note of processes that ended, and go on stopping ranks; returns the ranks that have ended. `other` gets
+        pid and wait status of processes that are no ranks."""
         own = [(rank, life.process) for rank, life in self._lives.items() if not life.adopted]
         by_pid = {process.pid: rank for rank, process in own if process}
         ended = []
@@ -99,27 +84,40 @@ class AgentRanks:
             if rank is None:
                 other(pid, status)
                 continue
-            self.note_exit(rank, os.waitstatus_to_exitcode(status))
-            ended.append(rank)
-        return ended
+            if self.note_exit(rank, os.waitstatus_to_exitcode(status)):
+                ended.append(rank)
+        return ended + self._go_on_stopping()
 
-    def stop(self, number: int) -> None:
-        """Send signal `number` to the process groups of the ranks that still run."""
-        self._sent.add(number)
-        for process in self._running():
-            signal_group(process.pid, number)
-            # A stopped process gets its signal when it goes on, and not before.
-            signal_group(process.pid, signal.SIGCONT)
+    def stop(self, grace_s: float, reason: str = "", ranks: Collection[int] | None = None) -> None:
+        """Ask all `ranks` that run to stop within `grace_s`, as `agent/stopping.py` does it, for `reason`."""
+        for stop in self._stops(ranks, reason):
+            stop.ask(grace_s)
 
-    def end(self, rank: int, number: int, reason: str) -> None:
-        """Send signal `number` to the process group of one rank; if that ends it, it was stopped, for `reason`."""
+    def kill(self, reason: str = "", ranks: Collection[int] | None = None) -> None:
+        """Kill all `ranks` that run, for `reason`."""
+        for stop in self._stops(ranks, reason):
+            stop.kill()
+
+    def _stops(self, ranks: Collection[int] | None, reason: str) -> list[RankStop]:
         with self._lock:
-            life = self._lives[rank]
-            if life.process is None or life.state.phase is not RankPhase.RUNNING:
-                return
-            self._lives[rank] = replace(life, sent=life.sent | {number}, reason=reason)
-        signal_group(life.process.pid, number)
-        signal_group(life.process.pid, signal.SIGCONT)
+            found = {rank: life for rank, life in self._lives.items() if life.runs and (ranks is None or rank in ranks)}
+            self._lives.update((rank, replace(life, reason=reason or life.reason)) for rank, life in found.items())
+        return [life.stop for life in found.values() if life.stop is not None]
+
+    @property
+    def stopping(self) -> bool:
+        """Whether any rank that runs was asked to stop."""
+        with self._lock:
+            return any(life.is_stopping for life in self._lives.values())
+
+    def _go_on_stopping(self) -> list[int]:
+        """Do what is due for ranks that were asked to stop; returns those that have ended."""
+        with self._lock:
+            lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
+        over = [(rank, life.last) for rank, life in lives if life.stop and life.stop.look() and life.last]
+        for rank, last in over:
+            self._conclude(rank, last)
+        return [rank for rank, _ in over]
 
     def dismiss(self, rank: int, reason: str) -> None:
         """A rank was told to leave: however it ends, that was asked for, for `reason`."""
@@ -177,7 +175,7 @@ class AgentRanks:
         """Whether a signal has stopped the rank's process."""
         with self._lock:
             life = self._lives[rank]
-        return life.process is not None and life.state.phase is RankPhase.RUNNING and is_stopped(life.process.pid)
+        return life.process is not None and life.runs and is_stopped(life.process.pid)
 
     def clear(self, rank: int) -> None:
         """Kill what an ended rank has left behind in its process group."""
@@ -225,50 +223,34 @@ class AgentRanks:
         `tail` can go with its failure."""
         now = time.monotonic()
         with self._lock:
-            return tuple(self._shown(life, now, complete, tail) for life in self._lives.values())
-
-    @staticmethod
-    def _shown(
-        life: _Life, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
-    ) -> RankState:
-        state = life.state
-        if state.phase not in ENDED:
-            return state
-        if not complete(state.rank):
-            shown = RankState(state.rank, RankPhase.RUNNING, life=state.life, formation=state.formation)
-            return replace(shown, committed=state.committed, lost_steps=state.lost_steps)
-        lines = state.log_tail
-        if state.phase is RankPhase.FAILED and not lines:
-            lines = tail(state.rank)
-        return replace(state, exited_ago_s=now - life.exited_at, log_tail=lines)
+            return tuple(life.shown(now, complete, tail) for life in self._lives.values())
 
     def _running(self) -> list[RankProcess]:
         with self._lock:
             lives = list(self._lives.values())
-        return [life.process for life in lives if life.process and life.state.phase is RankPhase.RUNNING]
+        return [life.process for life in lives if life.process and life.runs]
 
-    def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> None:
-        """The rank has ended with `code`, negative for a signal. `problem`: how it failed in spite of code 0."""
+    def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> bool:
+        """The first process of the rank has ended with `code`, negative for a signal; returns whether the rank has
+        ended: others of one that is being stopped may go on. `problem`: how it failed in spite of code 0."""
         self._exits += 1
         why = self.why_ended(rank, code) if code else ""
         with self._lock:
-            life = self._lives.get(rank, _Life(RankState(rank, RankPhase.RUNNING)))
-            phase = RankPhase.STOPPED if life.dismissed else exit_phase(code, self._sent | life.sent)
-            state = replace(
-                life.state,
-                phase=phase,
-                exit_code=128 - code if code < 0 else code,
-                signal=signal_name(-code) if code < 0 else "",
-                exit_order=self._exits,
-                parked=False,
-                message=life.reason if phase is RankPhase.STOPPED else "",
-            )
-            if phase is RankPhase.FAILED:
-                state = replace(state, message=why)
-            if problem is not None:
-                known = life.state
-                state = replace(problem, exit_order=self._exits, life=known.life, formation=known.formation)
-            self._lives[rank] = replace(life, state=state, exited_at=time.monotonic())
+            life = self._lives.get(rank, RankLife(RankState(rank, RankPhase.RUNNING)))
+            last = life.ended(code, why, problem, self._exits)
+            self._lives[rank] = replace(life, last=last)
+        over = life.stop is None or life.stop.look()
+        if over:
+            self._conclude(rank, last)
+        return over
+
+    def _conclude(self, rank: int, last: RankState) -> None:
+        """The rank has ended as `last` says."""
+        with self._lock:
+            life = self._lives[rank]
+            self._lives[rank] = replace(life, state=last, exited_at=time.monotonic())
+        if life.adopted:
+            self.clear(rank)
 
     def _fail_to_start(self, state: RankState, program: str, exc: OSError) -> None:
         self._exits += 1
@@ -282,17 +264,4 @@ class AgentRanks:
             reason=Reason.CANNOT_START if exc.errno in _NO_PROGRAM else None,
         )
         with self._lock:
-            self._lives[state.rank] = _Life(state, None, time.monotonic())
-
-
-def exit_phase(code: int, sent: Set[int]) -> RankPhase:
-    """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
-
-    After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
-    """
-    if code == 0:
-        return RankPhase.SUCCEEDED
-    if not sent:
-        return RankPhase.FAILED
-    stopped_by_us = code > 0 or -code in sent or -code == signal.SIGTERM
-    return RankPhase.STOPPED if stopped_by_us else RankPhase.FAILED
+            self._lives[state.rank] = RankLife(state, exited_at=time.monotonic())

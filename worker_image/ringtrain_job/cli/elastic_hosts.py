@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import signal
 import socket
 import subprocess
 import threading
@@ -82,9 +81,8 @@ def run_on_changing_hosts(
         }
         (folder / "hosts.json").write_text(json.dumps(plan))
         launcher = start_launcher(stack, environment, level, ["--hosts", f"{folder / 'hosts.json'}", *words])
-        stop = signal.SIGINT  # SIGTERM tells an elastic job's launcher that its own pod goes
         grace_s = AgentConfig.from_env(environment).save_s
-        signals = forward_run_signals(stack, lambda: launcher.send_signal(stop), "ranks on all hosts", grace_s)
+        signals = forward_run_signals(stack, launcher, "ranks on all hosts", grace_s)
         code = wait_for_run_processes(launcher, [], AGENT_S)
         return run_exit_code(code, run_lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
 

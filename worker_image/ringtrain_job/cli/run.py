@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import signal
 import sys
 import time
 import uuid
@@ -217,11 +216,7 @@ def _run_local_job(
         agent = start_run_process(
             stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command]
         )
-        # SIGTERM tells an elastic job's launcher that its own pod goes, and that the ranks are to live on.
-        stop = signal.SIGINT if contract.ENV_ELASTIC in environment else signal.SIGTERM
-        signals = forward_run_signals(
-            stack, lambda: launcher.send_signal(stop), f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s
-        )
+        signals = forward_run_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         code = wait_for_run_processes(launcher, [agent], AGENT_S)
         return run_exit_code(code, run_lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
 

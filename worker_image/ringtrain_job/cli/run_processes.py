@@ -114,12 +114,12 @@ def _stop_requests() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
 
 
-def forward_run_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, grace_s: float) -> list[int]:
-    """When asked to end `stop` the launcher, which stops the gang; returns the list in which signals are noted."""
+def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float) -> list[int]:
+    """When asked to end have `launcher` stop the gang; returns the list in which signals are noted."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
-        if received and number == signal.SIGHUP:  # of the kernel and of a shell, for one terminal
+        if received and number != signal.SIGINT:  # only a person asks again, by Ctrl-C
             return
         received.append(number)
         with suppress(OSError):  # the terminal was closed
@@ -129,7 +129,7 @@ def forward_run_signals(stack: ExitStack, stop: Callable[[], None], ranks: str, 
                 )
             else:
                 say_ending_line("stopping: ranks are killed")
-        stop()
+        launcher.send_signal(signal.SIGINT)  # SIGTERM tells a launcher that its pod goes
 
     stack.enter_context(signal_handler(forward, *_stop_requests()))
     return received

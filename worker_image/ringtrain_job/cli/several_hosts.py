@@ -1,7 +1,6 @@
 """A run over several hosts: the launcher here, an agent on each host, and TLS between them."""
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ def run_on_hosts(
         for agent, _ in reached:
             agent.started(start_end)
         ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
-        signals = forward_run_signals(stack, lambda: launcher.send_signal(signal.SIGTERM), ranks, config.save_s)
+        signals = forward_run_signals(stack, launcher, ranks, config.save_s)
         # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
         code = wait_for_run_processes(launcher, agents, 2 * config.timeout_s + AGENT_S)
         _say_lost([agent for agent, _ in reached])

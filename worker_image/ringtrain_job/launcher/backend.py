@@ -13,14 +13,6 @@ AskWorkers = Callable[[int, Mapping[int, int]], None]
 
 
 @dataclass(frozen=True)
-class StopSignals:
-    """How often the launcher was asked to stop, and whether by a person (SIGINT) rather than for its pod alone."""
-
-    count: int = 0
-    interrupted: bool = False
-
-
-@dataclass(frozen=True)
 class HandOver:
     """The answer to a stop request that leaves the ranks to the launcher which comes next."""
 
@@ -44,8 +36,9 @@ class Backend(Protocol):
     def tick(self) -> Verdict | None:
         """Do what is due; return how the attempt ended, when it has."""
 
-    def requested_to_stop(self, request: StopSignals) -> Verdict | HandOver | None:
-        """Return how the attempt ends by the request; None: it goes on for now, and this is called again."""
+    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
+        """The launcher was asked to stop. Return how the attempt ends by that; None: it goes on for now, and this is
+        called again. `by_person`: the whole job is meant, and not this pod alone."""
 
     def stop(self, verdict: Verdict) -> None:
         """Have all ranks stop."""

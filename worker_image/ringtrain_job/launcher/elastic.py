@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError, in_ranges, some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPhase, Reason, Stop, Verdict
 from ringtrain_job.control.termination import failure_json
-from ringtrain_job.launcher.backend import HandOver, StopSignals
+from ringtrain_job.launcher.backend import HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.discovery import HostDiscovery
 from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
@@ -86,10 +86,10 @@ class ElasticBackend:
             self._sites.of_host = lambda worker: hosts.sites.get(table.host_of(worker), "")
         self._discovery = HostDiscovery(script, table, rules, self, hosts)
 
-    def requested_to_stop(self, request: StopSignals) -> Verdict | HandOver | None:
+    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
         """The whole job is meant where a person or all agents say so; else this pod alone is taken away."""
         self._requested_at = self._clock() if self._requested_at is None else self._requested_at
-        if request.interrupted or request.count > 1 or self._gang.all_leaving() or not self._gang.any_rank_started():
+        if by_person or self._gang.all_leaving() or not self._gang.any_rank_started():
             view = WorldView(self._gang.slots(), self._asked)
             return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, self._finished(view))
         return HandOver() if self._clock() - self._requested_at >= self._config.hand_over_s else None

@@ -21,7 +21,7 @@ from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import ControlAsyncServer
 from ringtrain_job.control.model import Outcome, Reason, Release, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
-from ringtrain_job.launcher.backend import Backend, HandOver, StopSignals
+from ringtrain_job.launcher.backend import Backend, HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import LauncherDataMembers
 from ringtrain_job.launcher.gang import LauncherGang
@@ -66,9 +66,9 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         launcher = _LauncherProcess(status, stop)
         is_over = store.resumed and files.outcome.exists()
-        attempt = Attempt(status, is_over, launcher.gives_up)
         if is_over:
-            return _repeat_launcher_outcome(attempt, stack)
+            return _repeat_launcher_outcome(Attempt(status, is_over, lambda: stop.asked), stack)
+        attempt = Attempt(status, gives_up=launcher.gives_up)
         status.about = LogAboutFile(files, _launcher_config_told(config, command))
         status.observers = open_observers(attempt, stack)
         sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
@@ -177,15 +177,15 @@ class _LauncherProcess:
     def gives_up(self) -> bool:
         """Return whether somebody is asking that the launcher end at once. Who asks again and again is waiting."""
         self._ticked = time.monotonic()
-        return self._stop.count > 1
+        return self._stop.at_once
 
     def supervise(self) -> Verdict | None:
         """Watch the attempt until it is decided. None: this launcher is to leave, and the attempt goes on."""
         backend = self._backend
         while True:
             ended: Verdict | HandOver | None = self._diverged() or backend.tick()
-            if ended is None and self._stop.count:
-                ended = backend.requested_to_stop(StopSignals(self._stop.count, self._stop.interrupted))
+            if ended is None and self._stop.asked:
+                ended = backend.requested_to_stop(by_person=self._stop.interrupts > 0)
             if isinstance(ended, HandOver):
                 return None
             if ended is not None:
@@ -204,7 +204,7 @@ class _LauncherProcess:
         """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
         backend, deadline = self._backend, time.monotonic() + self._config.drain_s
         backend.stop(verdict)
-        while not backend.is_quiet() and time.monotonic() < deadline and self._stop.count < 2:
+        while not backend.is_quiet() and time.monotonic() < deadline and not self._stop.at_once:
             self._tick()
 
     def release(self, verdict: Verdict) -> None:
@@ -270,16 +270,21 @@ class _LauncherProcess:
 
 
 class LauncherStopFlag:
-    """Counts how often this process was asked to stop. `interrupted`: by SIGINT, which a person sends to a job;
-    SIGTERM also comes to a pod that is taken away."""
+    """Whether this process was asked to stop. SIGINT comes from a person or `ringtrain run`, for the job: the second
+    one means at once. SIGTERM comes to a pod that is taken away, and may come again."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.interrupted = False
+        self.asked = False
+        self.interrupts = 0
 
     def __call__(self, number: int = signal.SIGTERM, _: object = None) -> None:
-        self.count += 1
-        self.interrupted = self.interrupted or number == signal.SIGINT
+        self.asked = True
+        self.interrupts += number == signal.SIGINT
+
+    @property
+    def at_once(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self.interrupts > 1
 
 
 def _hand_over(status: LauncherStatusSnapshot) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from ringtrain.errors import some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
-from ringtrain_job.launcher.backend import AskWorkers, HandOver, StopSignals
+from ringtrain_job.launcher.backend import AskWorkers, HandOver
 from ringtrain_job.launcher.gang import make_world
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
@@ -46,7 +46,7 @@ class RingBackend:
             self._start()
         return verdict
 
-    def requested_to_stop(self, request: StopSignals) -> Verdict | HandOver | None:
+    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
         return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, self._gang.view().succeeded)
 
     def stop(self, verdict: Verdict) -> None:

@@ -29,12 +29,15 @@ REPORT_FD = "RINGTRAIN_REPORT_FD"
 # Both are set by agent/mpi/worker.py; the second is what LD_PRELOAD is to be again in the rank's program.
 NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"
 
+# Marks what the daemon's agent ends with the daemon. The program is ended as ranks are.
+DAEMON = "RINGTRAIN_MPI_DAEMON"
+
 # The parameter of Open MPI by which MPI_Init is seen.
 _SHOW_PARAMETERS = "OMPI_MCA_mpi_show_mca_params"
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_FORWARDED = (*_STOPPING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _TOTAL = re.compile(rb"ringtrain: world of (\d+)")
 _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
 _OF_MPICH = re.compile(r"libmpich|libmpi\.so\.12$")
@@ -69,7 +72,7 @@ def main(program: list[str]) -> int:
             return _EXEC_FAILED
         child = _MpiRankProgram(program, rank, assigned)
         send_message(connection, {"pid": child.pid})
-        code = child.wait()
+        code = child.wait(lambda: send_message(connection, {"stop": True}))
         ended = {
             "code": code,
             "world": child.world(size),
@@ -125,7 +128,8 @@ class _MpiRankProgram:
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         environment = {**os.environ, **assigned.variables, **_watching_mpi_rank(assigned.check_in)}
-        environment.pop(REGISTRY, None)
+        for own in (REGISTRY, DAEMON):
+            environment.pop(own, None)
         # What gives mpirun's daemon a name of its own is undone: the program sees the host as it is.
         environment.pop(NODE_NAME, None)
         if OWN_PRELOAD in environment:
@@ -139,22 +143,30 @@ class _MpiRankProgram:
             os.close(file)
         if self._relay:
             self._relay.rank_end.close()
-        self._asked: set[int] = set()
+        self._asked = self._passed_on = False
+        for number in _STOPPING:
+            signal.signal(number, lambda *_: self._note_request())
         for number in _FORWARDED:
-            signal.signal(number, lambda number, _: self._forward(number))
+            signal.signal(number, lambda number, _: _kill_mpi_rank(self.pid, number))
 
-    def _forward(self, number: int) -> None:
-        self._asked.add(number)
-        _kill_mpi_rank(self.pid, number)
+    def _note_request(self) -> None:
+        self._asked = True
 
     def asked_to_stop(self, code: int) -> bool:
-        """Whether an end with `code` was by a signal with which mpirun stops ranks, and which it sent."""
-        return -code in self._asked and -code in _STOPPING
+        """Whether an end with `code` was by a signal with which ranks are stopped, and which mpirun has sent."""
+        return self._asked and -code in _STOPPING
 
-    def wait(self) -> int:
-        """Relay, look for the MPI library, until the program has ended; exit code, negative for a signal."""
+    def wait(self, stop: Callable[[], None]) -> int:
+        """Relay, look for the MPI library, until the program has ended; exit code, negative for a signal.
+
+        `stop`: has the agent stop the rank, as mpirun wants it.
+        """
         patience = _FIRST_LOOK_S
         while True:
+            if self._asked and not self._passed_on:
+                self._passed_on = True
+                with contextlib.suppress(OSError):  # the agent has ended, and so will this
+                    stop()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             aborted = self._relay.aborted if self._relay else 0
             if pid:

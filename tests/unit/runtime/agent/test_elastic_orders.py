@@ -14,7 +14,7 @@ from ringtrain_job.agent.elastic.orders import (
 )
 from ringtrain_job.control.model import Form, Member, Prepare, World
 
-DEADLINES = SlotDeadlines(fence_s=60, stopped_fence_s=5, grace_s=10)
+DEADLINES = SlotDeadlines(fence_s=60, stopped_fence_s=5)
 WORLD = World(1, ("a:1", "b:1"), ("a:2", "b:2"), "a", 3, 5, (Member(3, 2), Member(1, 1)))
 
 PREPARE = current_slot_order(Prepare(5, (1, 2, 3)), None, restart=False, now=100)
@@ -61,7 +61,6 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
         pytest.param(FORM, replace(ENDED, slot=2), ElasticSlotAction.START, id="form-newcomer-that-ended"),
         pytest.param(STOP_ALL, NEVER, None, id="restart-nothing-before-form"),
         pytest.param(STOP_ALL, INSIDE, ElasticSlotAction.TERMINATE, id="restart-runs"),
-        pytest.param(STOP_ALL, replace(INSIDE, ended_since=105), None, id="restart-terminated"),
         pytest.param(START_ALL, ENDED, ElasticSlotAction.START, id="restart-member"),
         pytest.param(START_ALL, replace(ENDED, slot=2), None, id="restart-no-member"),
         pytest.param(START_ALL, replace(ENDED, formation=5), None, id="restart-member-that-ended"),
@@ -91,7 +90,6 @@ def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlot
         ),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=120), 180, id="does-not-end-when-told"),
         pytest.param(PREPARE, replace(COMING, slot=7), 160, id="is-not-wanted-before-it-is-ready"),
-        pytest.param(STOP_ALL, replace(INSIDE, ended_since=100), 110, id="does-not-end-after-sigterm"),
     ],
 )
 def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at: float) -> None:

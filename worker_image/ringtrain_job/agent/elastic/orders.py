@@ -46,7 +46,7 @@ class OwnSlot:
 
     `startable`: no process runs, the launcher knows how the last one ended, and its pause is over. `formation`:
     whose world the process has, or had last. `parked`: it waits for a world. `last_change`: formation and urgency of
-    the newest change that it was told. `left_since`, `ended_since`: when it was told to leave, and sent SIGTERM.
+    the newest change that it was told. `left_since`: when it was told to leave.
     `stopped_since`: when it was first seen that a signal has stopped it, as SIGSTOP does.
     """
 
@@ -58,18 +58,16 @@ class OwnSlot:
     parked: bool = False
     last_change: tuple[int, bool] | None = None
     left_since: float | None = None
-    ended_since: float | None = None
     stopped_since: float | None = None
 
 
 @dataclass(frozen=True)
 class SlotDeadlines:
     """Seconds: `fence_s` from being told to leave to SIGKILL, `stopped_fence_s` for a process that is stopped and
-    cannot leave; `grace_s` from SIGTERM to SIGKILL."""
+    cannot leave."""
 
     fence_s: float
     stopped_fence_s: float
-    grace_s: float
 
 
 def current_slot_order(
@@ -97,21 +95,17 @@ def next_slot_action(
 ) -> ElasticSlotAction | None:
     """The next thing to do about `slot`; None: nothing now."""
     if order.restart:
-        return _restarted_slot_action(order, slot, deadlines, now)
+        return _restarted_slot_action(order, slot)
     return _running_slot_action(order, slot, deadlines, now) if slot.running else _absent_slot_action(order, slot)
 
 
-def _restarted_slot_action(
-    order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
-) -> ElasticSlotAction | None:
+def _restarted_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     """Each member gets one process in each formation; what is left of an earlier one is ended first."""
     if slot.formation >= order.formation:
         return None
     if not slot.running:
         return ElasticSlotAction.START if order.world and slot.slot in order.members and slot.startable else None
-    if slot.ended_since is None:
-        return ElasticSlotAction.TERMINATE
-    return ElasticSlotAction.KILL if now >= slot.ended_since + deadlines.grace_s else None
+    return ElasticSlotAction.TERMINATE
 
 
 def _absent_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:

@@ -85,7 +85,6 @@ class _Said:
 
     last_change: tuple[int, bool] | None = None
     left_since: float | None = None
-    ended_since: float | None = None
     stopped_since: float | None = None
     killed: bool = False
     without_world: int = 0
@@ -114,7 +113,7 @@ class ElasticSlots:
         self._current: ElasticSlotOrder | None = None
         self._number = 0
         self.order = 0
-        self._deadlines = SlotDeadlines(config.fence_s, config.stopped_fence_s, config.grace_s)
+        self._deadlines = SlotDeadlines(config.fence_s, config.stopped_fence_s)
         self._sockets = ElasticRankSockets(self._on_connection, self._on_message) if config.living else None
 
     def close(self) -> None:
@@ -187,7 +186,6 @@ class ElasticSlots:
             parked=state.parked,
             last_change=said.last_change,
             left_since=said.left_since,
-            ended_since=said.ended_since,
             stopped_since=said.stopped_since,
         )
 
@@ -209,8 +207,8 @@ class ElasticSlots:
                 if order.world is not None:
                     self._forget_leaver(slot)
             case ElasticSlotAction.TERMINATE:
-                self._ranks.end(slot, signal.SIGTERM, f"stopped for formation {order.formation}")
-                self._said[slot] = replace(self._said[slot], ended_since=now)
+                self._ranks.stop(self._config.grace_s, f"stopped for formation {order.formation}", [slot])
+                return False
             case ElasticSlotAction.KILL:
                 self._kill(order, slot)
                 return False
@@ -268,14 +266,10 @@ class ElasticSlots:
             log.warning("slot %d: %s", slot, reason)
             self._host.say(slot, f"[ringtrain] {reason}")
             self._said[slot] = replace(said, killed=True)
-            self._ranks.end(slot, signal.SIGKILL, reason)
-        else:
-            self._ranks.end(slot, signal.SIGKILL, self._why_killed(order, slot))
+            self._ranks.kill(reason, [slot])
 
     def _why_killed(self, order: ElasticSlotOrder, slot: int) -> str:
         state, said = self._ranks.state(slot), self._said[slot]
-        if said.ended_since is not None:
-            return f"killed: it did not end within {self._deadlines.grace_s:g} s of SIGTERM"
         if said.stopped_since is not None and said.left_since is None and not state.formation:
             return "killed: a signal has stopped it before it was in any formation"
         seconds = f"within {self._deadlines.fence_s:g} s"

@@ -1,9 +1,6 @@
 """The formations of an elastic MPI job at its agent: each has its own mpirun, and no rank outlives it."""
 
 import logging
-import signal
-import time
-from collections.abc import Callable
 
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.mpi.worker import MpiWorkerAgent
@@ -16,16 +13,9 @@ log = logging.getLogger(__name__)
 class MpiAgentFormations:
     """Follows the launcher's `Prepare` and `Form` where mpirun starts the ranks. Used in the main thread."""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        ranks: AgentRanks,
-        mpi: MpiWorkerAgent,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config, self._ranks, self._mpi, self._clock = config, ranks, mpi, clock
+    def __init__(self, config: AgentConfig, ranks: AgentRanks, mpi: MpiWorkerAgent) -> None:
+        self._config, self._ranks, self._mpi = config, ranks, mpi
         self._order: Prepare | Form | None = None
-        self._asked: dict[int, float] = {}
         self.order = 0
 
     def follow(self, order: Prepare | Form) -> None:
@@ -35,7 +25,6 @@ class MpiAgentFormations:
         if isinstance(order, Prepare):
             self._mpi.pause()
         else:
-            self._asked.clear()
             self._mpi.begin(order.world)
         self._order = order
 
@@ -44,16 +33,6 @@ class MpiAgentFormations:
         if self._order is None:
             return
         if isinstance(self._order, Prepare):
-            self._end_ranks(self._order.formation)
+            self._ranks.stop(self._config.grace_s, f"stopped for formation {self._order.formation}")
         # Only now: what is said of ranks together with this number must be younger than the order.
         self.order = self._order.number
-
-    def _end_ranks(self, formation: int) -> None:
-        now = self._clock()
-        for slot in self._ranks.running():
-            reason = f"stopped for formation {formation}"
-            if slot not in self._asked:
-                self._asked[slot] = now
-                self._ranks.end(slot, signal.SIGTERM, reason)
-            elif now >= self._asked[slot] + self._config.grace_s:
-                self._ranks.end(slot, signal.SIGKILL, reason)

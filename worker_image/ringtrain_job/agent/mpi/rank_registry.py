@@ -56,6 +56,9 @@ class MpiRankHost(Protocol):
     def started(self, rank: int, pid: int) -> None:
         """The rank's program runs, as the leader of a session of its own."""
 
+    def stop(self, rank: int) -> None:
+        """mpirun asks the rank to end."""
+
     def ended(self, rank: int, departure: Departure) -> None:
         """The rank's program has ended."""
 
@@ -96,8 +99,11 @@ class MpiRankRegistry:
             os.close(assignment.report_fd)
             if (started := receive_message(connection)) is not None:
                 self._main.run(lambda: self._host.started(rank, int(started[0]["pid"])))
-            if started is not None and (ended := receive_message(connection)) is not None:
-                departure = _mpi_departure(ended[0])
+            while started is not None and (message := receive_message(connection)) is not None:
+                if "code" in message[0]:
+                    departure = _mpi_departure(message[0])
+                    break
+                self._main.run(lambda: self._host.stop(rank))
         finally:
             self._main.run(lambda: self._host.ended(rank, departure))
         send_message(connection, {})  # noted: now mpirun may know

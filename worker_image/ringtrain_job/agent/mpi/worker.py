@@ -62,9 +62,11 @@ MPI_DAEMONS = 4
 
 
 class MpiRankSink(Protocol):
-    """What this needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more."""
+    """What this needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more; `saving`:
+    ranks were asked to stop, and have their pods' grace period."""
 
     stopping: bool
+    saving: bool
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
         """`variables` of a rank in `world`, with a file in place of those that are too long."""
@@ -77,6 +79,9 @@ class MpiRankSink(Protocol):
 
     def ranks_joined(self) -> None:
         """A rank was in the job's world, by its MPI."""
+
+    def stop_rank(self, rank: int) -> None:
+        """mpirun asks the rank to end."""
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
@@ -189,10 +194,14 @@ class MpiWorkerAgent:
         life = world.members[rank].life if world.members else 0
         self._pod.rank_started(process, life, world.formation)
 
+    def stop(self, rank: int) -> None:
+        """mpirun asks the rank to end: one that was asked before is not asked again."""
+        self._pod.stop_rank(self._assigned[rank].rank)
+
     def ended(self, rank: int, departure: Departure) -> None:
-        """The rank's program has ended; nothing of it is left."""
+        """The rank's program has ended, or its wrapper was killed, as mpirun does a second after it has asked."""
         process = self._assigned.pop(rank)
-        if process.pid:
+        if process.pid and not self._pod.saving:
             signal_group(process.pid, signal.SIGKILL)
         slot = process.rank
         problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)

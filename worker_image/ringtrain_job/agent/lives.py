@@ -1,0 +1,82 @@
+"""What an agent knows of one process after the other in the place of a rank."""
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+from signal import SIGTERM
+
+from ringtrain.shared.processes import RankProcess, signal_name
+from ringtrain_job.agent.stopping import RankStop
+from ringtrain_job.control.model import ENDED, RankPhase, RankState
+
+
+@dataclass(frozen=True)
+class RankLife:
+    """A rank, or a life of an elastic job's slot, and its processes.
+
+    `adopted`: somebody else started it, and tells how it ended. `dismissed`: it was told to leave; `reason`: why it
+    leaves or is stopped. `last`: how its first process ended, which is how it ends when no other has to be waited for.
+    `reported`: the launcher knows how it ended.
+    """
+
+    state: RankState
+    process: RankProcess | None = None
+    stop: RankStop | None = None
+    exited_at: float = 0.0
+    adopted: bool = False
+    dismissed: bool = False
+    reason: str = ""
+    last: RankState | None = None
+    reported: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether the rank has processes."""
+        return self.process is not None and self.state.phase is RankPhase.RUNNING
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the rank runs and was asked to stop."""
+        return self.runs and self.stop is not None and self.stop.asked
+
+    def ended(self, code: int, why: str, problem: RankState | None, order: int) -> RankState:
+        """The state after an end with `code`, negative for a signal; `why`: of a failure. `problem`: how it failed in
+        spite of code 0. `order`: of the ends of this pod's ranks."""
+        if problem is not None:
+            return replace(problem, exit_order=order, life=self.state.life, formation=self.state.formation)
+        sent = self.stop.sent if self.stop is not None else frozenset[int]()
+        phase = RankPhase.STOPPED if self.dismissed else exit_phase(code, sent)
+        return replace(
+            self.state,
+            phase=phase,
+            exit_code=128 - code if code < 0 else code,
+            signal=signal_name(-code) if code < 0 else "",
+            exit_order=order,
+            parked=False,
+            message={RankPhase.STOPPED: self.reason, RankPhase.FAILED: why}.get(phase, ""),
+        )
+
+    def shown(self, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> RankState:
+        """The state for the launcher; see `AgentRanks.states`."""
+        state = self.state
+        if state.phase not in ENDED:
+            return state
+        if not complete(state.rank):
+            shown = RankState(state.rank, RankPhase.RUNNING, life=state.life, formation=state.formation)
+            return replace(shown, committed=state.committed, lost_steps=state.lost_steps)
+        lines = state.log_tail
+        if state.phase is RankPhase.FAILED and not lines:
+            lines = tail(state.rank)
+        return replace(state, exited_ago_s=now - self.exited_at, log_tail=lines)
+
+
+def exit_phase(code: int, sent: Set[int]) -> RankPhase:
+    """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
+
+    After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
+    """
+    if code == 0:
+        return RankPhase.SUCCEEDED
+    if not sent:
+        return RankPhase.FAILED
+    stopped_by_us = code > 0 or -code in sent or -code == SIGTERM
+    return RankPhase.STOPPED if stopped_by_us else RankPhase.FAILED
