@@ -30,9 +30,14 @@ JUDGED_WITHIN_S = 60
 
 
 def success(s: Situation) -> PolicyResult:
-    """The job has succeeded when the launcher attests that every rank of the declared world did."""
+    """The job has succeeded when the launcher attests that every rank of the declared world did; its workers repeat
+    that, for when its pod is no more."""
     launcher = s.launcher
-    if launcher is None or launcher.exit_code != 0 or missed_suspension(s):
+    if missed_suspension(s):
+        return NO_DECISION
+    if launcher is None:
+        return _success_by_workers(s)
+    if launcher.exit_code != 0:
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
     sizes, every = _declared_world(s, _whole_exit_code(termination.get("worldSize")))
@@ -52,6 +57,22 @@ def success(s: Situation) -> PolicyResult:
     )
     message = f"the launcher exited 0 without attesting {every}: {claim}"
     return PolicyResult(judge_failure(s, failure_with(launcher, s, "WorldIncomplete", message)))
+
+
+def _success_by_workers(s: Situation) -> PolicyResult:
+    """What workers say where the launcher's pod was removed before its end was read (decision 59).
+
+    An agent exits 0, and writes Succeeded, only when the launcher has told it that the attempt has succeeded. One
+    such message will do; without messages the exit codes of all workers.
+    """
+    ended = [pod for pod in s.workers if pod.finished and pod.exit_code == 0]
+    outcomes = [termination_of(pod, s.attempt).get("outcome") for pod in ended]
+    if "Succeeded" not in outcomes and (any(outcomes) or len(ended) < max(1, s.status.ledger.attempt_workers)):
+        return NO_DECISION
+    _, every = _declared_world(s, None)
+    who = f"{ended[outcomes.index('Succeeded')].name} says so" if "Succeeded" in outcomes else "all workers exited 0"
+    message = f"{every} exited 0: the launcher's pod was removed before its end was read, and {who}"
+    return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", message))
 
 
 def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:

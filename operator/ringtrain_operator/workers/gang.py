@@ -31,6 +31,8 @@ _REASONS = frozenset(
         "UnexpectedAdmissionError",
     }
 )
+# What agents say by themselves when their launcher is away.
+_WITHOUT_LAUNCHER = frozenset({"LauncherFailed", "NotAssembled"})
 # Reasons of DisruptionTarget for which the node is the cause.
 _DISRUPTIONS_BY_NODE = frozenset({"TerminationByKubelet", "DeletionByTaintManager", "DeletionByPodGC"})
 
@@ -58,10 +60,18 @@ def gang_disruption_cause(s: Situation) -> str | None:
             node = f" on node {pod.node}" if pod.node else ""
             return f"{pod.name}{node} {cause}"
     missing = s.missing_names if not elastic else tuple(n for n in s.missing_names if n == s.wanted_names[0])
+    if missing == s.wanted_names[:1] and _verdict_is_known(s):
+        return None
     # A launcher whose ranks have started refuses a pod that is made anew, but for an elastic job's.
     if missing and (s.gang_began if elastic else s.gang_may_have_begun):
         return f"{', '.join(missing[:3])} no longer exists"
     return None if elastic else _replaced_workers(s)
+
+
+def _verdict_is_known(s: Situation) -> bool:
+    """Whether a worker says how the attempt has failed, as the launcher has told it before it was removed."""
+    failures = [failure_in(pod, s.attempt) for pod in s.workers if pod.finished]
+    return any(failure and failure.get("reason") not in _WITHOUT_LAUNCHER for failure in failures)
 
 
 def _replaced_workers(s: Situation) -> str | None:
