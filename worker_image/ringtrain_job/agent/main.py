@@ -83,7 +83,7 @@ def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
 
 _TICK_S = 0.5
 # While ranks are stopping: the end of a process that is not this one's child is seen by looking.
-_STOPPING_TICK_S = 0.05
+_STOPPING_TICK_S = 0.1
 
 
 @dataclass(frozen=True)

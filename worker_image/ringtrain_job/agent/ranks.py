@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringtrain.shared.proc import living_processes
 from ringtrain.shared.processes import (
     RankProcess,
     is_stopped,
@@ -114,7 +115,8 @@ class AgentRanks:
         """Do what is due for ranks that were asked to stop; returns those that have ended."""
         with self._lock:
             lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
-        over = [(rank, life.last) for rank, life in lives if life.stop and life.stop.look() and life.last]
+        table = living_processes() if lives else {}
+        over = [(rank, life.last) for rank, life in lives if life.stop and life.stop.look(table) and life.last]
         for rank, last in over:
             self._conclude(rank, last)
         return [rank for rank, _ in over]

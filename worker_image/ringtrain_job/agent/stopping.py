@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
-from ringtrain.shared.proc import answers_signal, living_processes, only_runs_others, process_view
+from ringtrain.shared.proc import ProcessView, answers_signal, living_processes, only_runs_others, process_view
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class RankStop:
         """Whether the rank was asked to stop, or killed."""
         return self._grace_ends is not None
 
-    def look(self) -> bool:
-        """Do what is due; returns whether there is nothing more to wait for."""
+    def look(self, table: Mapping[int, ProcessView] | None = None) -> bool:
+        """Do what is due; returns whether there is nothing more to wait for. `table`: all processes, as of now."""
         if self._grace_ends is None:
             return True
-        before, here = self._seen, self._find()
+        before, here = self._seen, self._find(living_processes() if table is None else table)
         if self._kill_at is None:
             self._ask_processes(here)
             # The workers of a loader that has ended would hold its pipe open for seconds.
@@ -81,10 +81,9 @@ class RankStop:
         self._send(here, signal.SIGKILL)
         return True
 
-    def _find(self) -> Mapping[int, list[int]]:
+    def _find(self, table: Mapping[int, ProcessView]) -> Mapping[int, list[int]]:
         """The rank's living processes, each with its children: the session, what is below it, and what was seen there
         before and has lost its parent."""
-        table = living_processes()
         children = defaultdict(list)
         for view in table.values():
             children[view.parent].append(view.pid)
