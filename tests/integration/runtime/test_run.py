@@ -190,7 +190,7 @@ def test_interrupted(settings: dict[str, str], most: int, tmp_path: Path, monkey
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 130
-    assert f"stopping: waiting for 2 ranks to end, for at most {most} s; once more: at once\n" in err
+    assert f"stopping 2 ranks ({most} s; press Ctrl-C again to kill them)\n" in err
     assert "state  Stopped\n" in err
     assert not [process for process in processes if runs(process)]
 
@@ -280,8 +280,8 @@ def test_on_a_terminal(tmp_path: Path) -> None:
         lines = terminal.lines()
     finally:
         terminal.close()
-    end = next(index for index, line in enumerate(lines) if line.startswith("stopping:"))
-    assert lines[end:][:2] == ["stopping: waiting for 1 rank to end, for", "at most 10 s; once more: at once"]
+    end = next(index for index, line in enumerate(lines) if line.startswith("stopping "))
+    assert lines[end:][:2] == ["stopping 1 rank (10 s; press Ctrl-C", "again to kill them)"]
     assert any(line.startswith("steps  ") and "11/11, loss 0.5, samples/sec" in line for line in lines)
     assert not any(line.startswith("Step ") for line in lines)
 

@@ -124,11 +124,9 @@ def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", r
         received.append(number)
         with suppress(OSError):  # the terminal was closed
             if len(received) == 1:
-                say_ending_line(
-                    f"stopping: waiting for {ranks} to end, for at most {grace_s:.0f} s; once more: at once"
-                )
+                say_ending_line(f"stopping {ranks} ({grace_s:.0f} s; press Ctrl-C again to kill them)")
             else:
-                say_ending_line("stopping: ranks are killed")
+                say_ending_line(f"killing {ranks}")
         launcher.send_signal(signal.SIGINT)  # SIGTERM tells a launcher that its pod goes
 
     stack.enter_context(signal_handler(forward, *_stop_requests()))
