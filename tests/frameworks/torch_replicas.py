@@ -42,13 +42,15 @@ def check_one_flipped_bit_is_found():
         train(net, optimizer, DATA[:3])
         if RANK == ODD:
             net[layer].weight.data.view(-1).view(torch.int32)[3] ^= 1
-        names_the_odd_rank(lambda net=net, optimizer=optimizer: train(net, optimizer, DATA[3:]), "the weights on ranks")
+        names_the_odd_rank(
+            lambda net=net, optimizer=optimizer: train(net, optimizer, DATA[3:]), "before update .* weights"
+        )
 
 
 def check_a_wrong_load_is_found():
     """A rank that has loaded another model than the others is told at its second update."""
     net = model(seed=int(RANK == ODD))
-    names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 of this world")
+    names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 .*call broadcast_parameters")
 
 
 def check_a_wrong_rate_is_found():

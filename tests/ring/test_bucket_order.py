@@ -16,7 +16,9 @@ def _trained(wait: bool, clip_norm: float | None = None, elastic: bool = False) 
     """The order of buckets in the end, and the weights, where all gradients are there when the first bucket is."""
     rt.init()
     params = {f"layer {index}": np.zeros(40_000, np.float32) for index in range(LAYERS)}
-    opt = HostOptimizer(params, AdamW(0.01), bucket_bytes=160_000, clip_norm=clip_norm, elastic=elastic)
+    opt = HostOptimizer(
+        params, AdamW(0.01), bucket_bytes=160_000, clip_norm=clip_norm, elastic=elastic, update_during_backward=True
+    )
     for step in range(UPDATES):
         for name in params:
             opt.wait_for(name)

@@ -48,7 +48,10 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+IN_STEP = {"update_during_backward": False}
 CASES = {
+    "in-step": Case(options=IN_STEP),
+    "in-step-int8": Case(options={**IN_STEP, "compression": "int8"}),
     "fused": Case(),
     "fused-half": Case(SGD(0.1, momentum=0.9), BF16),
     "local": Case(local=["own", "last"]),
@@ -94,9 +97,8 @@ def _made(case: Case, group: Any) -> HostOptimizer:
     start = np.random.default_rng(7)
     params = {name: start.integers(-8, 9, shape).astype(case.dtype) / 8 for name, shape in SHAPES.items()}
     params = {name: np.asarray(values, case.dtype) for name, values in params.items()}
-    return HostOptimizer(
-        params, case.rule, bucket_bytes=2000, local=case.local, elastic=True, group=group, **case.options
-    )
+    options = {"update_during_backward": True, **case.options}
+    return HostOptimizer(params, case.rule, bucket_bytes=2000, local=case.local, elastic=True, group=group, **options)
 
 
 def _submit_update(opt: HostOptimizer, case: Case) -> None:
@@ -192,6 +194,40 @@ def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
             for rank, bits in enumerate(_all_go_on(opts, case, agreed, "memory")):
                 assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
         assert fails_at >= 3
+
+
+@pytest.mark.parametrize("case", [CASES["in-step"], CASES["in-step-int8"]], ids=["plain", "int8"])
+def test_weights_that_are_set_before_step_are_as_if_they_were_set_before_the_first_gradient(case: Case) -> None:
+    """For each rank's shard and its copy, and where the update is given up after that."""
+
+    def run(rank: int, is_late: bool) -> dict[str, bytes]:
+        opt = _made(case, group_of())
+
+        def write() -> None:
+            for weights in opt.weights.values():
+                weights[...] = np.clip(weights, -0.5, 0.5)
+            opt.take_weights()
+
+        for gives_up in (False, True, False):
+            _train(opt, case, opt.updates + 2)
+            if not is_late:
+                write()
+            for name, weights in reversed(opt.weights.items()):
+                opt.submit(name, np.full_like(weights, 0.3))
+            if is_late:
+                write()
+            updates = opt.updates
+            assert opt.rollback() == updates if gives_up else opt.step()
+        _train(opt, case, opt.updates + EVERY + 1)  # copies are compared meanwhile
+        bits = _bits(opt)
+        opt.close()
+        return bits
+
+    with world_of(SIZE, "memory") as world:
+        early = world.run(lambda rank: run(rank, False))
+    with world_of(SIZE, "memory") as world:
+        late = world.run(lambda rank: run(rank, True))
+    assert all(bits == early[0] for bits in (*early, *late))
 
 
 @pytest.mark.parametrize("transport", ["grpc", "shm", "pods"])

@@ -70,7 +70,9 @@ def _trained(
         start = np.random.default_rng(rt.rank())  # only rank 0's counts
         params = {name: start.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
         group = CountingGroup(fuses)
-        opt = HostOptimizer(params, rule, bucket_bytes=1 << 16, local=["own"], group=group, **options)
+        opt = HostOptimizer(
+            params, rule, bucket_bytes=1 << 16, local=["own"], group=group, update_during_backward=True, **options
+        )
         _steps(opt, 3, [1])
         state = opt.state_dict()["arrays"]
         bits = {f"{slot} {name}": array.tobytes() for slot, of in state.items() for name, array in of.items()}
@@ -138,7 +140,7 @@ def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
     rt.init()
     group = CountingGroup(fuses)
     params = {"long": np.zeros(3_000_001, np.float32)}
-    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 10, group=group)
+    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 10, group=group, update_during_backward=True)
     _steps(opt, 3, [4])
     rt.shutdown()
     return group.updates, [weights.tobytes() for weights in opt.weights.values()]
@@ -156,7 +158,7 @@ def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
 def _trained_in_place(in_place: bool, options: dict[str, Any]) -> list[bytes]:
     rt.init()
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 16, local=["own"], **options)
+    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 16, local=["own"], update_during_backward=True, **options)
     _steps(opt, 3, [5], in_place)
     rt.shutdown()
     return [weights.tobytes() for name, weights in opt.weights.items() if name != "own"]
@@ -186,7 +188,9 @@ def test_what_needs_more_than_one_pass_takes_it() -> None:
 def _accumulated_and_loaded(fuses: bool = True) -> tuple[int, list[bytes]]:
     rt.init()
     group = CountingGroup(fuses)
-    opt = HostOptimizer({"w": np.zeros(5001, np.float32)}, AdamW(0.1), accumulate=2, group=group)
+    opt = HostOptimizer(
+        {"w": np.zeros(5001, np.float32)}, AdamW(0.1), accumulate=2, group=group, update_during_backward=True
+    )
     _steps(opt, 4, [2])
     opt.load_state_dict(opt.state_dict())
     _steps(opt, 2, [3])
@@ -209,7 +213,9 @@ def test_accumulating_and_loading_go_on_as_in_passes_of_their_own() -> None:
 
 def _weights_on_their_way() -> list[bool]:
     rt.init()
-    opt = HostOptimizer({f"p{i}": np.zeros(3000, np.float32) for i in range(5)}, SGD(1.0), bucket_bytes=1)
+    opt = HostOptimizer(
+        {f"p{i}": np.zeros(3000, np.float32) for i in range(5)}, SGD(1.0), bucket_bytes=1, update_during_backward=True
+    )
     seen = []
     for _ in range(20):
         before = {name: weights.copy() for name, weights in opt.weights.items()}
@@ -241,7 +247,12 @@ def test_between_more_pods_than_a_chain_has_passes_are_separate() -> None:
     with world_of(4, "pods", chain_pods_most=1) as world:
 
         def fused(rank: int) -> int:
-            opt = HostOptimizer({"w": np.zeros(5001, np.float32)}, SGD(1.0), group=(group := CountingGroup()))
+            opt = HostOptimizer(
+                {"w": np.zeros(5001, np.float32)},
+                SGD(1.0),
+                group=(group := CountingGroup()),
+                update_during_backward=True,
+            )
             opt.submit("w", np.full(5001, rank, np.float32))
             opt.step()
             assert (opt.weights["w"] == -1.5).all()
@@ -260,7 +271,14 @@ def test_ranks_of_pods_may_have_their_gradients_in_any_order(order: list[int], c
         def trained(rank: int) -> list[bytes]:
             names = [f"p{i}" for i in range(4)]
             params = {name: np.zeros(length, np.float32) for name in names}
-            opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, clip_norm=clip_norm, group=CountingGroup())
+            opt = HostOptimizer(
+                params,
+                SGD(1.0),
+                bucket_bytes=1,
+                clip_norm=clip_norm,
+                group=CountingGroup(),
+                update_during_backward=True,
+            )
             for _ in range(3):
                 for name, one in itertools.product(reversed(names), order):
                     if one == rank:

@@ -66,6 +66,7 @@ class DistributedOptimizer(OnHostOptimizer):
             elastic=chosen.elastic,
             redundancy=chosen.redundancy,
             group=first_optimizer_group(chosen.elastic, self._open_group),
+            update_during_backward=True,  # the device asks for each weight when it needs it
         )
         self._left = set(session.parameters)
         self.write_back()

@@ -194,9 +194,10 @@ def reducescatter(
 
 def join() -> int:
     """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
-    Meanwhile it contributes zeros to what the others sum or average, eagerly or under `jit`."""
+    Meanwhile it contributes zeros to what the others sum or average, eagerly or under `jit`. A HostOptimizer needs as
+    many updates on every rank: MismatchError where that is not so."""
     jax.effects_barrier()
-    return queues.join()
+    return queues.join_after_updates()
 
 
 def _on_leaves(forward: Any, backward: Any, tree: Any) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
+from ringtrain._core.negotiation import queues
 from ringtrain.elastic.handlers import StateHandler
 from ringtrain.elastic.state import ADAPTERS, ElasticStateAdapter
 from ringtrain.elastic.transfer import broadcast
-from ringtrain.jax.collectives import join
 from ringtrain.jax.objects import JAX_VALUES
 from ringtrain.jax.trees import filled_tree, to_state_dict
 
@@ -63,4 +63,4 @@ def _pytree_handler_of(value: Any) -> PytreeHandler | None:
 
 
 # Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
-ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, join))
+ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, queues.join))

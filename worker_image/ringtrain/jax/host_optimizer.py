@@ -88,7 +88,10 @@ class HostOptimizer(OnHostOptimizer):
             taken.update(names)
             groups.append((rule, names))
         group = first_optimizer_group(self._options.get("elastic", False), lambda: open_group(self._process_set))
-        self._made = ArrayOptimizer(arrays, self._rule, groups=groups, group=group, **self._options)
+        # What a program has are values of its own, which are new in update() alone.
+        self._made = ArrayOptimizer(
+            arrays, self._rule, groups=groups, group=group, update_during_backward=True, **self._options
+        )
         self._names, self._left = list(arrays), None
         return jnp.asarray(0, jnp.int32)
 

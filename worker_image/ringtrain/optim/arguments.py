@@ -22,12 +22,14 @@ class OptimizerSettings:
     """How gradients become one update.
 
     `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity.
+    `update_during_backward`: update as soon as gradients are reduced. Else the update waits for `step()`.
     """
 
     accumulate: int
     clip_norm: float | None
     schedule: Schedule
     check_finite: bool
+    update_during_backward: bool = False
 
 
 def parameters_as_arrays(params: Params) -> dict[str, Flat]:

@@ -61,7 +61,7 @@ class OptimizedModel:
             "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
             "accumulate": settings.accumulate, "compression": self.compression,
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
-            "redundancy": self.redundancy,
+            "redundancy": self.redundancy, "update_during_backward": settings.update_during_backward,
         }  # fmt: skip
         named = {name: described_parameter_arrays(value) for name, value in compared.items()}
         if len(self.rules) == 1:
@@ -98,9 +98,15 @@ class OptimizerCut:
 
         `missed`: how many of them each parameter had no gradient in.
         """
+        if self.context.undo is not None:
+            self.context.undo.forget()
+        self.settle_at(updates, missed)
+
+    def settle_at(self, updates: int, missed: Mapping[str, int]) -> None:
+        """Weights were set in place after `updates`: nothing from before can be undone. `missed`: as `begin_at`."""
         self.context.missed.counts = dict(missed)
         if self.context.undo is not None:
-            self.context.undo.begin_at(updates)
+            self.context.undo.settle_at(updates)
         for mirror in self.context.mirrors:
             mirror.begin_at(updates)
             mirror.missed.counts = dict(missed)
@@ -162,7 +168,7 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
 
 
 def _fused_rules(context: UpdateContext, model: OptimizedModel) -> dict[int, NativeParameterSpans] | None:
-    if not can_fuse(context, model.rules):
+    if not model.settings.update_during_backward or not can_fuse(context, model.rules):
         return None
     return {
         bucket.index: NativeParameterSpans(context.spans[bucket.index], model.group_of)

@@ -61,6 +61,9 @@ class FusedOptimizerUpdate:
         self._last = shared_buckets(context)[-1]
         self.arrivals = WeightArrivals(context.layout.buckets)
 
+    def wait_for_step(self) -> None:
+        """Nothing to wait for: it runs while gradients come."""
+
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what the meeting raised."""
         before: Bucket | None = None

@@ -14,8 +14,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.context import drain_before_leaving
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat
+from ringtrain._core.negotiation.queues import LastUpdate
+from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
+from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.errors import ConfigurationError, MismatchError, RingtrainError
 from ringtrain.optim.arguments import (
@@ -38,6 +39,7 @@ from ringtrain.optim.rules import Rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_gradient_absent
 from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed_steps, restore_state, shard_state
+from ringtrain.optim.update_words import in_words_of_updates
 from ringtrain.step_time import REDUCTION, beside_training
 
 # 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
@@ -46,7 +48,7 @@ BUCKET_BYTES = 10 * 1024 * 1024
 
 
 class HostOptimizer:
-    """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
+    """Average gradients over all ranks while the backward pass goes on, and update the weights in host memory.
 
         opt = HostOptimizer(params, SGD(lr=0.1, momentum=0.9))
         forward(opt.weights); backward calls opt.submit(name, gradient) layer by layer; opt.step()
@@ -54,9 +56,12 @@ class HostOptimizer:
     `params`: initial arrays by name, in the order of the forward pass. They are copied into flat arenas;
     `opt.weights[name]` are the trained weights, views that change in place. Rank 0's values are sent to all ranks.
     The loss is the mean over the rank's own batch: averaging over ranks happens here.
-    A weight may change from the moment its gradient is submitted, so submit it after the backward pass has used
-    the weight for the last time: in a dense layer, after the error of the layer below was computed.
+    Weights change in `step()` and nowhere else.
 
+    `update_during_backward`: True lets a weight change as soon as its gradient is submitted and reduced, which
+    leaves less to do in `step()`. Submit a gradient after the backward pass has used its weight for the last time (in
+    a dense layer: after the error of the layer below was computed), and neither read nor write weights between the
+    first `submit` and the end of `step()`.
     `bucket_bytes`: gradients are reduced in buckets of about this size, in reverse registration order.
     `sharded`: each rank keeps the state of 1/size of the elements and updates those (reduce-scatter, update,
     all-gather). Unsharded, each rank updates all; the bits are the same.
@@ -101,9 +106,12 @@ class HostOptimizer:
         places: Callable[[], Sequence[int]] | None = None,
         group: CollectiveGroup | None = None,
         devices: DeviceReducer | None = None,
+        update_during_backward: bool = False,
     ) -> None:
         arrays = parameters_as_arrays(params)
-        settings = OptimizerSettings(accumulate, clip_norm, schedule or Constant(), check_finite)
+        settings = OptimizerSettings(
+            accumulate, clip_norm, schedule or Constant(), check_finite, update_during_backward
+        )
         check_arguments(arrays, local, bucket_bytes, settings)
         rules, group_of_name = grouped_rules(rule, groups, list(arrays))
         if compression is not None and not sharded:
@@ -120,7 +128,6 @@ class HostOptimizer:
         self._updates = 0
         self._norm: float | None = None
         self._update: OptimizerUpdate | FusedOptimizerUpdate | None = None
-        self._holds = False
         self._thread: threading.Thread | None = None
         self._ending = False
         self._closed = False
@@ -235,8 +242,8 @@ class HostOptimizer:
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
         """Change parameters by these rules from the next update on, one for each group: other numbers of the same
-        kind. Local: every rank sets the same. Before the first gradient of an update, or with `hold` before
-        `step()`."""
+        kind. Local: every rank sets the same. Before `step()`; with `update_during_backward` before the first
+        gradient of an update."""
         names = self._model.state_names
         for index, (rule, before) in enumerate(zip(rules, self._rules, strict=True)):
             if rule is before or rule == before:
@@ -250,19 +257,14 @@ class HostOptimizer:
                 )
         self._rules = tuple(rules)
 
-    def hold(self, holds: bool) -> None:
-        """Whether weights wait for `step()` from the next update on: gradients are reduced while they come, and
-        until `step()` they can be read (`gather_gradients`), replaced or dropped. The same on all ranks."""
-        self._holds = holds
-
     def gather_gradients(self) -> dict[str, Flat | None]:
         """Return the mean gradient of each parameter over all ranks and micro-steps, None where no rank has one.
 
         Views of memory from which the update is made: what is written there counts. All gradients must have been
-        submitted, with `hold`. Collective.
+        submitted, and weights must wait for `step()`. Collective.
         """
         with REDUCTION:
-            self._held("gather_gradients").gather().wait()
+            self._held("gather_gradients").call(self._gather_held).wait()
         self._raise_if_broken()
         arenas, found = self._cut.context.arenas, {}
         for name, (bucket, location) in self._cut.context.layout.locations.items():
@@ -284,7 +286,7 @@ class HostOptimizer:
                 self._cut.inbox.mark(name, own)
 
     def drop(self) -> None:
-        """Forget the gradients that were submitted for an update with `hold`. Every rank does."""
+        """Forget the gradients that were submitted for an update that waits for `step()`. Every rank does."""
         hold = self._held("drop")
         hold.give_up()
         assert self._thread is not None
@@ -294,16 +296,35 @@ class HostOptimizer:
         self._thread = self._update = None
         self._cut.inbox.begin_update()
 
+    def require_last_micro_step(self, what: str) -> None:
+        """Raise ConfigurationError, which begins with `what`, where more micro-steps of an update are to come."""
+        if not self._cut.inbox.is_last_micro_step:
+            raise ConfigurationError(
+                f"{what} in one of the first of {self._cut.context.settings.accumulate} micro-steps, and the update is "
+                "made of all of them: do it in the last one"
+            )
+
     def _held(self, what: str) -> OptimizerStepHold:
         self._raise_if_broken()
-        if self._ending or self._update is None or self._update.hold is None:
-            raise ConfigurationError(f"{what}() was called without an update that waits for step(); see hold()")
+        if not self.waits_for_step:
+            raise ConfigurationError(
+                f"{what}() was called where no update waits for step(); call it after the last gradient and before "
+                "step(), without update_during_backward"
+            )
         self._cut.inbox.check_complete()
+        assert self._update is not None
+        assert self._update.hold is not None
         return self._update.hold
 
-    def flush(self) -> bool:
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether the next `step()` makes an update, and no weight has changed for it yet."""
+        held = self._update is not None and self._update.hold is not None
+        return held and self._thread is not None and not self._ending
+
+    def flush(self, takes_weights: bool = False) -> bool:
         """With `accumulate`: make an update of the micro-steps there were so far, which are less. True: an update
-        was made; False: there were none. Every rank does after as many."""
+        was made; False: there were none. Every rank does after as many. `takes_weights`: as `take_weights`."""
         self._raise_if_broken()
         self._end_update()
         if self._cut.context.devices is not None:
@@ -311,6 +332,8 @@ class HostOptimizer:
         if not self._cut.inbox.flush():
             return False
         self._start_update()
+        if takes_weights and self.waits_for_step:
+            self.take_weights()
         self._finish(wait=True)
         return True
 
@@ -339,6 +362,9 @@ class HostOptimizer:
             self._update.hold.go_on(rules)
         self._updates += 1
         self._ending = True
+        group = self._cut.context.group
+        if isinstance(group, ProcessGroup) and group.size > 1:
+            current().attached(LastUpdate, LastUpdate).note(group, self._settle, in_words_of_updates)
         if not wait:
             drain_before_leaving(self)
         self._cut.context.order.overlaps = not wait
@@ -391,6 +417,9 @@ class HostOptimizer:
         if self._ending and self._thread is not None:
             self._thread.join()
 
+    def _settle(self) -> None:
+        self._require_idle("join")
+
     def close(self) -> None:
         """Give up an update that is under way, unless its step() was called: then return when that has ended."""
         with contextlib.suppress(Exception):  # what made the step fail is raised by whatever comes next
@@ -398,6 +427,8 @@ class HostOptimizer:
         self._error = self._error or RingtrainError("the optimizer was closed")
         self._closed = True
         self._give_up()
+        if (world := current_or_none()) is not None:
+            world.attached(LastUpdate, LastUpdate).forget(self._cut.context.group)
 
     def _give_up(self) -> None:
         """Let an update end whose step was not called."""
@@ -458,20 +489,29 @@ class HostOptimizer:
                 state[slot] *= factor
 
     def take_weights(self) -> None:
-        """Go on from what somebody has set weights to, in place, the same on all ranks. Local, between updates.
+        """Go on from what somebody has set weights to, in place, the same on all ranks. Local, between updates, or
+        before the `step()` that an update waits for.
 
         Without `elastic` there is nothing to do: an update reads the weights that are there. With it a rank takes
         them for the shard that it is the second home of, and the updates so far can't be undone any more.
         """
         if self._cut.context.undo is None:
             return
-        self._require_idle("take_weights")
+        if not self.waits_for_step:
+            self._require_idle("take_weights")
+            self._take_weights()
+            return
+        with REDUCTION:
+            self._held("take_weights").call(self._take_weights).wait()
+        self._raise_if_broken()
+
+    def _take_weights(self) -> None:
         missed = self._cut.context.missed.counts
         for mirror in self._cut.context.mirrors:
             mirror.settle(self._updates)
             mirror.take_weights(self._cut.context.arenas)
             missed = merged_missed_steps([missed, mirror.missed.counts])
-        self._cut.begin_at(self._updates, missed)
+        self._cut.settle_at(self._updates, missed)
 
     def commit(self) -> None:
         """Let `rollback` go back to the rules as they are now."""
@@ -571,7 +611,7 @@ class HostOptimizer:
     def _start_update(self) -> None:
         context, inbox, rules = self._cut.context, self._cut.inbox, self._step_rules()
         self._note_rates(rules)
-        if self._holds:
+        if not context.settings.update_during_backward:
             self._update = OptimizerUpdate(context, inbox, rules, OptimizerStepHold())
         elif self._cut.fused:
             self._update = FusedOptimizerUpdate(context, inbox, rules, self._cut.fused)
@@ -604,21 +644,32 @@ class HostOptimizer:
         self._ending = False
         self._cut.inbox.begin_update()
 
+    def _gather_held(self) -> None:
+        assert isinstance(self._update, OptimizerUpdate)
+        self._update.gather_gradients()
+
     def _run(self, update: OptimizerUpdate | FusedOptimizerUpdate) -> None:
         beside_training()
         try:
             checks = [check for check in (self._cut.replicas, self._cut.check) if check is not None]
             for check in checks:
                 check.before(update.number)
+            update.wait_for_step()
+            if self._cut.replicas is not None:
+                self._cut.replicas.starts(update.number)
             update.run()
             for check in checks:
                 check.after(update.number)
         except UpdateAbandoned:
             return
+        except MismatchError as error:
+            self._error = in_words_of_updates(error)
         except BaseException as error:
             self._error = error
         finally:
             update.arrivals.release()
+            if update.hold is not None:
+                update.hold.end()
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

@@ -113,13 +113,13 @@ class GradientInbox:
                     f'{self._me}: gradient "{name}" was submitted twice in one step; submit each gradient once '
                     f"per backward pass and call step() after it"
                 )
-            first_of_last = self._last_micro_step and not self._arrived
+            first_of_last = self.is_last_micro_step and not self._arrived
             self._arrived.add(name)
         store()
         if present:
             self._present.add(name)
         with self._changed:
-            if self._last_micro_step:
+            if self.is_last_micro_step:
                 self._outstanding[bucket.index] -= 1
                 if not self._outstanding[bucket.index]:
                     self.completed_s[bucket.index] = time.perf_counter()
@@ -141,7 +141,7 @@ class GradientInbox:
         """True when that was an update's last micro-step. Raises ConfigurationError naming missing gradients."""
         self.check_complete()
         with self._changed:
-            if self._last_micro_step:
+            if self.is_last_micro_step:
                 return True
             self._micro_step += 1
             self._arrived.clear()
@@ -163,7 +163,8 @@ class GradientInbox:
             self._changed.notify_all()
 
     @property
-    def _last_micro_step(self) -> bool:
+    def is_last_micro_step(self) -> bool:
+        """Whether the update is made when the gradients of this micro-step are here."""
         return self._micro_step == self._settings.accumulate - 1
 
     def _find(self, name: str) -> Any:
@@ -208,7 +209,7 @@ class GradientInbox:
                 into[...] = values  # numpy copies nothing where both are the same memory, as of `room`
             else:
                 np.add(into, values, out=into)
-        if self._last_micro_step:
+        if self.is_last_micro_step:
             self._end(name, target, values is not None or name in self._present)
 
     def _end(self, name: str, target: NDArray[Any], present: bool) -> None:

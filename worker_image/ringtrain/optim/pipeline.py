@@ -13,7 +13,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.rules import LayerUpdateRule
 from ringtrain.optim.spans import MissedGradients, StepRules
 from ringtrain.optim.undo import OptimizerUndo
+from ringtrain.optim.update_words import GRADIENTS_READ
 from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
@@ -155,28 +156,49 @@ class WeightArrivals:
 
 
 class OptimizerStepHold:
-    """What lets an update that waits for `step()` go on: told by the thread that trains, heard by another one."""
+    """What lets an update that waits for `step()` go on: orders from the thread that trains to the update's."""
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[StepRules | threading.Event | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[StepRules | Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: list[threading.Event] = []
+        self._has_ended = False
 
     def go_on(self, rules: StepRules) -> None:
         """Update the weights, by these rules."""
         self._orders.put(rules)
 
-    def gather(self) -> threading.Event:
-        """Bring the mean gradients to all ranks. What is returned is set when they are here, or never will be."""
+    def call(self, function: Callable[[], None]) -> threading.Event:
+        """Call `function` in the update's thread. What is returned is set when it has returned, or when the update has
+        ended without."""
         done = threading.Event()
-        self._orders.put(done)
+        self._calls.append(done)
+
+        def run() -> None:
+            function()
+            done.set()
+
+        self._orders.put(run)
+        if self._has_ended:
+            done.set()
         return done
+
+    def end(self) -> None:
+        """The update has ended: let go of who waits for a call."""
+        self._has_ended = True
+        for done in self._calls:
+            done.set()
 
     def give_up(self) -> None:
         """End, with all weights as they are."""
         self._orders.put(None)
 
-    def next(self) -> StepRules | threading.Event | None:
-        """What was told next: rules to go on with, what to set when gradients are gathered, None to give up."""
-        return self._orders.get()
+    def wait(self) -> StepRules:
+        """Do what was ordered until the rules to go on with come. Raises `UpdateAbandoned`."""
+        while not isinstance(order := self._orders.get(), StepRules):
+            if order is None:
+                raise UpdateAbandoned
+            order()
+        return order
 
 
 class OptimizerUpdate:
@@ -206,8 +228,6 @@ class OptimizerUpdate:
         if not self._late:
             self._m.order.begin()
         clip_norm = self._m.settings.clip_norm
-        if self.hold is not None:
-            self._wait_held(self.hold)
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
         # Where all are reduced by now, what the next forward pass needs first comes first.
         buckets = tuple(reversed(self._order)) if self._late else self._order
@@ -235,27 +255,22 @@ class OptimizerUpdate:
                 self._m.order.end(self.number)
             self.arrivals.arrived(bucket)
 
-    def _wait_held(self, hold: OptimizerStepHold) -> None:
-        """Reduce all gradients, and return when rules are there to go on with."""
+    def wait_for_step(self) -> None:
+        """With a hold: reduce all gradients, and return when rules are there to go on with."""
+        if self.hold is None:
+            return
         for place, bucket in enumerate(self._order):
             self._reduce_through(place)
             self._reduce_next_if_complete(place)
             self._wait_reduced(bucket)
-        while not isinstance(told := hold.next(), StepRules):
-            if told is None:
-                raise UpdateAbandoned
-            try:
-                self._gather_gradients()
-            finally:
-                told.set()
-        self._rules = told
+        self._rules = self.hold.wait()
 
-    def _gather_gradients(self) -> None:
-        """Leave the mean gradients in all ranks' gradient arenas."""
+    def gather_gradients(self) -> None:
+        """Leave the mean gradients in all ranks' gradient arenas. In the thread of the update that waits."""
         if self.is_mean:
             return
         if self._m.group.size > 1:  # ranks that do something else are told so
-            self._m.group.allgather_object("gradients", "gradients read before step()")
+            self._m.group.allgather_object("gradients", GRADIENTS_READ)
         gathers = []
         for bucket in self._order:
             own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]

@@ -140,7 +140,7 @@ class OptimizerReplicas:
         for same in _weight_replica_groups(table):
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"
-                raise other_weights(tuple(ranks[same[at]] for at in odd), when, PARTS * EVERY)
+                raise other_weights(tuple(ranks[same[at]] for at in odd), len(same), when, PARTS * EVERY)
 
     def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, told: Any) -> None:
         position = queue_of(self._process_set).ranks.index(queue_of(self._process_set).rank)

@@ -87,11 +87,15 @@ class OptimizerUndo:
         self._lost = dict(lost)
         self._first = 0
 
-    def begin_at(self, updates: int) -> None:
-        """The arrays were set to those after `updates`."""
-        self._first = updates
+    def forget(self) -> None:
+        """All arrays were set to something else: no copy is of any use."""
         for history in (*self._own, *self._lost.values()):
             history.forget()
+
+    def settle_at(self, updates: int) -> None:
+        """The weights after `updates` were set from outside: refuse to go back to what was before. What the update
+        that is under way has rounded since can still be undone."""
+        self._first = updates
 
     def keep(self, bucket: int, number: int) -> None:
         """Call it right before update `number` changes weights and state of `bucket`."""

@@ -56,9 +56,10 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def join() -> Any:
     """Say that this rank has no more data, and wait until all ranks have; return the last rank to join.
 
-    Meanwhile it contributes zeros to what the others sum or average.
+    Meanwhile it contributes zeros to what the others sum or average. A HostOptimizer needs as many steps on every
+    rank: MismatchError where that is not so.
     """
-    return _scalar_operation(queues.join)
+    return _scalar_operation(queues.join_after_updates)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -15,6 +15,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import (
     TorchHandle,
+    check_tensors,
     differentiable,
     first_of_torch_handle,
     on_host,
@@ -141,9 +142,9 @@ def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
 
     Meanwhile it contributes zeros to what the others sum or average. `device`: accepted for Horovod's sake; zeros
-    are made in host memory.
+    are made in host memory. A HostOptimizer needs as many steps on every rank: MismatchError where that is not so.
     """
-    return queues.join()
+    return queues.join_after_updates()
 
 
 def _torch_alltoall(
@@ -152,6 +153,7 @@ def _torch_alltoall(
     def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         return to_tensor(result[0], tensor.device), to_tensor(result[1])
 
+    check_tensors([tensor])
     error = request_splits_error(tuple(tensor.shape), splits, members(process_set))
     cut = None if splits is None or error else tuple(int(rows) for rows in splits)
     request = NamedRequest(CollectiveKind.ALLTOALL, name, splits=cut)
@@ -165,12 +167,14 @@ def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
 
 
 def _torch_allgather(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> TorchHandle:
+    check_tensors(tensors)
     error = scalar_error([tensor.shape for tensor in tensors])
     return submit_torch_request(NamedRequest(CollectiveKind.ALLGATHER, name), tensors, process_set, None, error)
 
 
 def _torch_allgathered(tensors: Sequence[torch.Tensor], name: str, process_set: ProcessSet) -> list[torch.Tensor]:
     """Return `tensors` gathered, with gradients."""
+    check_tensors(tensors)
     rows = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
 
     def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -24,10 +24,13 @@ class Variant:
     bucket_bytes: int = 4096
     order_seed: int | None = None
     threads: bool = False
+    update_during_backward: bool = False
 
 
 VARIANTS = {
     "sharded": Variant(),
+    "during-backward": Variant(update_during_backward=True),
+    "during-backward-per-parameter": Variant(bucket_bytes=1, update_during_backward=True),
     "unsharded": Variant(sharded=False),
     "bucket-per-parameter": Variant(bucket_bytes=1),
     "one-bucket": Variant(bucket_bytes=1 << 30),
@@ -52,6 +55,7 @@ def _train(group: MemoryGroup, rule: Rule, variant: Variant, clip_norm: float | 
         bucket_bytes=variant.bucket_bytes,
         clip_norm=clip_norm,
         group=group,
+        update_during_backward=variant.update_during_backward,
     )
     for step in range(STEPS):
         names = list(SHAPES)

@@ -14,6 +14,7 @@ from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
+from ringtrain.optim.pipeline import OptimizerStepHold
 
 DEADLINE_S = patient(60.0)
 
@@ -290,7 +291,7 @@ def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
     their way before the next bucket is complete."""
     group = _HeldGroup()
     params = {name: np.zeros(8, np.float32) for name in ("first", "middle", "last")}
-    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group)
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group, update_during_backward=True)
     opt.submit("middle", np.ones(8, np.float32))  # complete, but not its turn
     opt.submit("last", np.ones(8, np.float32))
     assert group.begun.acquire(timeout=DEADLINE_S)
@@ -301,6 +302,33 @@ def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
     opt.submit("first", np.ones(8, np.float32))
     assert opt.step()
     assert group.calls == ["reduce_scatter", "all_gather"] * 3
+
+
+def test_weights_change_in_step_alone() -> None:
+    """All gradients are reduced by then, and no weight is new before."""
+    group = _HeldGroup()
+    params = {name: np.zeros(8, np.float32) for name in ("first", "last")}
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group)
+    group.release.set()
+    for name in ("last", "first"):
+        opt.submit(name, np.ones(8, np.float32))
+        assert group.begun.acquire(timeout=DEADLINE_S)
+    assert group.calls == ["reduce_scatter"] * 2
+    assert all(not weights.any() for weights in opt.weights.values())
+    opt.weights["first"][...] = 5.0  # counts
+    assert opt.step()
+    assert group.calls == ["reduce_scatter", "reduce_scatter", "all_gather", "all_gather"]
+    assert [opt.weights[name].tolist() for name in params] == [[4.5] * 8, [-0.5] * 8]
+
+
+def test_nobody_waits_for_an_update_that_has_ended() -> None:
+    """A call that was ordered before or after its end, of which nothing comes, is let go of."""
+    hold = OptimizerStepHold()
+    before = hold.call(lambda: None)
+    assert not before.is_set()
+    hold.end()
+    assert before.is_set()
+    assert hold.call(lambda: None).is_set()
 
 
 def test_no_thread_is_left_after_a_step_or_close() -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ringtrain import timeline
 from ringtrain._core.negotiation.queue import NamedQueue
 from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups import context, process_sets
+from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.step_time import REDUCTION
+
+JOIN: Final = "join()"
 
 
 @dataclass
@@ -124,6 +128,44 @@ def join() -> int:
     for counter in [key for key in counters if key[0] == 0]:
         del counters[counter]
     return last
+
+
+class LastUpdate:
+    """The group that the last update of a host optimizer was made in, in this world."""
+
+    def __init__(self) -> None:
+        self._group: CollectiveGroup | None = None
+        self._settle: Callable[[], Callable[[], None] | None] = lambda: None
+        self._words: Callable[[MismatchError], MismatchError] = lambda error: error
+
+    def note(
+        self, group: CollectiveGroup, settle: Callable[[], None], words: Callable[[MismatchError], MismatchError]
+    ) -> None:
+        """An update was made in `group`. `settle`: a method, which is stored weakly: return when `group` is idle.
+        `words`: say of a mismatch what the ranks did."""
+        self._group, self._settle, self._words = group, weakref.WeakMethod(settle), words
+
+    def forget(self, group: CollectiveGroup) -> None:
+        """Its optimizer was closed."""
+        if group is self._group:
+            self._group = None
+
+    def compare(self) -> None:
+        """Collective. Raises MismatchError where other ranks make another update."""
+        if self._group is not None:
+            if (settle := self._settle()) is not None:
+                settle()
+            try:
+                self._group.allgather_object(JOIN, JOIN)
+            except MismatchError as error:
+                raise self._words(error) from None
+
+
+def join_after_updates() -> int:
+    """`join` as programs call it. Raises MismatchError at once where other ranks go on with a host optimizer, whose
+    updates need every rank: joining does not help there."""
+    context.current().attached(LastUpdate, LastUpdate).compare()
+    return join()
 
 
 def joins() -> int:

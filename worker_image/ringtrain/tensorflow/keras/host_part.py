@@ -62,7 +62,10 @@ class KerasHostPart:
         self.rule = decaying
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
         group = first_optimizer_group(self.options["elastic"], self.open_group)
-        self.made = ArrayOptimizer(arrays, decaying, groups=[(plain, without)], group=group, **self.options)
+        # The variables are copies, which are new at the end of the step alone.
+        self.made = ArrayOptimizer(
+            arrays, decaying, groups=[(plain, without)], group=group, update_during_backward=True, **self.options
+        )
         self.write(self.weights(), constrained=False)
 
     def open_group(self) -> ProcessGroup:
