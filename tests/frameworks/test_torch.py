@@ -6,6 +6,7 @@ from frameworks.harness import SIZES, TORCH_DEVICES, Checks, device_env
 MODULES = (
     "torch_training",
     "torch_optimizer",
+    "torch_host",
     "torch_database",
     "torch_replicas",
     "torch_state",

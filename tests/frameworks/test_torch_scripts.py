@@ -3,7 +3,13 @@
 import pytest
 from frameworks.harness import Checks
 
-MODULES = ("torch_scripts", "torch_scripts_models", "torch_scripts_optimizers", "torch_scripts_restarts")
+MODULES = (
+    "torch_scripts",
+    "torch_scripts_models",
+    "torch_scripts_optimizers",
+    "torch_scripts_restarts",
+    "torch_scripts_weights",
+)
 OPTIMIZERS = ("distributed", "host")
 TRANSPORTS = {"shared-memory": "", "grpc": "grpc", "torch": "torch"}
 WORLDS = [(transport, ranks) for transport in ("shared-memory", "grpc") for ranks in (1, 2, 3)] + [("torch", 2)]

@@ -187,3 +187,14 @@ def check_error_op_that_is_none():
 # With one rank there is nothing to disagree with.
 for _name in ("shape", "dtype", "device", "op", "number_of_tensors", "root", "factors"):
     globals()[f"check_error_{_name}"] = only_where_ranks_can_differ(globals()[f"check_error_{_name}"])
+
+
+def check_what_is_no_tensor_is_refused_in_words():
+    """By every collective, before another rank waits for it."""
+    calls = [hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall]
+    calls += [lambda value: hvd.broadcast(value, 0), lambda value: hvd.broadcast_(value, 0)]
+    calls += [lambda value: hvd.grouped_allreduce([value]), lambda value: hvd.grouped_allgather([value])]
+    for call in calls:
+        for value, name in ((None, "None"), (3.0, "a float")):
+            with pytest.raises(ValueError, match=f"a collective was given {name}; expected a torch.Tensor"):
+                call(value)

@@ -49,8 +49,6 @@ REFUSED: dict[str, dict[str, str]] = {
         "script_state_changed": "spread over the ranks",
         "script_copied_optimizer": "can't be pickled or copied",
         "script_pickled_optimizer": "can't be pickled or copied",
-        # In a later step than the first, which tell whether weights may change during the backward pass.
-        "script_pass_that_is_thrown_away": "pass update_during_backward=False",
         "script_gradients_that_are_never_zeroed": "call optimizer.zero_grad() after each step()",
     },
 }

@@ -43,19 +43,20 @@ class _StreamedParameter:
 @dataclass(frozen=True)
 class TorchStreamOptions:
     """`begin`: called before the first gradient of an update goes to the host. `asks_zero_grad`: whether gradients
-    stay after `step()`, so that a script that forgets to call `zero_grad()` is told."""
+    stay after `step()`, so that a script that forgets to call `zero_grad()` is told. `holds`: weights change in
+    `step()` alone."""
 
     begin: Callable[[], None]
     asks_zero_grad: bool
+    holds: bool
 
 
 class TorchGradientStream:
     """Hands each gradient to the host optimizer when the backward passes of a step have completed it.
 
-    `param.grad` has a `TorchGradientStandIn` from then on. While weights wait for `step()` (`holds`), what a
-    script does with gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and
-    may change, replace or forget them, or add another backward pass. Where weights change during the backward
-    pass, that is an error.
+    `param.grad` has a `TorchGradientStandIn` from then on. Where weights wait for `step()`, what a script does with
+    gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and may change, replace
+    or forget them, or add another backward pass. Where weights change during the backward pass, that is an error.
 
     In the first step gradients go to the host at its end, which tells how many backward passes a step has.
 
@@ -79,8 +80,6 @@ class TorchGradientStream:
         self._passes: int | None = None  # that a step has; None: not known yet
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
         self._any_given = False  # the host has a gradient of this step
-        self.holds = True
-        self.is_plain = True  # nothing was done to gradients that needs `holds`
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
         self.watch()
@@ -144,6 +143,18 @@ class TorchGradientStream:
             own.clear()
             own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
+    def take_back(self) -> None:
+        """Have gradients in `param.grad`, the means of all ranks where the host has got some, and nothing with the
+        host. Collective where it has."""
+        if self._any_given:
+            self._read_all()
+            self._host.drop()
+        for own in self._all:
+            if own.param.grad is own.open:
+                own.param.grad = own.held
+            own.clear()
+        self._means, self._any_given = None, False
+
     def forget(self) -> None:
         """Give up the gradients of a step that is not ended. Local: the host gives them up as well."""
         under_way, self._under_way = self._under_way, []
@@ -177,7 +188,7 @@ class TorchGradientStream:
         if self._means is not None:
             own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
         elif grad is not None and (grad is own.open or grad is own.spent) and not _is_accumulated(own.param):
-            self.is_plain &= grad is own.spent  # the weights that this reads must not have changed
+            return  # a backward pass that leaves `param.grad` alone
         elif grad is own.open:
             own.param.grad = own.held
         elif grad is own.spent:
@@ -204,7 +215,7 @@ class TorchGradientStream:
             return
         param.grad = own.open
         if own.given:
-            if not self.holds:
+            if not self._options.holds:
                 own.held, own.passes = None, own.passes - 1
             self._need_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
         elif self._passes is not None and own.passes >= self._passes and not own.stale:
@@ -241,7 +252,7 @@ class TorchGradientStream:
             self._host.submit(own.name, None)
         else:
             self._submit(own, grad)
-        if not self.holds and grad is not None:
+        if not self._options.holds and grad is not None:
             torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
 
     def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
@@ -278,6 +289,7 @@ class TorchGradientStream:
         """Have the mean gradients in the place of those that stand for them. Collective."""
         if self._means is not None:
             return
+        self._host.require_last_micro_step("gradients were read or changed before step()")
         late = {own: own.held for own in self._all if own.given and own.held is not None}
         for own in late:
             own.held = None
@@ -321,11 +333,10 @@ class TorchGradientStream:
         own.param.grad = torch.zeros_like(own.param)
 
     def _need_hold(self, what: str) -> None:
-        self.is_plain = False
-        if not self.holds:
+        if not self._options.holds:
             raise ConfigurationError(
-                f"{what}, and weights have begun to change, since no step so far did such a thing; pass "
-                "update_during_backward=False to HostOptimizer, which lets weights wait for step()"
+                f"{what}, and HostOptimizer was made with update_during_backward=True, so weights have begun to "
+                "change; leave update_during_backward out"
             )
 
 

@@ -16,6 +16,7 @@ from ringtrain._core.negotiation.request import NamedRequest, described
 from ringtrain._core.negotiation.submission import Finish, NamedSubmission
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain.torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
@@ -44,6 +45,7 @@ def submit_torch_request(
     `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
     what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
     """
+    check_tensors(tensors)
     submission = _torch_submission(request, tensors, process_set, finish, error)
     return TorchHandle(queue_of(process_set).hand_in(submission))
 
@@ -118,12 +120,24 @@ def on_host(
     return to_tensors(function(to_arrays([*tensors, *more])()), tensors)
 
 
+def check_tensors(tensors: Sequence[Any]) -> None:
+    """Raise ConfigurationError for what is no tensor."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            found = "None" if tensor is None else kind_of(tensor)
+            raise ConfigurationError(
+                f"a collective was given {found}; expected a torch.Tensor: broadcast_object and allgather_object send "
+                "other values"
+            )
+
+
 def differentiable(
     forward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     backward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Return `forward(tensors)`; `backward` makes the gradients of `tensors` from those of the results."""
+    check_tensors(tensors)
     return list(_Differentiable.apply(forward, backward, *tensors))
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class TorchGradientHook:
     """A hook that a copy of what it is on does not have: neither one that is pickled nor a deep copy."""
@@ -10,6 +12,7 @@ class TorchGradientHook:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
+    @torch._disable_dynamo  # in a compiled step, too, it is called as it is
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)
 

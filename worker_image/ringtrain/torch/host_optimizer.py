@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -21,24 +22,12 @@ from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import TorchGradientStream, TorchStreamOptions
 from ringtrain.torch.hook import TorchGradientHook
-from ringtrain.torch.host_arguments import check_devices, given_optimizer, named_group_parameters
-from ringtrain.torch.host_state import TorchHostState, carried_group_options, simple_options
+from ringtrain.torch.host_arguments import check_parameters, given_optimizer, named_group_parameters
+from ringtrain.torch.host_groups import SharedTorchGroups
+from ringtrain.torch.host_state import ParameterState, TorchHostState, carried_group_options, simple_options
 from ringtrain.torch.node_sum import TorchNodeSum, open_node_sum
 from ringtrain.torch.parameters import in_place
 from ringtrain.torch.weight_stream import TorchWeightStream
-
-# In so many updates weights wait for step(), and what a script does before it is looked at.
-_LOOKED_AT: Final = 3
-
-
-class _Group(dict[str, Any]):
-    """A parameter group that notes when a script has written to it."""
-
-    written = False
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.written = True
-        super().__setitem__(key, value)
 
 
 class _SpreadState(dict[Any, Any]):
@@ -60,17 +49,18 @@ class _SpreadState(dict[Any, Any]):
 
 
 class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
-    """Stream gradients to the host during the backward pass, update there, and have the weights when `step()`
-    returns.
+    """Reduce gradients during the backward pass, and update the weights on the host in `step()`.
 
         optimizer = HostOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
         loss(model(x), y).backward()       # each gradient leaves for the ring as soon as it is complete
-        optimizer.step()
+        optimizer.step()                   # weights change here, and nowhere else
         optimizer.zero_grad()
 
-    `optimizer`: one of torch, whose parameter groups this one shares: what schedulers and scripts write there
-    counts from the next step on. `model`: the module that has the parameters; it names them, and rank 0's
-    parameters and buffers are sent to all ranks. Without it parameters are named by their position.
+    `optimizer`: one of torch, whose parameter groups and hooks this one shares: what schedulers and scripts write
+    there counts from the next step on; parameters may be put into groups and taken out. Its own `step()`,
+    `state_dict()` and `load_state_dict()` are refused until `close()`. `model`: the module that has the parameters;
+    it names them, and rank 0's parameters and buffers are sent to all ranks. Without it parameters are named by their
+    position.
     `HostOptimizer(model, rule)` takes a rule of `ringtrain.optim` (SGD, Adam, AdamW, LAMB) in the place of torch's
     optimizer, for all parameters that require a gradient, in one group.
 
@@ -83,14 +73,18 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     Weights of a half type have copies in float32, which are updated; a weight that somebody has set counts more than
     its copy.
 
-    In the first three steps weights wait for `step()`, and the ranks agree on what they saw there. Where nobody
-    read, changed or forgot gradients between `backward()` and `step()` (clipping, GradScaler), or wrote to a group
-    there, weights change during the backward pass from then on. Who does so later gets a ConfigurationError.
-    `update_during_backward`: True or False decides it.
+    Between `backward()` and `step()` gradients and weights are as in torch: whoever reads a gradient gets the mean of
+    all ranks, and what is written to gradients, weights or groups counts (clipping, GradScaler, decay by hand). Every
+    rank must do the same. A rank that writes weights alone is found within 20 updates (of single elements: later), by
+    StateCorrupt on all ranks.
+
+    `update_during_backward`: True lets each weight change as soon as its gradient is reduced, which leaves less to do
+    in `step()`. Between `backward()` and `step()` nothing may read or write weights, gradients or groups then: reading
+    a gradient raises ConfigurationError, and reading a weight can't be noticed.
 
     `overlap`: True lets `step()` return while weights are still on their way: each layer waits for its own when it
-    is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no `weight_norm`
-    or other hook that computes a weight before the forward pass, no copy of the model. `state_dict()` and
+    is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no copy of the
+    model. `weight_norm` and others that compute a weight before the forward pass get new ones. `state_dict()` and
     `close()` wait by themselves, and so does leaving the world.
 
     `options`: as of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
@@ -121,7 +115,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         model: torch.nn.Module | Rule | None = None,
         *,
         overlap: bool = False,
-        update_during_backward: bool | None = None,
+        update_during_backward: bool = False,
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
@@ -129,14 +123,15 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._process_set = process_set
         self._options = options
         self._overlap = overlap
-        self._asked = update_during_backward
+        self._during_backward = update_during_backward
         if overlap and self._model is None:
             raise ConfigurationError("HostOptimizer: overlap needs the model; pass it after the optimizer")
         defaults = {} if self._inner is None else self._inner.defaults
         self._is_made = False
         self._spread = _SpreadState()
         super().__init__(groups, defaults)
-        self._share_groups()
+        self._shared = SharedTorchGroups(self._inner, self)
+        self._set_aside: dict[Any, ParameterState] = {}
         self._make()
         self._hooks: list[Any] = []
         if self._model is not None:
@@ -156,6 +151,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         if self._is_made and value is not self._spread:
             self._spread.clear()
 
+    @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """End the step: the weights are new when this returns (with `overlap`, when a layer is called).
 
@@ -168,9 +164,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             with torch.enable_grad():
                 result = closure()
         self._check_model()
+        if self._shared.changed():
+            self._train_what_is_in_groups()
         self._gradients.finish()
-        if self._gradients.holds:
-            self._weights.take()
+        if self._host.waits_for_step and self._weights.take():
+            self._host.take_weights()
         self._set_rules()
         updated = self._host.step(wait=not self._overlap)
         if updated:
@@ -178,19 +176,23 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             if not self._overlap:
                 self._weights.all_back()
             self._weights.note()
-            self._note_step()
+            self._shared.stepped()
         self._gradients.ended()
-        self._weights.seen()
+        if self._during_backward:
+            self._weights.seen()
         return result if closure is not None else updated
 
+    @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of backward passes since the last step. Collective where some are on their way."""
+        if self._shared.changed():
+            self._train_what_is_in_groups()
         self._gradients.zero_grad(set_to_none)
 
     def flush(self) -> bool:
         """With `accumulate`: make an update of the micro-steps there were so far, of whose gradients the mean
         counts. True: an update was made; False: there were none. Every rank does after as many."""
-        updated = self._host.flush()
+        updated = self._host.flush(self._weights.take())
         if updated:
             self._weights.expect_step()
             self._weights.all_back()
@@ -202,19 +204,8 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         if not self._is_made:
             super().add_param_group(param_group)
             return
-        state = self.state_dict()
-        if self._inner is None:
-            super().add_param_group(param_group)
-        else:
-            self._inner.add_param_group(param_group)
-        self._let_go()
-        self._share_groups()
-        self._make()
-        for group in self.param_groups[len(state["param_groups"]) :]:
-            first = sum(len(packed["params"]) for packed in state["param_groups"])
-            own = {name: value for name, value in group.items() if name != "params"}
-            state["param_groups"].append({**own, "params": [*range(first, first + len(group["params"]))]})
-        self.load_state_dict(state)
+        self._shared.add(param_group)
+        self._train_what_is_in_groups()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Take `passes` micro-steps an update from the next one on, as
@@ -266,7 +257,6 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._weights.all_back()
         self._weights.note()
         self._set_options(self._prepared)
-        self._begin_looking()
 
     @property
     def accumulating(self) -> bool:
@@ -354,6 +344,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         descriptors back, and give up a step that is under way.
         """
         self._let_go()
+        self._shared.release()
         for hook in self._hooks:
             hook.remove()
 
@@ -366,7 +357,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def _make(self) -> None:
         """Build all that follows from the parameters there are. Collective."""
         self._params = named_group_parameters(self.param_groups, self._model)
-        check_devices(self._params)
+        check_parameters(self._params)
         self._missing_before: set[str] = set()
         group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
         rules = self._rules.of(self.param_groups)
@@ -375,14 +366,16 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             names[group_of[id(param)]].append(name)
         arrays = {name: to_arrays([real_tensor(param.detach())])()[0] for name, param in self._params.items()}
         self._groups = []
-        options = {**self._options, "sharded": self._rules.sharded}
+        options = {
+            **self._options, "sharded": self._rules.sharded, "update_during_backward": self._during_backward,
+        }  # fmt: skip
         group = first_optimizer_group(options.get("elastic", False), self._open_group)
-        if self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
+        if not self._is_made and self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
             _broadcast_others(self._model, set(self._params), group)
         self._node_sum = self._open_node_sum(group, options)
         others = list(zip(rules, names, strict=True))[1:]
         self._host = ArrayOptimizer(arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options)
-        stream = TorchStreamOptions(self._begin_update, self._inner is not None)
+        stream = TorchStreamOptions(self._begin_update, self._inner is not None, not self._during_backward)
         self._gradients = TorchGradientStream(self._host, self._params, self._node_sum, stream)
         self._weights = TorchWeightStream(self._host, self._params, self._node_sum)
         self._weights.all_back()
@@ -390,7 +383,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         if self._overlap:
             self._weights.watch(self._model)
         self._state = TorchHostState(self._host, self._params, self._rules, self.param_groups)
-        self._begin_looking()
+        self._shared.note()
         self.commit()
         self._is_made = True
 
@@ -405,59 +398,37 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         for group in self._groups:
             group.close()
 
-    def _share_groups(self) -> None:
-        """Have one list of groups with the optimizer that this one was made of, so that its schedulers act
-        here."""
-        if self._inner is None:
-            self.param_groups[:] = [_Group(group) for group in self.param_groups]
-            return
-        self._inner.param_groups[:] = [_Group(group) for group in self._inner.param_groups]
-        self.param_groups = self._inner.param_groups
-
-    @property
-    def _noting(self) -> list[_Group]:
-        groups: list[Any] = self.param_groups
-        return groups
-
     def _begin_update(self) -> None:
         """The first gradient of an update is about to go to the host."""
-        if self._weights.take():
-            self._host.take_weights()
-        for group in self._noting:
-            group.written = False
-        self._used = self._rules.of(self.param_groups)
-        self._host.set_rules(self._used)
-        self._host.hold(self._gradients.holds)
+        if self._during_backward:
+            if self._weights.take():
+                self._host.take_weights()
+            self._used = self._rules.of(self.param_groups)
+            self._host.set_rules(self._used)
 
     def _set_rules(self) -> None:
         """Update by what is in the groups. Where weights have begun to change that must not be new."""
         now = self._rules.of(self.param_groups)
-        if self._gradients.holds or not self._gradients.begun:
+        if not self._during_backward or not self._gradients.begun:
             self._host.set_rules(now)
         elif now != self._used:
             raise ConfigurationError(
-                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, when "
-                f"weights had begun to change; change them before backward(), or pass "
-                "update_during_backward=False to HostOptimizer"
+                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, and "
+                "HostOptimizer was made with update_during_backward=True, so weights have begun to change; change "
+                "groups before backward(), or leave update_during_backward out"
             )
 
-    def _begin_looking(self) -> None:
-        self._gradients.holds = self._asked is not True
-        self._gradients.is_plain = True
-        self._left = _LOOKED_AT if self._asked is None else 0
-
-    def _note_step(self) -> None:
-        """After so many steps, all together let weights change during the backward pass, if none had a reason not
-        to."""
-        if self._inner is not None:
-            vars(self._inner)["_opt_called"] = True  # what its schedulers ask
-        if not self._left:
-            return
-        self._gradients.is_plain &= not any(group.written for group in self._noting)
-        self._left -= 1
-        if not self._left:
-            told = self._host.allgather_object(self._gradients.is_plain, "update during the backward pass")
-            self._gradients.holds = not all(told)
+    def _train_what_is_in_groups(self) -> None:
+        """Go on with the parameters that a script has put into groups, and their state. Collective."""
+        self._gradients.take_back()
+        self._weights.to_host()
+        former = self._state.by_parameter()
+        self._let_go()
+        self._make()
+        here = {param for group in self.param_groups for param in group["params"]}
+        known = {**self._set_aside, **former.states}
+        self._set_aside = {param: state for param, state in known.items() if param not in here}
+        self._state.load_by_parameter(replace(former, states=known))
 
     def _check_model(self) -> None:
         """Raise ConfigurationError where the model has a parameter in the place of one that is trained."""

@@ -21,10 +21,28 @@ _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
 
 @dataclass(frozen=True)
 class GatheredTorchState:
-    """`by_param`: what torch's optimizer would hold for each parameter. `own`: what it would not."""
+    """`by_param`: what torch's optimizer would hold for each parameter. `own`: what it would not. `missed`: how many
+    updates each parameter had no gradient in, by name."""
 
     by_param: dict[torch.Tensor, dict[str, Any]]
     own: dict[str, Any]
+    missed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ParameterState:
+    """`entry`: what torch's optimizer would hold for a parameter. `steps`: updates that it had a gradient in."""
+
+    entry: Mapping[str, Any]
+    steps: int
+
+
+@dataclass(frozen=True)
+class ParameterStates:
+    """The state of each parameter after so many updates."""
+
+    states: Mapping[Any, ParameterState]
+    updates: int
 
 
 @dataclass(frozen=True)
@@ -46,14 +64,39 @@ class TorchHostState:
         missed = {name: int(count[0]) for name, count in slots.get(MISSED, {}).items()}
         by_param = {}
         for name, param in self._params.items():
-            entry = dict(self._entry(name, param, slots))
-            if steps := updates - missed.get(name, 0):
+            entry, steps = dict(self._entry(name, param, slots)), updates - missed.get(name, 0)
+            if steps or any(bool(torch.any(value)) for value in entry.values()):
                 counted = {"step": torch.tensor(float(steps))} if "exp_avg" in entry else {}
                 by_param[param] = {**counted, **entry, **scalars.get(name, {})}
-        own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: missed}
+        # Where torch counts steps itself, its count is the only one: a script may set it.
+        uncounted = {n: count for n, count in missed.items() if "step" not in by_param.get(self._params[n], {})}
+        own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: uncounted}
         if FEEDBACK in whole:
             own[FEEDBACK] = map_tensor_leaves(whole[FEEDBACK], to_tensor)
-        return GatheredTorchState({param: entry for param, entry in by_param.items() if entry}, own)
+        return GatheredTorchState({param: entry for param, entry in by_param.items() if entry}, own, missed)
+
+    def by_parameter(self) -> ParameterStates:
+        """Gather the state of each parameter. Collective."""
+        whole = self.gather(None, error_feedback=False)
+        assert whole is not None
+        states = {
+            param: ParameterState(whole.by_param.get(param, {}), whole.own["updates"] - whole.missed.get(name, 0))
+            for name, param in self._params.items()
+        }
+        return ParameterStates(states, whole.own["updates"])
+
+    def load_by_parameter(self, former: ParameterStates) -> None:
+        """Set the state of each parameter that `former` has; the others begin. Not collective."""
+        names = {id(param): name for name, param in self._params.items()}
+        here = [param for group in self._groups for param in group["params"]]
+        begun = [former.states.get(param, ParameterState({}, 0)) for param in here]
+        missed = {names[id(param)]: former.updates - state.steps for param, state in zip(here, begun, strict=True)}
+        packed = {
+            "state": {index: state.entry for index, state in enumerate(begun)},
+            "param_groups": [{"params": range(len(here))}],
+            OWN: {"updates": former.updates, MISSED: missed},
+        }
+        self.load(self.checked(packed))
 
     def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Return `state_dict` as the arrays that `load` takes. Raises ConfigurationError where it does not fit."""
@@ -65,8 +108,8 @@ class TorchHostState:
             )
         own, saved = state_dict.get(OWN, {}), list(self._by_name(state_dict))
         steps = {name: int(float(entry["step"])) for name, entry in saved if "step" in entry}
-        updates = int(own.get("updates", max(steps.values(), default=int(any(entry for _, entry in saved)))))
-        missed = dict(own.get(MISSED, {}))
+        updates = max(int(own.get("updates", any(entry for _, entry in saved))), *steps.values(), 0)
+        missed = dict(own.get(MISSED, {})) | {name: updates - count for name, count in steps.items()}
         if OWN not in state_dict:
             counted = bool(steps) or not saved
             missed = {name: updates - steps.get(name, 0) for name in self._params if counted}

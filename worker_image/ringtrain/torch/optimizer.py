@@ -46,6 +46,8 @@ class DistributedTorchMixin:
         `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before.
         """
         optimizer: Any = self
+        if new := added_to_param_groups(self.sync.params, optimizer):
+            self.sync.add(new)  # a script has put them into groups
         with self.replicas.compared(lambda part: torch_replica_of(self.sync.names, optimizer.param_groups, part)):
             self.sync.finish()
         self._synchronized = True

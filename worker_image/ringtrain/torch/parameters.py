@@ -38,9 +38,9 @@ def named_or_numbered(
 
 
 def added_to_param_groups(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
-    """Return the name of each of the optimizer's parameters that `names` does not have: by its position."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return {param: f"gradient.noname.{index}" for index, param in enumerate(params) if param not in names}
+    """Return the name of each of the optimizer's parameters that `names` does not have: by how many there were."""
+    new = [param for group in optimizer.param_groups for param in group["params"] if param not in names]
+    return {param: f"gradient.noname.{index}" for index, param in enumerate(new, start=len(names))}
 
 
 def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:

@@ -21,6 +21,7 @@ from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import (
     TorchHandle,
+    check_tensors,
     differentiable,
     first_of_torch_handle,
     on_host,
@@ -288,6 +289,7 @@ def _torch_allreduced(
 
 
 def _reducescatter(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str) -> TorchHandle:
+    check_tensors(tensors)
     error = scalar_error([tensor.shape for tensor in tensors])
     return submit_torch_request(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
 

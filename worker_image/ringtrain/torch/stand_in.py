@@ -17,10 +17,12 @@ _MOVES: Final = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "co
 
 
 class TorchGradientStandIn(torch.Tensor):
-    """Looks like the gradient of a parameter and needs no memory. Whoever asks for its values gets the mean
-    gradient of all ranks, which is in `param.grad` from then on; or an error that names the way out.
+    """Looks like the gradient of a parameter and has no memory. Whoever asks for its values gets the mean gradient of
+    all ranks, which is in `param.grad` from then on; or an error that names the way out.
 
-    `torch.nn.utils.clip_grad_norm_`, for one, passes over a gradient that is None without a word.
+    Functions of Python go through `__torch_function__`, and those of C++, which pass over that (scripts, vmap,
+    `torch.tensor`), through `__torch_dispatch__`. What passes over both (dlpack) gets torch's error about memory
+    that does not exist. `torch.nn.utils.clip_grad_norm_` passes over a gradient that is None without a word.
     """
 
     @classmethod
@@ -29,12 +31,19 @@ class TorchGradientStandIn(torch.Tensor):
     ) -> "TorchGradientStandIn":
         """`values`: returns what it stands for, or raises. `zero`: puts a gradient of zeros in its place. `spent`:
         the step is made: `model.to()` and the like, which move gradients with parameters, leave it as it is."""
-        one = torch.zeros((), dtype=param.dtype, device=param.device)
-        made: TorchGradientStandIn = torch.Tensor._make_subclass(cls, one.expand(param.shape))
+        made: TorchGradientStandIn = torch.Tensor._make_wrapper_subclass(
+            cls, param.shape, strides=param.stride(), dtype=param.dtype, device=param.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(made)  # else dlpack would give a null pointer away
         made.__dict__.update(values=values, zero=zero, spent=spent)
         return made
 
     @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_replaced_stand_ins(args), **_replaced_stand_ins(kwargs or {}))
+
+    @classmethod
+    @torch._disable_dynamo  # a compiled function gets the gradient, and no graph of how it comes
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         is_attribute = name in ("__get__", "__set__")
@@ -42,6 +51,8 @@ class TorchGradientStandIn(torch.Tensor):
         if name in _PLAIN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        if name == "share_memory_":  # there is no memory
+            return args[0]
         if name == "zero_":
             args[0].__dict__["zero"]()
             return None

@@ -17,7 +17,11 @@ from ringtrain.torch.node_sum import TorchNodeSum
 
 class TorchWeightStream:
     """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
-    `TorchNodeSum` brings those of a step itself: the parameters are its memory."""
+    `TorchNodeSum` brings those of a step itself: the parameters are its memory.
+
+    Parameters on the CPU are the arena's memory. One that a script gives other memory (`param.data = …`,
+    `share_memory()`) keeps that, as in torch: values are copied from it before an update, and to it afterwards.
+    """
 
     def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: TorchNodeSum | None) -> None:
         self._host = host
@@ -29,7 +33,8 @@ class TorchWeightStream:
         self._expected: set[str] = set(params)
         self._hooks: list[Any] = []
         self._views: dict[str, torch.Tensor] = {}
-        self._addresses: dict[str, int] = {}
+        self._addresses: dict[str, int] = {}  # in the arena, of those that are on the CPU
+        self._places: dict[str, int] = {}  # where they were when they were last seen
         self._versions: dict[str, int] = {}
         self._pinned: list[int] = []
         self.follow()
@@ -38,10 +43,13 @@ class TorchWeightStream:
         """Take the weights from where the host has them now: parameters on the CPU become views of that."""
         self._unpin()
         self.expect()
+        moved = {name for name in self._addresses if self._is_moved(name)}
         self._views = {name: to_tensor(self._host.weights[name]) for name in self._params}
         for name, param in self._params.items():
             if param.device.type == "cpu":
-                self._alias(name, param)
+                self._addresses[name] = self._host.weights[name].ctypes.data
+                if name not in moved:  # by a tensor of its own: what moves the memory of `param` leaves the view
+                    param.data = tensor_like_param(to_tensor(self._host.weights[name]), param)
             elif self._node_sum is not None and self._node_sum.carries(name):
                 param.data = tensor_like_param(self._node_sum.weight(name).view(self._views[name].shape), param)
         if any(param.device.type == "cuda" for param in self._params.values()):
@@ -55,32 +63,30 @@ class TorchWeightStream:
         """
         changed = False
         for name, param in self._params.items():
-            on_cpu = param.device.type == "cpu"
-            moved = on_cpu and param.numel() and param.data_ptr() != self._addresses[name]
-            if moved or param.device.type != self._kinds[name]:
+            is_set = param._version != self._versions[name]
+            if param.device.type != self._kinds[name] or self._is_moved(name):
                 self._check_kind(name, param)
+                is_set |= param.data_ptr() != self._places[name]
                 self._views[name].copy_(real_tensor(param.detach()))
-                self._alias(name, param)
-                changed = True
-            elif param._version != self._versions[name]:
-                changed = True
-                if not on_cpu:
-                    self._views[name].copy_(real_tensor(param.detach()))
+            elif is_set and param.device.type != "cpu":
+                self._views[name].copy_(real_tensor(param.detach()))
+            changed |= is_set
         return changed
 
     def note(self) -> None:
-        """The weights are those of the host."""
+        """Take the weights that are there for those of the host."""
         torch.autograd.graph.increment_version(list(self._params.values()))
         self.seen()
 
     def seen(self) -> None:
-        """The weights are what they should be."""
+        """Take what was counted so far for no change."""
         self._versions = {name: param._version for name, param in self._params.items()}
+        self._places = {name: param.data_ptr() for name, param in self._params.items()}
 
-    def _alias(self, name: str, param: Any) -> None:
-        """Let `param`, on the CPU, be the host's memory."""
-        param.data = tensor_like_param(self._views[name], param)
-        self._addresses[name] = param.data_ptr()
+    def _is_moved(self, name: str) -> bool:
+        """Whether the parameter, of the CPU, is in memory that a script gave it."""
+        param = self._params[name]
+        return name in self._addresses and param.numel() > 0 and param.data_ptr() != self._addresses[name]
 
     def _check_kind(self, name: str, param: Any) -> None:
         view = self._views[name]
@@ -97,9 +103,9 @@ class TorchWeightStream:
         for module in model.modules():
             own = [self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names]
             if own:
-                self._hooks.append(
-                    module.register_forward_pre_hook(TorchGradientHook(partial(self._called, tuple(own))))
-                )
+                hook = TorchGradientHook(partial(self._called, tuple(own)))
+                # Before those that compute a weight of others, as weight_norm's.
+                self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def expect(self) -> None:
         """New weights are on their way, by way of the host."""
@@ -130,7 +136,7 @@ class TorchWeightStream:
             hook.remove()
         self._unpin()
         for name, param in self._params.items():
-            if param.device.type == "cpu" and param.data_ptr() == self._addresses[name]:
+            if param.device.type == "cpu" and not self._is_moved(name):
                 param.data = param.data.clone()
         self._views.clear()
 
@@ -149,7 +155,7 @@ class TorchWeightStream:
             self._host.wait_for(name)
             self._expected.discard(name)
             param = self._params[name]
-            if param.device.type != "cpu" and name not in self._by_node:
+            if self._is_moved(name) or (param.device.type != "cpu" and name not in self._by_node):
                 with torch.no_grad():
                     param.copy_(tensor_like_param(self._views[name], param), non_blocking=True)
 
