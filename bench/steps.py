@@ -32,16 +32,16 @@ def _gradients() -> list[Any]:
 
 
 def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True, in_place: bool = False) -> Work:
-    """A step of HostOptimizer. The backward pass takes `backward_s` and no processor, as on a device, and hands
-    out gradients layer by layer; without `overlap` all at its end. `in_place`: gradients are in the optimizer's
-    memory, as those of a backward pass that makes them there.
+    """A step of HostOptimizer with `update_during_backward`. The backward pass takes `backward_s` and no processor, as
+    on a device, and hands out gradients layer by layer; without `overlap` all at its end. `in_place`: gradients are in
+    the optimizer's memory, as those of a backward pass that makes them there.
     """
     from ringtrain import timeline
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
     initial = {name: np.ones_like(g) for name, g in gradients.items()}
-    optimizer = HostOptimizer(initial, AdamW(lr=1e-3), compression=compression)
+    optimizer = HostOptimizer(initial, AdamW(lr=1e-3), compression=compression, update_during_backward=True)
     for name, gradient in gradients.items():
         optimizer.gradient(name)[...] = gradient  # where a bucket is updated in one pass, they stay
     total = sum(g.size for g in gradients.values())
@@ -66,7 +66,8 @@ def ringtrain_four_steps(backward_s: float, forward_s: float) -> Work:
     from ringtrain.optim import AdamW, HostOptimizer
 
     gradients = {f"p{i}": gradient for i, gradient in enumerate(_gradients())}
-    optimizer = HostOptimizer({name: np.ones_like(g) for name, g in gradients.items()}, AdamW(lr=1e-3))
+    initial = {name: np.ones_like(g) for name, g in gradients.items()}
+    optimizer = HostOptimizer(initial, AdamW(lr=1e-3), update_during_backward=True)
     total = sum(g.size for g in gradients.values())
 
     def work() -> None:

@@ -58,7 +58,7 @@ def _host_optimizer(model: Any, inner: Any, compression: str | None = None) -> T
     import ringtrain.torch as hvd
 
     hvd.init()
-    return Trainer(model, hvd.HostOptimizer(inner, model, compression=compression).step)
+    return Trainer(model, hvd.HostOptimizer(inner, model, compression=compression, update_during_backward=True).step)
 
 
 def _ddp(model: Any, inner: Any) -> Trainer:
