@@ -50,7 +50,7 @@ def check_one_flipped_bit_is_found():
 def check_a_wrong_load_is_found():
     """A rank that has loaded another model than the others is told at its second update."""
     net = model(seed=int(RANK == ODD))
-    names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 .*call broadcast_parameters")
+    names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 .* call broadcast_parameters")
 
 
 def check_a_wrong_rate_is_found():

@@ -133,18 +133,21 @@ def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
     return tuple(at for at, one in enumerate(digests) if one != usual or 2 * count <= len(digests))
 
 
-def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int) -> StateCorrupt:
+def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begins: bool = False) -> StateCorrupt:
     """The error that names ranks whose weights are others, of `size` ranks. `updates`: within so many all parts are
-    compared."""
-    differ = (
-        f"ranks {list(odd)} had different weights"
-        if len(odd) == size
-        else (f"the weights on ranks {list(odd)} were not those of the others")
-    )
+    compared. `begins`: no more than the first updates have been made."""
+    differ = f"{when} the weights on ranks {list(odd)} were not those of the others"
+    if len(odd) == size:
+        differ = f"{when} ranks {list(odd)} had different weights"
+    if begins:
+        return StateCorrupt(
+            odd,
+            f"{differ}: they began with different ones, or a rank alone has loaded or changed its own; call "
+            "broadcast_parameters or broadcast_variables, which send those of rank 0, before the first step",
+        )
     return StateCorrupt(
         odd,
-        f"{when} {differ}: a rank began with other weights (call broadcast_parameters or broadcast_variables before "
-        "the first step), loaded another state or wrote to weights alone (do it on all ranks), or its memory or "
+        f"{differ}: a rank has loaded another state or changed weights alone (do it on all ranks), or its memory or "
         f"arithmetic is wrong (test its node). Each part is compared once in {updates} updates: load a checkpoint from "
         "before the last of these",
     )

@@ -140,7 +140,9 @@ class OptimizerReplicas:
         for same in _weight_replica_groups(table):
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"
-                raise other_weights(tuple(ranks[same[at]] for at in odd), len(same), when, PARTS * EVERY)
+                differing = tuple(ranks[same[at]] for at in odd)
+                # The first comparison that finds a difference is made once more, before the next update.
+                raise other_weights(differing, len(same), when, PARTS * EVERY, self._updates <= max(FIRST) + 1)
 
     def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, told: Any) -> None:
         position = queue_of(self._process_set).ranks.index(queue_of(self._process_set).rank)
