@@ -24,7 +24,7 @@ from ringtrain_job.cli.main import main
 
 def train(steps: int) -> None:
     rt.init()
-    optimizer = HostOptimizer({"a": np.ones(4000), "b": np.ones(10)}, SGD(lr=0.1))
+    optimizer = HostOptimizer({"a": np.ones(4000), "b": np.ones(10)}, SGD(lr=0.1), update_during_backward=True)
     for _ in range(steps):
         for name in ("b", "a"):
             optimizer.submit(name, np.ones_like(optimizer.weights[name]))
