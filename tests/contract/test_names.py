@@ -34,7 +34,9 @@ FOREIGN = {
     "_logs",
     "_exit",  # os: the documented way for a forked child
     "_jsc",  # PySpark: the context in Java, which alone knows how many tasks can run at once
-    "_make_subclass",  # torch.Tensor: the documented way to a subclass that shares storage
+    "_make_wrapper_subclass",  # torch.Tensor: the documented way to a subclass without storage
+    "_set_throw_on_mutable_data_ptr",  # torch: dlpack would pass on a null pointer
+    "_disable_dynamo",  # torch: as torch.compiler.disable, which costs the import of the compiler
     "_replace",  # of named tuples: public
     "_foreach_copy_",  # torch: many copies in one call
     "_values",  # torch: of a sparse tensor that is not coalesced
