@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from ringtrain.errors import RingtrainError
-from ringtrain_job.cli.commands import LazyCommand
+from ringtrain_job.cli.commands import COMMANDS, LazyCommand
 
 
 @functools.cache
 def lazy_commands() -> dict[str, LazyCommand]:
     """Return all commands by name, those of installed plugins included."""
     tables = [point.load() for point in entry_points(group="ringtrain.commands")]
-    return {command.name: command for table in tables for command in table}
+    return {command.name: command for table in tables or [COMMANDS] for command in table}
 
 
 class _LazyCommandGroup(click.Group):
