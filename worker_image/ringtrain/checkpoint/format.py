@@ -29,6 +29,8 @@ REFERENCE: Final = "$array"
 _KINDS: Final = "biufc"
 _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _MADE_OF_ITEMS: Final[dict[str, Any]] = {kind: made for made, kind in _CONTAINERS.items()}
+# Of no framework: no codec is looked for.
+_PLAIN: Final = frozenset({dict, OrderedDict, list, tuple, np.ndarray, ArrayPart})
 _EXPECTED: Final = (
     "dicts, lists, tuples, sets, arrays of numbers or booleans, dense tensors, numbers, strings, bytes, booleans "
     "or None; of an object keep its state_dict()"
@@ -107,9 +109,9 @@ class _CheckpointSplitter:
     def tree(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is None or type(value) in (str, int, float, bool):
             return value
-        codec = encoder_of(value)
-        if codec is not None:
-            found = codec.encode(value, lambda array: self._keep(array, path))
+        if type(value) not in _PLAIN:
+            codec = encoder_of(value)
+            found = None if codec is None else codec.encode(value, lambda array: self._keep(array, path))
             if found is not None:
                 return dict(found)
         if isinstance(value, ArrayPart):
