@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.config import OperatorConfig
@@ -13,6 +14,8 @@ from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
+# By operator the task that it runs in.
+_TASKS: "WeakKeyDictionary[Operator, asyncio.Task[None]]" = WeakKeyDictionary()
 QUICK_POLLS = PollTimes(interval_s=0.2)
 
 
@@ -35,7 +38,7 @@ async def start_operator(
         reach_times=reach_times,
         clock=clock,
     )
-    running = asyncio.create_task(operator.run())
+    running = _TASKS[operator] = asyncio.create_task(operator.run())
     if wait:
         watching = asyncio.create_task(operator.watching.wait())
         await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -49,6 +52,12 @@ async def stop_operator(operator: Operator, running: "asyncio.Task[None]") -> No
     """End an operator gracefully; raises what broke it."""
     operator.stop()
     await running
+
+
+async def end_operator(operator: Operator) -> None:
+    """Stop an operator that `running_operator` started, and return when it has ended."""
+    operator.stop()
+    await asyncio.wait((_TASKS[operator],))
 
 
 @asynccontextmanager

@@ -240,7 +240,7 @@ def world_of(case: Case) -> set[str]:
 
 def rules_of(case: Case) -> dict[str, str]:
     """What the source's operator sets for each process."""
-    if case.expected.get("per_node", 1) > 1:
+    if case.expected.get("per_node", 1) > 1 or "torchrun is left out" in case.expected.get("notes", ()):
         return TORCHRUN
     tables = (TRAINER[name] for name in world_of(case) if name in TRAINER)
     table = next(tables, TRAINING_OPERATOR.get(case.kind, {}))

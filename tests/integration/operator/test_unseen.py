@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.cluster import OpenCluster
 from support.jobs import condition, termination_message
-from support.operating import running_operator
+from support.operating import end_operator, running_operator
 from support.scenario import running_job
 
 from ringtrain_operator.cluster.api.resources import PODS
@@ -16,7 +16,8 @@ async def test_the_launchers_pod_is_removed_unseen(open_cluster: OpenCluster, tm
     """A success is one, and a failure is judged: the workers' pods say how the attempt ended."""
     rules = [{"action": "FailJob", "onExitCodes": {"values": [3]}}]
     async with running_job(open_cluster, tmp_path, runPolicy={"failureRules": rules}) as s:
-        s.operator.stop()
+        assert s.operator is not None
+        await end_operator(s.operator)
         if end == "Succeeded":
             for name in s.pod_names(2):
                 s.runtime.finish(name, message=termination_message())
