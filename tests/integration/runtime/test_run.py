@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -337,6 +338,14 @@ def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
     finally:
         terminal.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "saved.0", "saved.1"]
+
+
+@pytest.fixture(autouse=True)
+def hang_up_ends_programs() -> Iterator[None]:
+    """Under nohup SIGHUP is ignored, also by what tests start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def _sleeping(parent: int) -> list[psutil.Process]:
