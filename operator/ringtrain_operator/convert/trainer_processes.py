@@ -38,7 +38,7 @@ _WANTED = "spec.trainer.numProcPerNode"
 
 @dataclass(frozen=True)
 class TrainJobNode:
-    """What a TrainJob says of its nodes. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the
+    """The nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the
     runtime's container."""
 
     command: Sequence[str]

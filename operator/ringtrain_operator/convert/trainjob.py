@@ -88,7 +88,10 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass
 class _TrainJobReader:
-    """What is to be converted, of which fields are taken; `notes` for a person. `name`: the job's, if it has one."""
+    """A TrainJob that is converted; fields are removed as they are read.
+
+    `notes`: for a person. `name`: of the job, if it has one.
+    """
 
     name: str
     job: dict[str, Any]

@@ -126,7 +126,7 @@ class _ManifestLoader(yaml.SafeLoader):
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """What a plain text is by the rules of kubectl (go-yaml), by its first character: PyYAML's, but y and n are
+    """Types of plain scalars by the rules of kubectl (go-yaml), by the first character: PyYAML's, but y and n are
     booleans, a date is a text, and so is 12:30:45; underscores in numbers don't count."""
     whole = r"0_*[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0_*[bB]_*[01][01_]*|0_*[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"
     part = r"(?:\._*[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?_*[0-9][0-9_]*)?"

@@ -60,7 +60,7 @@ def success(s: Situation) -> PolicyResult:
 
 
 def _success_by_workers(s: Situation) -> PolicyResult:
-    """What workers say where the launcher's pod was removed before its end was read (decision 59).
+    """Return the end that workers report if the launcher's pod was removed before its end was read (decision 59).
 
     An agent exits 0, and writes Succeeded, only when the launcher has told it that the attempt has succeeded. One
     such message will do; without messages the exit codes of all workers.

@@ -156,7 +156,7 @@ class WeightArrivals:
 
 
 class OptimizerStepHold:
-    """What lets an update that waits for `step()` go on: orders from the thread that trains to the update's."""
+    """Orders from the training thread to the thread of an update that waits for `step()`."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[StepRules | Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What ranks did that make different updates, in the words of a training script."""
+"""Errors of ranks that make different updates, in the words of a training script."""
 
 import re
 from typing import Final

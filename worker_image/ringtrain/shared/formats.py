@@ -1,4 +1,4 @@
-"""How values are shown and made safe for JSON, in every part of the project."""
+"""Values as text and as safe JSON, for every part of the project."""
 
 import math
 from typing import Any

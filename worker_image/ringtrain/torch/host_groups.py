@@ -1,4 +1,4 @@
-"""What a HostOptimizer shares with the optimizer of torch that it was made of."""
+"""Groups and hooks that a HostOptimizer shares with the torch optimizer it was made of."""
 
 from __future__ import annotations
 

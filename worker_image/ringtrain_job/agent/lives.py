@@ -1,4 +1,4 @@
-"""What an agent knows of one process after the other in the place of a rank."""
+"""Processes that ran one after the other as one rank."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class RankLife:
 
 
 def exit_phase(code: int, sent: Set[int]) -> RankPhase:
-    """What an exit means. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
+    """Meaning of an exit. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
 
     After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
     """

@@ -115,7 +115,7 @@ def _stop_requests() -> tuple[signal.Signals, ...]:
 
 
 def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float) -> list[int]:
-    """When asked to end have `launcher` stop the gang; returns the list in which signals are noted."""
+    """Have `launcher` stop the gang when this process gets a signal; return the list that collects signals."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""How the ranks of an attempt are started, and when the attempt has ended.
+"""Interface of what starts the ranks of an attempt and decides when it has ended.
 
 `launcher/registry.py` finds them. The launcher names none.
 """

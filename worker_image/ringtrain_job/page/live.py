@@ -19,7 +19,7 @@ _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPha
 
 
 class PageFigures(Protocol):
-    """What the page draws, to be read under `lock`."""
+    """Figures that the page draws; read them under `lock`."""
 
     lock: threading.Lock
     metrics: PageMetrics
