@@ -233,6 +233,18 @@ def check_join_after_as_many_steps():
     hvd.join()
 
 
+def check_join_while_others_reduce_by_name():
+    """An optimizer that is open and makes no updates meanwhile holds nobody up."""
+    net = model()
+    optimizer = made(net)
+    train(net, optimizer, batches(RANK, 1))
+    for step in range(1 if RANK == 0 else 3):
+        summed = hvd.allreduce(torch.ones(1), op=hvd.Sum, name="beside an optimizer")
+        assert summed.item() == (SIZE if step == 0 else SIZE - 1)
+    assert hvd.join() != 0 or SIZE == 1
+    optimizer.close()
+
+
 def check_a_compiled_step():
     """Forward and backward pass, step and zero_grad in one compiled function: as one process."""
     net, other = model(), model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import threading
 import time
@@ -150,8 +151,13 @@ class LastUpdate:
         if group is self._group:
             self._group = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an optimizer that has made an update is not closed yet."""
+        return self._group is not None
+
     def compare(self) -> None:
-        """Collective. Raises MismatchError where other ranks make another update."""
+        """Return when all ranks have called this. Raises MismatchError where one makes another update instead."""
         if self._group is not None:
             if (settle := self._settle()) is not None:
                 settle()
@@ -164,8 +170,25 @@ class LastUpdate:
 def join_after_updates() -> int:
     """`join` as programs call it. Raises MismatchError at once where other ranks go on with a host optimizer, whose
     updates need every rank: joining does not help there."""
-    context.current().attached(LastUpdate, LastUpdate).compare()
-    return join()
+    updates = context.current().attached(LastUpdate, LastUpdate)
+    if not updates.is_open:
+        return join()
+    # At the same time: others may go on with named collectives for long, for which this rank counts as joined.
+    joined: list[int | BaseException] = []
+
+    def run() -> None:
+        try:
+            joined.append(join())
+        except BaseException as error:
+            joined.append(error)
+
+    joining = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="ringtrain-join", daemon=True)
+    joining.start()
+    updates.compare()
+    joining.join()
+    if isinstance(joined[0], BaseException):
+        raise joined[0]
+    return joined[0]
 
 
 def joins() -> int:
