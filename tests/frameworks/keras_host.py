@@ -374,7 +374,7 @@ def begun(optimizer: Callable[[], Any], process_set: Any = hvd.global_process_se
 
 
 def check_files_of_keras_and_tensorflow_carry_the_state():
-    """What rank 0 saves after `gather_state` goes on as one process that was not interrupted."""
+    """A state that rank 0 saves after `gather_state` continues as one uninterrupted process."""
     for optimizer in (adam, schedule("steps")):
         reference = fitted(compiled(optimizer()), everyone(), 2)
         first = fitted(begun(optimizer))

@@ -365,7 +365,7 @@ def clipping(method: str) -> Any:
 
 
 def check_own_methods_get_reduced_gradients():
-    """What a user's class makes of gradients it makes of those that are reduced, as in one process."""
+    """A user's class gets reduced gradients, so its result is that of one process."""
     methods = ["apply_gradients"] if IS_KERAS_2 else ["apply_gradients", "apply"]
     for method in methods:
         like_one_process(optimizer=partial(clipping, method), data=uneven)

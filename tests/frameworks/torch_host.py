@@ -36,7 +36,7 @@ def check_weights_change_during_the_backward_pass_where_that_is_asked_for():
 
 
 def check_gradients_without_memory():
-    """What reads memory below all of torch's functions is told that there is none."""
+    """Reading memory below torch's functions raises: there is none."""
     net = model()
     optimizer = made(net)
     for x, y in batches(RANK, 3):

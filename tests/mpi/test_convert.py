@@ -51,7 +51,7 @@ def changed(**spec: Any) -> dict[str, Any]:
 
 
 def labels_of(role: str) -> dict[str, str]:
-    """What mpi-operator's pods have: defaultLabels in its pkg/controller/mpi_job_controller.go."""
+    """Labels of mpi-operator's pods: defaultLabels in its pkg/controller/mpi_job_controller.go."""
     labels = {"operator-name": "mpi-operator", "job-name": "pi", "job-role": role}
     return {f"training.kubeflow.org/{name}": value for name, value in labels.items()}
 
@@ -238,7 +238,7 @@ def test_marks_of_other_tools_are_left_out() -> None:
 
 
 def test_pods_have_the_sources_labels() -> None:
-    """What selects mpi-operator's pods selects ours; an index that a worker reads is ours."""
+    """Selectors of mpi-operator's pods select ours; an index that a worker reads is ours."""
     obj = changed()
     index = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
     worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

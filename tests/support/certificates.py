@@ -64,7 +64,7 @@ class ClusterAuthority:
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 
     def server_context(self, directory: Path, *names: str) -> ssl.SSLContext:
-        """What a server with these IPs and host names needs; its files are written into `directory`."""
+        """Return the certificate of a server with these IPs and host names; its files are written into `directory`."""
         certificate, key = self.issue("apiserver", *names)
         return _context(directory / "server.pem", key + certificate)
 

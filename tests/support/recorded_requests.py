@@ -31,14 +31,14 @@ class Seen:
 
 @dataclass
 class Record:
-    """What servers and proxies have seen; `ports`: of servers and proxies by name."""
+    """Requests that servers and proxies have seen; `ports`: of servers and proxies by name."""
 
     requests: set[Seen] = field(default_factory=set)
     through: set[str] = field(default_factory=set)
     ports: dict[str, int] = field(default_factory=dict)
 
     def take(self) -> tuple[set[Seen], set[str]]:
-        """What was seen since the last call."""
+        """Return the requests since the last call."""
         found = (self.requests, self.through)
         self.requests, self.through = set(), set()
         return found

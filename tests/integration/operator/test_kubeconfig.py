@@ -79,7 +79,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def write_files(folder: Path, case: Case, values: Mapping[str, str]) -> None:
-    """What the case needs in its folder; scripts can be run."""
+    """Write the files of the case into its folder; scripts are executable."""
     for name, content in case.files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ def write_files(folder: Path, case: Case, values: Mapping[str, str]) -> None:
 
 
 async def run_kubectl(folder: Path, env: Mapping[str, str], words: Sequence[str], *, pod: bool) -> str:
-    """What kubectl prints. A pod's account is where kubectl looks for it, in a mount namespace of its own."""
+    """Return the output of kubectl. A pod's account is where kubectl looks for it, in a mount namespace of its own."""
     command = ["kubectl", "get", "pods", *words]  # with --request-timeout it would ignore the pod's account
     if pod:
         run = f'mount -t tmpfs none /run && mkdir -p /{ACCOUNT} && cp "$0"/{ACCOUNT}/* /{ACCOUNT}/ && exec "$@"'

@@ -256,7 +256,8 @@ class _LauncherProcess:
             time.sleep(min(rest, _TICK_S))
         self._gang.wait(_TICK_S)
         self._waited_s = time.monotonic() - now
-        self._status.observers.changed(self._gang.view())
+        if self._status.observers.follows_gang:
+            self._status.observers.changed(self._gang.view())
 
     def _record_status(self) -> None:
         status = self._status

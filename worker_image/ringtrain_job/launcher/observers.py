@@ -84,6 +84,11 @@ class Observers(AttemptObserver):
         self._failed: set[int] = set()
 
     @property
+    def follows_gang(self) -> bool:
+        """Whether an observer implements `changed`: a view of thousands of ranks is not made for none."""
+        return any(type(observer).changed is not AttemptObserver.changed for observer in self._observers)
+
+    @property
     def all_routes(self) -> list[HttpRoutes]:
         """The routes of all observers that have some."""
         return [observer.routes for observer in self._observers if observer.routes is not None]

@@ -58,6 +58,17 @@ def test_calls_come_in_order() -> None:
     assert calls == ["10 wrote", "20 wrote", "10 ended", "20 ended"]
 
 
+def test_the_gang_is_looked_at_for_who_follows_it() -> None:
+    """A view is made only if an observer implements `changed`."""
+
+    class Following(Noted):
+        def changed(self, view: object) -> None:
+            self._note("changed")
+
+    assert not Observers([Noted(10, [])]).follows_gang
+    assert Observers([Noted(10, []), Following(20, [])]).follows_gang
+
+
 def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once, and the others go on."""
     calls: list[str] = []
