@@ -64,10 +64,10 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
     for obj in jobs:
         try:
             job = parse_job(templates.laid_over(obj), schema=schema)
+            found_beside = list(reference_problems(job, documents))
         except OperatorError as exc:
             yield from (f"{path}: {line}" for line in problem_lines(exc))
             continue
-        found_beside = list(reference_problems(job, documents))
         yield from (f"{path}: {job.name}: {said}" for is_certain, said in found_beside if is_certain)
         if any(is_certain for is_certain, _ in found_beside):
             continue

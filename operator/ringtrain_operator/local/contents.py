@@ -1,12 +1,11 @@
 """What ConfigMaps and Secrets hold here: the job's own Secret, and those that the job's file has beside it."""
 
 import base64
-import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import LocalUnsupported, ManifestUnreadable, shown
+from ..errors import Invalid, LocalUnsupported, Problem, shown
 
 Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
 """Bytes by key, by kind and name."""
@@ -16,33 +15,51 @@ _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
 def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str, str], dict[str, bytes]]:
-    """Those of the documents of a file that a job in `namespace` can use. Raises ManifestUnreadable."""
-    found = {}
+    """Return the contents of the ConfigMaps and Secrets among `documents` that a job in `namespace` can use.
+
+    Raises Invalid with every field that the API server would refuse.
+    """
+    found: dict[tuple[str, str], dict[str, bytes]] = {}
+    problems: list[Problem] = []
     for document in documents:
         if not isinstance(document, Mapping) or document.get("kind") not in KINDS:
             continue
         metadata = document.get("metadata") or {}
-        if (metadata.get("namespace") or namespace) == namespace:
-            found[document["kind"], str(metadata.get("name"))] = dict(_local_contents_data(document))
+        if not isinstance(metadata, Mapping):
+            problems.append(Problem(f"{document['kind']}: metadata", f"is {shown(metadata)}; expected a mapping"))
+        elif (metadata.get("namespace") or namespace) == namespace:
+            name = str(metadata.get("name"))
+            contents, wrong = _read_contents(document)
+            found[document["kind"], name] = contents
+            problems += [Problem(f"{document['kind']} {name}: {each.path}", each.message) for each in wrong]
+    if problems:
+        raise Invalid(problems)
     return found
 
 
-def _local_contents_data(document: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """As the API server stores them: `stringData` counts more than `data`."""
-    what = f"{document['kind']} {(document.get('metadata') or {}).get('name')!r}"
-    plain = ("data",) if document["kind"] == "ConfigMap" else ("stringData",)
-    coded = ("binaryData",) if document["kind"] == "ConfigMap" else ("data",)
-    for field in (*coded, *plain):
-        for key, value in (document.get(field) or {}).items():
+def _read_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:
+    """Return bytes by key as the API server stores them, and what it would refuse. `stringData` wins over `data`."""
+    plain = "data" if document["kind"] == "ConfigMap" else "stringData"
+    contents, problems = {}, []
+    for field in ("binaryData", "data") if document["kind"] == "ConfigMap" else ("data", "stringData"):
+        entries = document.get(field) or {}
+        if not isinstance(entries, Mapping):
+            problems.append(Problem(field, f"is {shown(entries)}; expected a mapping of names to strings"))
+            continue
+        for key, value in entries.items():
             if not isinstance(value, str):
-                raise ManifestUnreadable(f"{what}: {field}.{key} is {shown(value)}; expected a text")
+                problems.append(Problem(f"{field}.{key}", f"is {shown(value)}; expected a string: put it in quotes"))
+                continue
             try:
-                yield (
-                    key,
-                    value.encode() if field in plain else base64.b64decode("".join(value.split()), validate=True),
-                )
-            except binascii.Error as exc:
-                raise ManifestUnreadable(f"{what}: {field}.{key} is not base64: {exc}") from exc
+                contents[str(key)] = value.encode() if field == plain else _from_base64(value)
+            except ValueError as exc:  # not ASCII, or not base64
+                way_out = "; stringData takes plain text" if field == "data" else ""
+                problems.append(Problem(f"{field}.{key}", f"is not base64 ({exc}){way_out}"))
+    return contents, problems
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode("".join(text.split()), validate=True)
 
 
 def contents_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> Mapping[str, bytes] | None:

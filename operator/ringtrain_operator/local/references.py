@@ -18,7 +18,7 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
     """What of `documents` the job's pods name otherwise than it is there, and whether that is certain.
 
     That is another namespace, a key that is not there, and a name that is nearly one of theirs: what is in no
-    document may be in the cluster. Raises ManifestUnreadable.
+    document may be in the cluster. Raises Invalid.
     """
     here = contents_beside(documents, job.namespace)
     elsewhere = {

@@ -85,6 +85,20 @@ def _get(link: str, path: str, **headers: str) -> tuple[int, str]:
     return answer.status, answer.read().decode()
 
 
+@pytest.mark.parametrize("name", ["copy", "1.earlier-1", "7 (2)", "\N{SUPERSCRIPT TWO}"])
+def test_an_attempt_that_was_copied_or_renamed_is_read(folder: Path, name: str) -> None:
+    """By every command that reads a run: the number of the attempt is the digits at the beginning, else 1."""
+    attempt = (folder / "runs/local/ended/1").rename(folder / "runs/local/ended" / name)
+    commands = [["report"], ["compare", str(attempt)], ["export", "--to", "tensorboard"], ["logs"]]
+    for words in commands:
+        done = completed(_command(*words, str(attempt)), cwd=folder)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    number = 7 if name.startswith("7") else 1
+    assert re.search(rf'"attempt": ?{number},', (attempt / "report.html").read_text())
+    with _ui(folder, str(attempt)) as link:
+        assert _get(link, f"{urlsplit(link).path}?{urlsplit(link).query}")[0] == 303
+
+
 @pytest.mark.sampled
 async def test_runs_are_pages(folder: Path, tmp_path: Path) -> None:
     """One that goes on is followed to its end by its launcher's page, one that ended is read from its files, and

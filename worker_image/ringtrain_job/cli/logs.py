@@ -84,7 +84,7 @@ def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[byt
     if files.job_log.exists():
         return None
     store = ObjectStore(uri)
-    number = int(files.directory.name)
+    number = files.number
     path = files.job_log if wanted.rank is None else files.rank_log(wanted.rank)
     path = files.metrics if wanted.reports else path
     names = shipped_log_names(store, number)

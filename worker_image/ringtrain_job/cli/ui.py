@@ -43,16 +43,14 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     has it.
     """
     shown = None if run is None else find_run(run, directory)
-    if shown is not None and shown.files.directory.resolve() not in _run_folders(directory):
-        directory = shown.files.directory.parent  # a folder elsewhere
     secret = secrets.token_hex(32)
-    pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory))
+    pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory, run))
     try:
         server = LauncherHttpServer(port, _refuse_ui, _refuse_change, [pages])
     except PortTaken as exc:
         raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
     try:
-        path = "/" if shown is None else _run_page_path(_run_folders(directory)[shown.files.directory.resolve()])
+        path = "/" if shown is None else _run_page_path(shown)
         link = f"http://127.0.0.1:{server.port}{path}?token={page_token(secret)}"
         click.echo(link)
         if opens:
@@ -74,19 +72,19 @@ def _refuse_change(*_: object) -> tuple[int, str, bytes]:
     return 405, "text/plain", b"nothing here can be changed\n"
 
 
-def _run_folders(directory: Path) -> dict[Path, PageRun]:
-    return {run.files.directory.resolve(): run for run in find_runs(directory)}
-
-
 def _run_page_path(run: PageRun) -> str:
     return f"{_PREFIX}{quote(run.name)}/"
 
 
 class RunsPages:
-    """The list of the runs below `directory`, and each one: `/`, `/runs.json`, `/runs/NAME/`."""
+    """The list of the runs below `directory`, and each one: `/`, `/runs.json`, `/runs/NAME/`.
 
-    def __init__(self, directory: Path) -> None:
+    `shown`: name or folder of a run that may be elsewhere; it wins over another of its name.
+    """
+
+    def __init__(self, directory: Path, shown: str | None = None) -> None:
         self._directory = directory
+        self._shown = shown
 
     def serves(self, path: str) -> bool:
         """Whether `path` is one of these."""
@@ -108,7 +106,8 @@ class RunsPages:
             answer_page_request(request, 200, "application/json", told.encode())
             return
         name = unquote(path.removeprefix(_PREFIX).removesuffix("/"))
-        found = next((run for run in runs if run.name == name), None)
+        shown = () if self._shown is None else (find_run(self._shown, self._directory),)
+        found = next((run for run in (*shown, *runs) if run.name == name), None)
         if found is None:
             answer_page_request(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
         elif found.state == RUNNING and (link := kept_page(found.files).get("link")):

@@ -1,6 +1,7 @@
 """Where the files of an attempt are."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,12 @@ class AttemptFiles:
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":
         """The files of one attempt of one job."""
         return cls(root / namespace / job / str(attempt))
+
+    @property
+    def number(self) -> int:
+        """The attempt's number. Of a folder that was copied or renamed: the digits its name begins with, else 1."""
+        found = re.match(r"\d+", self.directory.name)
+        return int(found[0]) if found else 1
 
     def downloads(self) -> list[str]:
         """Names of the files that a page offers beside it."""

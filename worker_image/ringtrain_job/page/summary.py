@@ -42,7 +42,7 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
         "namespace": files.directory.parent.parent.name,
         "directory": str(files.directory),
         "files": files.downloads(),
-        "attempt": int(files.directory.name),
+        "attempt": files.number,
         "attempts": [*other_attempts(files), brief_attempt(files)],
         "outcome": outcome,
         "began": metrics.first,
@@ -97,9 +97,8 @@ def _page_ranks(
 
 def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
     """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
-    folders = (path for path in files.directory.parent.glob("*") if path.name.isdecimal())
-    found = sorted((path for path in folders if int(path.name) < int(files.directory.name)), key=lambda p: int(p.name))
-    return [brief_attempt(AttemptFiles(path)) for path in found]
+    beside = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
+    return [brief_attempt(other) for other in sorted(beside, key=lambda other: other.number) if other.number < files.number]
 
 
 def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
     if outcome is None or not times:  # its launcher did not see the end
         times += [report["time"] for report in (first, last) if "time" in report]
     return {
-        "attempt": int(files.directory.name),
+        "attempt": files.number,
         "outcome": outcome,
         "began": min(times, default=None),
         "ended": max(times, default=None),

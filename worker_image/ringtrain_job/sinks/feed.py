@@ -46,7 +46,7 @@ def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     own = (event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
-    return SinkAttempt(job.parent.name, job.name, int(files.directory.name), files.directory, next(own, 0.0), known)
+    return SinkAttempt(job.parent.name, job.name, files.number, files.directory, next(own, 0.0), known)
 
 
 class SinkFeed:

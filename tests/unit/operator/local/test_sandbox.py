@@ -8,7 +8,7 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator import build, contract
-from ringtrain_operator.errors import LocalUnsupported, ManifestUnreadable
+from ringtrain_operator.errors import LocalUnsupported, Invalid
 from ringtrain_operator.local.contents import Contents, contents_beside
 from ringtrain_operator.local.places import LocalPlaces
 from ringtrain_operator.local.sandbox import LocalPodCommand, command_of, expand
@@ -187,14 +187,22 @@ def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ({"kind": "Secret", "data": {"k": "%%%"}}, "Secret 's': data.k is not base64"),
-        ({"kind": "ConfigMap", "data": {"k": 1}}, "ConfigMap 's': data.k is 1; expected a text"),
+        ({"kind": "Secret", "data": {"k": "%%%"}}, r"Secret s: data\.k: is not base64 .*; stringData takes plain text"),
+        ({"kind": "Secret", "data": {"k": "é"}}, r"Secret s: data\.k: is not base64"),
+        ({"kind": "ConfigMap", "binaryData": {"k": "%"}}, r"ConfigMap s: binaryData\.k: is not base64"),
+        ({"kind": "ConfigMap", "data": {"k": 1}}, r"ConfigMap s: data\.k: is 1; expected a string: put it in quotes"),
+        ({"kind": "ConfigMap", "data": {"k": None}}, r"ConfigMap s: data\.k: is None; expected a string"),
+        ({"kind": "Secret", "stringData": {"k": ["a"]}}, r"Secret s: stringData\.k: is \['a'\]; expected a string"),
+        ({"kind": "ConfigMap", "data": [1]}, r"ConfigMap s: data: is \[1\]; expected a mapping"),
+        ({"kind": "ConfigMap", "data": "a"}, r"ConfigMap s: data: is 'a'; expected a mapping"),
+        ({"kind": "ConfigMap", "metadata": "a"}, r"ConfigMap: metadata: is 'a'; expected a mapping"),
+        ({"kind": "ConfigMap", "metadata": ["a"]}, r"ConfigMap: metadata: is \['a'\]; expected a mapping"),
     ],
-    ids=["no-base64", "a-number"],
 )
 def test_what_the_api_server_would_refuse_is_said(document: dict[str, Any], says: str) -> None:
-    with pytest.raises(ManifestUnreadable, match=says):
-        contents_beside([{**document, "metadata": {"name": "s"}}], "default")
+    """With the field, and what it should be; `dtj validate` and `dtj local` print the line."""
+    with pytest.raises(Invalid, match=says):
+        contents_beside([{"metadata": {"name": "s"}, **document}], "default")
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
