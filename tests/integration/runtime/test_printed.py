@@ -129,7 +129,7 @@ def test_a_users_rule(tmp_path: Path) -> None:
     program = "print('[7] done: mse 0.25')\nprint('[8] done: mse nan')"
     rule = r"^\[(?P<step>\d+)\] done: mse (?P<loss>\S+)$"
     assert "steps  8, loss NaN since step 8 (rank 0)" in _run(tmp_path, program, "--metrics", rule, ranks=1)
-    said = _run(tmp_path, program, "--metrics", rule, "--fail-on-nan", "--name", "u", ranks=1, code=75)
+    said = _run(tmp_path, program, "--metrics", rule, "--fail-on-nan", "--name", "u", ranks=1, code=65)
     assert "First failure: rank 0, NotFinite" in said
 
 

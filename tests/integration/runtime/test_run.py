@@ -387,6 +387,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> No
     options = ("-np", "2", "--name", "nan", "--fail-on-nan")
     run = ringtrain_run(tmp_path, *options, sys.executable, "-c", program)
     _, err = run.communicate(timeout=DEADLINE_S)
-    assert run.returncode == 75
+    assert run.returncode == 65
     assert "First failure: rank 1, NotFinite" in err
-    assert "the loss that rank 1 reported is NaN since step 3 (failOnNaN)" in err
+    assert "the loss that rank 1 reported is NaN since step 3 (--fail-on-nan, failOnNaN)" in err

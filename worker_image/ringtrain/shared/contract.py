@@ -22,6 +22,7 @@ SECRET_DIR: Final = "/etc/ringtrain/secret"
 LOG_DIR: Final = "/var/log/ringtrain"
 
 EXIT_BAD_CONFIGURATION: Final = 64
+EXIT_NOT_FINITE: Final = 65
 EXIT_NOT_ASSEMBLED: Final = 69
 EXIT_INTERNAL_ERROR: Final = 70
 EXIT_GANG_STOPPED: Final = 75

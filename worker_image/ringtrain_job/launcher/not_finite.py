@@ -64,10 +64,10 @@ def verdict_on_loss(view: GangView, loss: NotFinite) -> Verdict:
     worker = view.worker_of(loss.rank)
     failure = Failure(
         Reason.NOT_FINITE,
-        f"the loss that rank {loss.rank} reported is {loss.value} since step {loss.since} (failOnNaN)",
+        f"the loss that rank {loss.rank} reported is {loss.value} since step {loss.since} (--fail-on-nan, failOnNaN)",
         loss.rank,
         worker.pod,
         worker.node,
         pod_uid=worker.pod_uid,
     )
-    return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
+    return Verdict(Outcome.FAILED, contract.EXIT_NOT_FINITE, view.succeeded, failure)
