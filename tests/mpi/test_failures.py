@@ -227,12 +227,26 @@ def test_no_mpi_on_a_worker(library: Any, local_gang: LocalGang, short_path: Pat
     assert "not found" in failure["message"] + " ".join(failure["logTail"])
 
 
-def test_a_program_that_is_not_there(local_gang: LocalGang) -> None:
+@pytest.mark.parametrize(
+    ("mode", "code", "says"),
+    [
+        pytest.param(None, 127, "No such file or directory", id="absent"),
+        pytest.param(0o644, 126, "Permission denied", id="not-executable"),
+        pytest.param(0o755, 126, "Exec format error", id="no-program"),
+    ],
+)
+def test_a_program_that_cannot_be_executed(
+    local_gang: LocalGang, tmp_path: Path, mode: int | None, code: int, says: str
+) -> None:
+    """The reason is that of ring jobs: no other attempt would find the program."""
     OPEN_MPI.need()
-    found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", "/no/such/program")
-    assert found["reason"] == "RankFailed"
-    assert found["exitCode"] == 127
-    assert found["logTail"] == ["/no/such/program: No such file or directory"]
+    program = str(tmp_path / "program")
+    if mode is not None:
+        Path(program).write_bytes(b"\1\2\3")
+        Path(program).chmod(mode)
+    found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", program)
+    assert (found["reason"], found["exitCode"]) == ("CannotStart", code)
+    assert found["logTail"] == [f"{program}: {says}"]
 
 
 @pytest.mark.sampled(one_in=2)

@@ -25,7 +25,8 @@ from ringtrain_job.agent.stopping import RankStop
 from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
 
 _SWEEP_S = 5.0
-_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
+# No other attempt finds another program; memory or processes that are short may be there later.
+NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
 class AgentRanks:
@@ -262,8 +263,7 @@ class AgentRanks:
             exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
             exit_order=self._exits,
             log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
-            # No other attempt finds another program; memory or processes that are short may be there later.
-            reason=Reason.CANNOT_START if exc.errno in _NO_PROGRAM else None,
+            reason=Reason.CANNOT_START if exc.errno in NO_PROGRAM else None,
         )
         with self._lock:
             self._lives[state.rank] = RankLife(state, exited_at=time.monotonic())

@@ -12,6 +12,7 @@ How MPI_Init is seen:
 """
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -43,7 +44,7 @@ _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
 _OF_MPICH = re.compile(r"libmpich|libmpi\.so\.12$")
 _ABORT = re.compile(rb"cmd=abort exitcode=(-?\d+)")
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
-_EXEC_FAILED = 127
+_EXEC_FAILED, _NOT_EXECUTABLE = 127, 126  # as a shell has them
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def main(program: list[str]) -> int:
             "world": child.world(size),
             "library": child.library,
             "asked": child.asked_to_stop(code),
+            "execErrno": child.exec_errno(),
         }
         send_message(connection, ended)
         receive_message(connection)  # the agent has noted it: now mpirun may know
@@ -136,9 +138,11 @@ class _MpiRankProgram:
             environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
+        self._exec_failure, exec_failed = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _become_mpi_rank(program, environment, assigned)
+            _become_mpi_rank(program, environment, assigned, exec_failed)
+        os.close(exec_failed)
         for file in (assigned.log_fd, assigned.report_fd):
             os.close(file)
         if self._relay:
@@ -151,6 +155,10 @@ class _MpiRankProgram:
 
     def _note_request(self) -> None:
         self._asked = True
+
+    def exec_errno(self) -> int:
+        """The error number with which the program could not be executed; 0 if it was executed."""
+        return int(os.read(self._exec_failure, 16) or 0)
 
     def asked_to_stop(self, code: int) -> bool:
         """Whether an end with `code` was by a signal with which ranks are stopped, and which mpirun has sent."""
@@ -268,8 +276,10 @@ def _watching_mpi_rank(check_in: str) -> dict[str, str]:
     return variables
 
 
-def _become_mpi_rank(program: list[str], environment: dict[str, str], assigned: RankAssignment) -> None:
-    """In the child: turn into the program."""
+def _become_mpi_rank(
+    program: list[str], environment: dict[str, str], assigned: RankAssignment, exec_failed: int
+) -> None:
+    """In the child: turn into the program, or write the error number to `exec_failed`."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program must not inherit that
@@ -281,7 +291,8 @@ def _become_mpi_rank(program: list[str], environment: dict[str, str], assigned: 
         os.execvpe(program[0], program, environment)
     except OSError as exc:
         os.write(2, f"{program[0]}: {exc.strerror}\n".encode())
-        os._exit(_EXEC_FAILED)
+        os.write(exec_failed, str(exc.errno).encode())
+        os._exit(_EXEC_FAILED if exc.errno == errno.ENOENT else _NOT_EXECUTABLE)
 
 
 def _kill_mpi_rank(pid: int, number: int) -> None:

@@ -98,7 +98,9 @@ def _page_ranks(
 def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
     """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
     beside = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
-    return [brief_attempt(other) for other in sorted(beside, key=lambda other: other.number) if other.number < files.number]
+    return [
+        brief_attempt(other) for other in sorted(beside, key=lambda other: other.number) if other.number < files.number
+    ]
 
 
 def brief_attempt(files: AttemptFiles) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Departure:
 
     `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
     wrapper; else mpirun has killed that, which it does to all ranks when one has failed. `asked`: mpirun sent the
-    signal that ended the rank.
+    signal that ended the rank. `exec_errno`: the error number if the program could not be executed, else 0.
     """
 
     code: int
@@ -42,6 +42,7 @@ class Departure:
     library: str = ""
     told: bool = True
     asked: bool = False
+    exec_errno: int = 0
 
 
 class MpiRankHost(Protocol):
@@ -110,4 +111,10 @@ class MpiRankRegistry:
 
 
 def _mpi_departure(message: Mapping[str, Any]) -> Departure:
-    return Departure(int(message["code"]), message["world"], str(message["library"]), asked=bool(message["asked"]))
+    return Departure(
+        int(message["code"]),
+        message["world"],
+        str(message["library"]),
+        asked=bool(message["asked"]),
+        exec_errno=int(message["execErrno"]),
+    )

@@ -24,6 +24,7 @@ from ringtrain_job.agent.mpi.children import MpiAgentMainThread, MpiDaemonChildr
 from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
+from ringtrain_job.agent.ranks import NO_PROGRAM
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import MpiImplementation, mpi_library_of
 from ringtrain_job.mpi.intel import intel_daemon_variables
@@ -205,6 +206,8 @@ class MpiWorkerAgent:
             signal_group(process.pid, signal.SIGKILL)
         slot = process.rank
         problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)
+        if departure.exec_errno in NO_PROGRAM:
+            problem = RankState(slot, RankPhase.FAILED, departure.code, reason=Reason.CANNOT_START)
         # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
         size = len(self._world.ring_addresses) if self._world else self._config.world_size
         if departure.world == size:
