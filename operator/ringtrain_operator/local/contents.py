@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import Invalid, LocalUnsupported, Problem, shown

@@ -8,7 +8,7 @@ import pytest
 from support.jobs import job
 
 from ringtrain_operator import build, contract
-from ringtrain_operator.errors import LocalUnsupported, Invalid
+from ringtrain_operator.errors import Invalid, LocalUnsupported
 from ringtrain_operator.local.contents import Contents, contents_beside
 from ringtrain_operator.local.places import LocalPlaces
 from ringtrain_operator.local.sandbox import LocalPodCommand, command_of, expand
