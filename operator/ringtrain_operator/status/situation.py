@@ -20,22 +20,6 @@ from .model import JobStatus
 
 # Reasons of Running=False that are said when all pods of the attempt run.
 _ALL_PODS_RUN = frozenset({"WaitingForAgents", "WaitingForLauncher", "LauncherUnreadable"})
-_ASKED_OF_EVERY_JOB = (
-    *("attempt", "finished", "is_suspended", "is_queued", "is_without_pods"),
-    *("pods", "stale_pods", "launcher", "workers", "missing_names", "lasting_names", "secret"),
-    *(
-        "lasting_pods",
-        "secret_is_ours",
-        "report",
-        "has_world",
-        "gang_began",
-        "has_workload",
-        "workload",
-        "wanted_workers",
-        "queue",
-        "placements",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -52,8 +36,11 @@ class Situation:
     now: datetime
 
     def __post_init__(self) -> None:
-        for fact in _ASKED_OF_EVERY_JOB:
-            getattr(self, fact)
+        _ = self.attempt, self.finished, self.is_suspended, self.is_queued, self.is_without_pods
+        _ = self.pods, self.stale_pods, self.launcher, self.workers, self.missing_names
+        _ = self.lasting_names, self.lasting_pods, self.secret, self.secret_is_ours
+        _ = self.report, self.has_world, self.gang_began
+        _ = self.has_workload, self.workload, self.wanted_workers, self.queue, self.placements
 
     @cached_property
     def attempt(self) -> int:
