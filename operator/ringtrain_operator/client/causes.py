@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from .. import contract
@@ -61,21 +60,21 @@ async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> lis
     running = _job_condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
         return []
-    views = [view for view in map(view_pod, pods) if view.role == "worker" and view.phase == "Running"]
+    views = [view for view in map(view_pod, pods) if view.id.role == "worker" and view.phase == "Running"]
     # the workers whom the condition names first
-    views.sort(key=lambda view: (view.name not in str(running.get("message")), view.index))
+    views.sort(key=lambda view: (view.id.name not in str(running.get("message")), view.id.index))
     agents = {pod["metadata"]["name"]: str(main_container(pod)["name"]) for pod in pods}
     found = []
     for view in views[:AGENTS_ASKED]:
         last, api = b"", session.api
         with suppress(ApiError):  # whoever may not read logs is told the rest
-            log = api.pod_log(session.namespace, view.name, container=agents[view.name], tail_lines=1)
+            log = api.pod_log(session.namespace, view.id.name, container=agents[view.id.name], tail_lines=1)
             async with aclosing(log) as lines:
                 async for line in lines:
                     last = line
         last_line = last.decode(errors="replace").strip()
         if "has not been reached" in last_line:
-            found.append(f"pod {view.name}: {last_line}")
+            found.append(f"pod {view.id.name}: {last_line}")
     return found
 
 
@@ -114,11 +113,11 @@ def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterato
     parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
     start = parsed.start
     if start is None or start.attempt != parsed.attempt:
-        views = [view for view in map(view_pod, pods) if view.attempt == parsed.attempt]
+        views = [view for view in map(view_pod, pods) if view.id.attempt == parsed.attempt]
         if (last := last_started(views)) is not None:
-            about = [e for e in events if (e.get("involvedObject") or {}).get("uid") == last.uid]
-            pulling, pulled = pull_of(about, last.container)
-            views = [replace(v, pulling_at=pulling, pulled_at=pulled) if v is last else v for v in views]
+            about = [e for e in events if (e.get("involvedObject") or {}).get("uid") == last.id.uid]
+            pulled = last.with_pull(*pull_of(about, last.main.name))
+            views = [pulled if view is last else view for view in views]
         start = start_of(parsed, views)
     parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in parts_of(start))
     if parts:
@@ -156,20 +155,22 @@ def _first_cause_of(pods: list[str]) -> list[str]:
 
 
 def _pod_causes(pods: list[Json]) -> Iterator[str]:
-    views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.waiting)
+    views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.wait.reason)
     for pod in views:  # those that only wait for a place come last
-        if pod.waiting:
-            yield f"pod {pod.name}: {pod.waiting}: {pod.waiting_message}"
-        elif pod.disruption:
-            yield f"pod {pod.name} was taken away: {pod.disruption}"
+        if pod.wait.reason:
+            yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
+        elif pod.disrupted.reason:
+            yield f"pod {pod.id.name} was taken away: {pod.disrupted.reason}"
         elif pod.deletion_time:
-            yield f"pod {pod.name} on {pod.node or 'no node'} is ending"
+            yield f"pod {pod.id.name} on {pod.place.node or 'no node'} is ending"
         elif pod.phase == "Failed":
-            yield f"pod {pod.name} on {pod.node}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
-        elif pod.side_failure:
-            yield f"pod {pod.name} on {pod.node}: {pod.side_failure}, and its main container runs on"
+            yield f"pod {pod.id.name} on {pod.place.node}: exit code {pod.end.code} {pod.end.reason}".rstrip()
+        elif pod.end.side_failure:
+            yield f"pod {pod.id.name} on {pod.place.node}: {pod.end.side_failure}, and its main container runs on"
         elif pod.phase == "Pending":
-            yield f"pod {pod.name} is Pending" + (f" on {pod.node}" if pod.node else ", not scheduled yet")
+            yield f"pod {pod.id.name} is Pending" + (
+                f" on {pod.place.node}" if pod.place.node else ", not scheduled yet"
+            )
 
 
 def _failure_cause(status: Json, told: str) -> Iterator[str]:

@@ -268,7 +268,7 @@ async def _until_log_reader_runs(session: ClusterAccess, namespace: str, name: s
         except NotFound as exc:
             raise ReaderNotStarted(f"pod {name}, which was to read the log store, was deleted") from exc
         waited_s, why = time.monotonic() - began, _why_log_reader_waits(pod)
-        if pod.phase == "Running" and pod.ready:
+        if pod.phase == "Running" and pod.main.ready:
             return
         if pod.phase in ("Succeeded", "Failed") or waited_s > _STARTS_WITHIN_S:
             text = f"pod {name}, which was to read the log store, did not start in {waited_s:.0f} s: {why}"
@@ -280,6 +280,6 @@ async def _until_log_reader_runs(session: ClusterAccess, namespace: str, name: s
 
 
 def _why_log_reader_waits(pod: PodView) -> str:
-    reason = pod.waiting or pod.reason or pod.exit_reason
-    message = pod.waiting_message or pod.message or pod.termination_message
+    reason = pod.wait.reason or pod.state.reason or pod.end.reason
+    message = pod.wait.message or pod.state.message or pod.end.message
     return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a word why"

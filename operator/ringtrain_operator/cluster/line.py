@@ -129,6 +129,6 @@ def _held_devices(job: Mapping[str, Any], pods: Iterable[PodView]) -> dict[str, 
     amounts = worker_devices(worker.get("template") or {}, worker.get("devices") or {})
     found: dict[str, Counter[str]] = {}
     for pod in pods if amounts else ():
-        if pod.role == "worker" and pod.node and pod.phase not in ("Succeeded", "Failed"):
-            found.setdefault(pod.node, Counter()).update(amounts)
+        if pod.id.role == "worker" and pod.place.node and pod.phase not in ("Succeeded", "Failed"):
+            found.setdefault(pod.place.node, Counter()).update(amounts)
     return found

@@ -108,17 +108,17 @@ class ReconcileMemory:
         A pod that is gone later was deleted by force, and what it ran may run still; so may that of one whose
         deletion nobody saw.
         """
-        workers = [pod for pod in pods if pod.role == "worker" and pod.incarnation]
-        ended = [Ending(p.index, p.incarnation, now) for p in workers if p.exit_code is not None]
-        present = {pod.uid for pod in pods}
+        workers = [pod for pod in pods if pod.id.role == "worker" and pod.id.incarnation]
+        ended = [Ending(p.id.index, p.id.incarnation, now) for p in workers if p.end.code is not None]
+        present = {pod.id.uid for pod in pods}
         within = timedelta(seconds=ENDS_WITHIN_S)
         ended += [one for uid, one in self.ending.items() if uid not in present and now <= one.due + within]
         for one in ended:
             self.lost_incarnations[one.worker] = max(one.incarnation, self.lost_incarnations.get(one.worker, 0))
         self.ending = {
-            pod.uid: Ending(pod.index, pod.incarnation, pod.deletion_time)
+            pod.id.uid: Ending(pod.id.index, pod.id.incarnation, pod.deletion_time)
             for pod in workers
-            if pod.deletion_time is not None and pod.node_ready is not False
+            if pod.deletion_time is not None and pod.place.node_ready is not False
         }
 
     def object_deleted(self, ref: ObjectRef) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import contract
 from ..build.names import ObjectRef
-from ..observe.model import Foreign, Observed, PodView
+from ..observe.model import Foreign, Observed, PodReason, PodView
 from ..observe.pods import Pull, owned_by, owner_name, pull_of
 from ..placement.line import NodeDevices
 from ..spec.base import parse_time
@@ -218,15 +218,15 @@ async def with_warnings(
     """
     first: dict[str, PodView] = {}
     silent = (pod for pod in pods if pod.speaks_by is not None and pod.speaks_by <= now)
-    for pod in sorted(silent, key=lambda pod: pod.index):
-        first.setdefault(pod.role, pod)
+    for pod in sorted(silent, key=lambda pod: pod.id.index):
+        first.setdefault(pod.id.role, pod)
     said = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
     told = {
-        pod.uid: replace(pod, waiting=str(event.get("reason")), waiting_message=str(event.get("message") or ""))
+        pod.id.uid: replace(pod, wait=PodReason(str(event.get("reason")), str(event.get("message") or "")))
         for pod, event in zip(first.values(), said, strict=True)
         if event.get("type") == "Warning"
     }
-    return tuple(told.get(pod.uid, pod) for pod in pods)
+    return tuple(told.get(pod.id.uid, pod) for pod in pods)
 
 
 async def with_pull(
@@ -236,14 +236,13 @@ async def with_pull(
 
     `known`: by uid, what was read before.
     """
-    last = last_started(pod for pod in pods if pod.attempt == attempt and not pod.outlives_attempts)
+    last = last_started(pod for pod in pods if pod.id.attempt == attempt and not pod.outlives_attempts)
     if last is None:
         return pods
-    if last.uid not in known:
+    if last.id.uid not in known:
         known.clear()
-        known[last.uid] = pull_of(await _events_about_pod(api, namespace, last), last.container)
-    pulling, pulled = known[last.uid]
-    told = replace(last, pulling_at=pulling, pulled_at=pulled)
+        known[last.id.uid] = pull_of(await _events_about_pod(api, namespace, last), last.main.name)
+    told = last.with_pull(*known[last.id.uid])
     return tuple(told if pod is last else pod for pod in pods)
 
 
@@ -253,9 +252,9 @@ async def _newest_pod_event(api: ApiClient, namespace: str, pod: PodView) -> Jso
 
 async def _events_about_pod(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
     try:
-        return await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.uid}")
+        return await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.id.uid}")
     except ApiError as exc:  # it waits without words, as before
-        log.warning("events of pod %s/%s could not be read: %s", namespace, pod.name, exc)
+        log.warning("events of pod %s/%s could not be read: %s", namespace, pod.id.name, exc)
         return []
 
 

@@ -276,7 +276,11 @@ async def read_sites(
     """What the launcher is told: by value of `label`, the workers whose nodes have it, and by node its value; "":
     nodes without one. None until `workers` have nodes, and where nodes may not be read. `known`: by node, what was
     read before."""
-    nodes = {pod.index: pod.node for pod in pods if pod.role == ROLE_WORKER and pod.node and not pod.finished}
+    nodes = {
+        pod.id.index: pod.place.node
+        for pod in pods
+        if pod.id.role == ROLE_WORKER and pod.place.node and not pod.finished
+    }
     if not nodes or len(nodes) < workers:
         return None
     try:

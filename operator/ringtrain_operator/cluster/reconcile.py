@@ -209,7 +209,7 @@ class Reconciler:
         if (
             ledger.get("tooLarge")
             or ledger.get("queuedSince")
-            or any(pod.unschedulable_since and not pod.outlives_attempts for pod in observed.pods)
+            or any(pod.place.unschedulable_since and not pod.outlives_attempts for pod in observed.pods)
         ):
             self.line.nodes = await self._nodes.read()
             observed = replace(observed, nodes=self.line.nodes)

@@ -53,7 +53,7 @@ class LocalCluster:
         """What exists now."""
         pods = tuple(view_pod(pod) for pod in self.runner.pods())
         self._note_lost_pods(pods)
-        running = any(pod.role == "launcher" and pod.phase == "Running" for pod in pods)
+        running = any(pod.id.role == "launcher" and pod.phase == "Running" for pod in pods)
         report, error = self._ask_launcher() if running else (None, "")
         return Observed(
             pods=pods,
@@ -117,7 +117,7 @@ class LocalCluster:
 
     def _note_lost_pods(self, pods: tuple[PodView, ...]) -> None:
         """Note which pods of an elastic job's workers have ended: a process group that is gone has ended."""
-        living = {p.index: p.incarnation for p in pods if p.role == "worker" and not p.finished}
+        living = {p.id.index: p.id.incarnation for p in pods if p.id.role == "worker" and not p.finished}
         for worker, number in self._started.items():
             if living.get(worker) != number:
                 self._gone[worker] = number

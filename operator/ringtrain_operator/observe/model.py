@@ -1,7 +1,9 @@
 """What exists, as `plan` sees it: frozen values made from the API's dicts, nothing remembered."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal
@@ -39,19 +41,9 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class PodView:
-    """One pod of this job. `incarnation`: which pod of its name it is; 0 in a job that is not elastic.
-
-    `attempt`: 0 for the roles that outlive attempts. `secret`: name of the job's Secret that it mounts.
-
-    `failed_beside`: the container besides the main one that ended it, if one did. `side_failure`: what became of a
-    container beside the main one, while that one runs on. `unschedulable_since`, `scheduled_at`: since when the
-    scheduler has found no node for it, or when it found one. `started_at`: when its main container was started;
-    `container`: that one's name.
-    `pulling_at`, `pulled_at`: when the kubelet began and ended to pull that container's image, as far as Events of
-    it were read; there is no beginning where the image was on the node. `image`, `image_id`: of that container, as
-    the kubelet words them. `disrupted_at`: when `disruption` was said.
-    """
+class PodIdentity:
+    """Which pod of its job one is. `attempt`: 0 for the roles that outlive attempts. `incarnation`: which pod of its
+    name it is; 0 in a job that is not elastic."""
 
     name: str
     uid: str
@@ -59,59 +51,109 @@ class PodView:
     attempt: int
     index: int = 0
     incarnation: int = 0
-    phase: Phase = "Pending"
-    ready: bool = False
+    created_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class PodPlace:
+    """Where a pod is. `node`: empty until the scheduler has found one. `unschedulable_since`, `scheduled_at`:
+    since when the scheduler has found none for it, or when it found one."""
+
     node: str = ""
     node_ready: bool | None = None
-    deletion_time: datetime | None = None
-    reason: str = ""
-    message: str = ""
-    disruption: str = ""
-    waiting: str = ""
-    waiting_message: str = ""
-    exit_code: int | None = None
-    exit_reason: str = ""
-    exit_time: datetime | None = None
-    termination_message: str = ""
-    failed_beside: str = ""
-    side_failure: str = ""
     unschedulable_since: datetime | None = None
     scheduled_at: datetime | None = None
-    created_at: datetime | None = None
-    started_at: datetime | None = None
-    pulling_at: datetime | None = None
-    pulled_at: datetime | None = None
-    disrupted_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class PodReason:
+    """A cause that the cluster gives for a pod's state, in its words; empty where there is none."""
+
+    reason: str = ""
+    message: str = ""
+    time: datetime | None = None
+
+
+@dataclass(frozen=True)
+class MainContainer:
+    """The container of a pod that has our variables.
+
+    `pulling_at`, `pulled_at`: when the kubelet began and ended to pull its image, as far as Events of it were read;
+    there is no beginning where the image was on the node. `image`, `image_id`: as the kubelet words them.
+    """
+
+    name: str = ""
     image: str = ""
     image_id: str = ""
-    container: str = ""
+    ready: bool = False
+    pulling_at: datetime | None = None
+    pulled_at: datetime | None = None
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class PodEnd:
+    """How a pod's containers ended. `beside`: the container besides the main one that ended the pod, if one did.
+    `side_failure`: what became of a container beside the main one, while that one runs on."""
+
+    code: int | None = None
+    reason: str = ""
+    time: datetime | None = None
+    message: str = ""
+    beside: str = ""
+    side_failure: str = ""
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of this job.
+
+    `secret`: name of the job's Secret that it mounts. `state`: the pod's own reason and message, as of an eviction.
+    `wait`: why it does not run yet. `disrupted`: what Kubernetes took it away for.
+    """
+
+    id: PodIdentity
+    phase: Phase = "Pending"
+    deletion_time: datetime | None = None
     secret: str = ""
+    place: PodPlace = PodPlace()
+    main: MainContainer = MainContainer()
+    state: PodReason = PodReason()
+    wait: PodReason = PodReason()
+    disrupted: PodReason = PodReason()
+    end: PodEnd = PodEnd()
+
+    def with_pull(self, pulling_at: datetime | None, pulled_at: datetime | None) -> PodView:
+        """Itself, with when its main container's image was pulled."""
+        return replace(self, main=replace(self.main, pulling_at=pulling_at, pulled_at=pulled_at))
 
     @cached_property
     def finished(self) -> bool:
         """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
-        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
+        return self.phase in ("Succeeded", "Failed") or self.end.code is not None
 
     @cached_property
     def ended_badly(self) -> bool:
         """Whether it has ended, and not well."""
-        return self.finished and self.phase != "Succeeded" and self.exit_code != 0
+        return self.finished and self.phase != "Succeeded" and self.end.code != 0
 
     @property
     def speaks_by(self) -> datetime | None:
         """When a kubelet that has got it should have said something of it; None: it has, or there is none."""
-        silent = self.phase == "Pending" and not self.waiting and self.deletion_time is None
-        return self.scheduled_at + timedelta(seconds=SPEAKS_WITHIN_S) if silent and self.scheduled_at else None
+        silent = self.phase == "Pending" and not self.wait.reason and self.deletion_time is None
+        return (
+            self.place.scheduled_at + timedelta(seconds=SPEAKS_WITHIN_S) if silent and self.place.scheduled_at else None
+        )
 
     @property
     def outlives_attempts(self) -> bool:
         """Whether it is beside the gang: a data worker or the evaluator."""
-        return self.role in ("data", "evaluator")
+        return self.id.role in ("data", "evaluator")
 
     @property
     def ref(self) -> ObjectRef:
         """Its kind and name."""
-        return ObjectRef("Pod", self.name)
+        return ObjectRef("Pod", self.id.name)
 
 
 @dataclass(frozen=True)
@@ -182,4 +224,4 @@ class Observed:
     def lasting_pods(self) -> tuple[PodView, ...]:
         """Data workers and the evaluator, by index."""
         found = (pod for pod in self.pods if pod.outlives_attempts)
-        return tuple(sorted(found, key=lambda pod: (pod.role, pod.index)))
+        return tuple(sorted(found, key=lambda pod: (pod.id.role, pod.id.index)))

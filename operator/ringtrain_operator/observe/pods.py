@@ -13,7 +13,16 @@ from .. import contract
 from ..errors import shown
 from ..spec.base import parse_time
 from ..spec.reserved import VOLUME_SECRET
-from .model import LauncherReport, PodView, Role
+from .model import (
+    LauncherReport,
+    MainContainer,
+    PodEnd,
+    PodIdentity,
+    PodPlace,
+    PodReason,
+    PodView,
+    Role,
+)
 
 # Reasons of a container's waiting state that are a stage of every start, not a cause to report.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -58,44 +67,38 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
     beside = {} if _ended_container(main) else _first_failed(status)
     ended = _ended_container(main) or _last_termination_message(main) or _ended_container(beside)
     role = _ROLES.get(labels.get(contract.LABEL_ROLE), "worker")
-    waiting_reason, waiting_message = _waiting_container(status)
-    placing: Mapping[str, Any] = next(
-        (c for c in status.get("conditions") or () if c.get("type") == "PodScheduled"), {}
-    )
-    disrupted = _pod_disruption(status)
-    unschedulable = placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
     return PodView(
-        name=str(meta.get("name")),
-        uid=str(meta.get("uid") or ""),
-        role=role,
-        attempt=_report_integer(labels.get(contract.LABEL_ATTEMPT)),
-        index=_report_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
-        incarnation=_report_integer(labels.get(contract.LABEL_INCARNATION)),
+        id=PodIdentity(
+            name=str(meta.get("name")),
+            uid=str(meta.get("uid") or ""),
+            role=role,
+            attempt=_report_integer(labels.get(contract.LABEL_ATTEMPT)),
+            index=_report_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
+            incarnation=_report_integer(labels.get(contract.LABEL_INCARNATION)),
+            created_at=parse_time(meta.get("creationTimestamp")),
+        ),
         phase=status.get("phase") or "Pending",
-        ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
-        node=node,
-        node_ready=(nodes or {}).get(node),
         deletion_time=parse_time(meta.get("deletionTimestamp")),
-        reason=str(status.get("reason") or ""),
-        message=str(status.get("message") or ""),
-        disruption=str(disrupted.get("reason") or "DisruptionTarget") if disrupted else "",
-        waiting=waiting_reason,
-        waiting_message=waiting_message + _way_out(waiting_message, role),
-        exit_code=ended.get("exitCode"),
-        exit_reason=str(ended.get("reason") or ""),
-        exit_time=parse_time(ended.get("finishedAt")),
-        termination_message=str(storable_observation(ended.get("message")) or ""),
-        failed_beside=_name_beside(status, beside),
-        side_failure=_side_failure(status, name),
-        unschedulable_since=parse_time(placing.get("lastTransitionTime")) if unschedulable else None,
-        scheduled_at=parse_time(placing.get("lastTransitionTime")) if placing.get("status") == "True" else None,
-        created_at=parse_time(meta.get("creationTimestamp")),
-        started_at=parse_time(_container_began(main).get("startedAt")),
-        disrupted_at=parse_time(disrupted.get("lastTransitionTime")),
-        image=str(main.get("image") or ""),
-        image_id=str(main.get("imageID") or ""),
-        container=name,
         secret=_page_secret_of(spec),
+        place=_pod_place(status, node, (nodes or {}).get(node)),
+        main=MainContainer(
+            name=name,
+            image=str(main.get("image") or ""),
+            image_id=str(main.get("imageID") or ""),
+            ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
+            started_at=parse_time(_container_began(main).get("startedAt")),
+        ),
+        state=PodReason(str(status.get("reason") or ""), str(status.get("message") or "")),
+        wait=_pod_wait(status, role),
+        disrupted=_pod_disruption(status),
+        end=PodEnd(
+            code=ended.get("exitCode"),
+            reason=str(ended.get("reason") or ""),
+            time=parse_time(ended.get("finishedAt")),
+            message=str(storable_observation(ended.get("message")) or ""),
+            beside=_name_beside(status, beside),
+            side_failure=_side_failure(status, name),
+        ),
     )
 
 
@@ -121,7 +124,7 @@ def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
     """The pod's termination message; empty if it left none, or one of another attempt."""
     try:
-        message = storable_observation(json.loads(pod.termination_message))
+        message = storable_observation(json.loads(pod.end.message))
     except (ValueError, RecursionError):
         return {}
     if not isinstance(message, dict) or message.get("version") != contract.TERMINATION_MESSAGE_VERSION:
@@ -283,17 +286,33 @@ def _side_failure(status: Mapping[str, Any], main: str) -> str:
     return ""
 
 
-def _waiting_container(status: Mapping[str, Any]) -> tuple[str, str]:
+def _pod_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """The pod's condition of this type; empty if it has none."""
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _pod_place(status: Mapping[str, Any], node: str, node_ready: bool | None) -> PodPlace:
+    placing = _pod_condition(status, "PodScheduled")
+    since = parse_time(placing.get("lastTransitionTime"))
+    unschedulable = placing.get("status") == "False" and placing.get("reason") == "Unschedulable"
+    return PodPlace(
+        node, node_ready, since if unschedulable else None, since if placing.get("status") == "True" else None
+    )
+
+
+def _pod_wait(status: Mapping[str, Any], role: Role) -> PodReason:
     """Why the pod does not run yet, in the kubelet's or the scheduler's words; empty while nothing is amiss."""
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("reason") or "Unschedulable"), str(condition.get("message") or "")
+    placing = _pod_condition(status, "PodScheduled")
+    if placing.get("status") == "False":
+        message = str(placing.get("message") or "")
+        return PodReason(str(placing.get("reason") or "Unschedulable"), message + _way_out(message, role))
     for group in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(group) or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
             if str(waiting.get("reason") or "") not in _ORDINARY_WAITING:
-                return str(waiting["reason"]), str(waiting.get("message") or "")
-    return "", ""
+                message = str(waiting.get("message") or "")
+                return PodReason(str(waiting["reason"]), message + _way_out(message, role))
+    return PodReason()
 
 
 def _way_out(message: str, role: Role) -> str:
@@ -307,13 +326,13 @@ def _way_out(message: str, role: Role) -> str:
     )
 
 
-def _pod_disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pod_disruption(status: Mapping[str, Any]) -> PodReason:
     """What Kubernetes says took the pod away (the condition DisruptionTarget), or empty."""
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            found: Mapping[str, Any] = condition
-            return found
-    return {}
+    found = _pod_condition(status, "DisruptionTarget")
+    if found.get("status") != "True":
+        return PodReason()
+    reason = str(found.get("reason") or "DisruptionTarget")
+    return PodReason(reason, time=parse_time(found.get("lastTransitionTime")))
 
 
 def _report_integer(text: object) -> int:

@@ -35,7 +35,11 @@ def force_time(pod: PodView) -> datetime | None:
 
     None while its node may still be ending it.
     """
-    dead = pod.node_ready is False or pod.reason == "NodeLost" or pod.disruption == "DeletionByTaintManager"
+    dead = (
+        pod.place.node_ready is False
+        or pod.state.reason == "NodeLost"
+        or pod.disrupted.reason == "DeletionByTaintManager"
+    )
     if pod.deletion_time is None or not dead:
         return None
     return pod.deletion_time + timedelta(seconds=FORCE_AFTER_S)
@@ -44,9 +48,9 @@ def force_time(pod: PodView) -> datetime | None:
 def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
     """How to get rid of `pod`: ask, force, or (None) wait."""
     if pod.deletion_time is None:
-        return PlannedDeletion(pod.ref, pod.uid)
+        return PlannedDeletion(pod.ref, pod.id.uid)
     due = force_time(pod)
-    return PlannedDeletion(pod.ref, pod.uid, grace_s=0) if due is not None and now >= due else None
+    return PlannedDeletion(pod.ref, pod.id.uid, grace_s=0) if due is not None and now >= due else None
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
@@ -57,7 +61,7 @@ def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
     every = s.job.spec.run_policy.clean_pod_policy == "All"
     # Whatever the policy: none of them ends by itself because the training has.
     beside = (
-        pod for pod in s.lasting_pods if (every or not pod.finished) and not (goes_on and pod.role == "evaluator")
+        pod for pod in s.lasting_pods if (every or not pod.finished) and not (goes_on and pod.id.role == "evaluator")
     )
     moments = [moment for moment in (gang_at, until if goes_on else None) if moment is not None]
     return (*gang, *beside), min(moments, default=None)
@@ -86,7 +90,7 @@ def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodV
     drain_s = max(DRAIN_S, s.job.spec.worker.grace_s + SETTLE_S)
     ends = (s.status.completion_time or s.now) + timedelta(seconds=drain_s)
     launcher_ends = s.launcher is not None and s.launcher.phase == "Running" and s.now < ends
-    unwanted = tuple(pod for pod in running if not (launcher_ends and pod.role == "launcher"))
+    unwanted = tuple(pod for pod in running if not (launcher_ends and pod.id.role == "launcher"))
     return s.stale_pods + unwanted, ends if launcher_ends else None
 
 

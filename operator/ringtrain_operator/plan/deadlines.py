@@ -82,11 +82,11 @@ def unstartable(s: Situation) -> PolicyResult:
     """
     if s.attempt == 0 or s.gang_began or s.is_without_pods:
         return NO_DECISION
-    refused = [pod for pod in s.pods if not pod.finished and (pod.waiting in _NEVER or _may_pod_start(pod))]
+    refused = [pod for pod in s.pods if not pod.finished and (pod.wait.reason in _NEVER or _may_pod_start(pod))]
     if not refused:
         return _not_pulled(s) or PolicyResult(requeue_at=_look_again_at_deadline(s))
-    pod = min(refused, key=lambda pod: (pod.waiting not in _NEVER, _unstartable_since(s, pod)))
-    if pod.waiting in _NEVER:
+    pod = min(refused, key=lambda pod: (pod.wait.reason not in _NEVER, _unstartable_since(s, pod)))
+    if pod.wait.reason in _NEVER:
         return PolicyResult(judge_failure(s, _deadline_failure(s, pod, "can't start")))
     limit_s = s.job.spec.networking.start_timeout_seconds
     due = _unstartable_since(s, pod) + timedelta(seconds=limit_s)
@@ -101,7 +101,7 @@ def _not_pulled(s: Situation) -> PolicyResult | None:
 
     None where no pod does, and where a launcher runs, which says so itself at the end of its patience.
     """
-    waiting = [pod for pod in s.pods if pod.waiting in _NOT_PULLED and pod.node and not pod.finished]
+    waiting = [pod for pod in s.pods if pod.wait.reason in _NOT_PULLED and pod.place.node and not pod.finished]
     if not waiting or (s.launcher is not None and s.launcher.phase == "Running"):
         return None
     pod = min(waiting, key=lambda pod: _unstartable_since(s, pod))
@@ -109,18 +109,18 @@ def _not_pulled(s: Situation) -> PolicyResult | None:
     due = _unstartable_since(s, pod) + timedelta(seconds=limit_s)
     if s.now < due:
         return PolicyResult(requeue_at=due)
-    detail = f": {pod.waiting_message}" if pod.waiting_message else ""
+    detail = f": {pod.wait.message}" if pod.wait.message else ""
     what = f"did not run within {limit_s} s (networking.startTimeoutSeconds)"
-    return PolicyResult(GiveWay(None, refused=f"{pod.name} {what}: {pod.waiting}{detail}"))
+    return PolicyResult(GiveWay(None, refused=f"{pod.id.name} {what}: {pod.wait.reason}{detail}"))
 
 
 def _may_pod_start(pod: PodView) -> bool:
     """Whether the pod lacks something that somebody may still make."""
-    return pod.waiting in _NOT_YET or (pod.waiting in _MISSES and _MISSING.search(pod.waiting_message) is not None)
+    return pod.wait.reason in _NOT_YET or (pod.wait.reason in _MISSES and _MISSING.search(pod.wait.message) is not None)
 
 
 def _unstartable_since(s: Situation, pod: PodView) -> datetime:
-    return pod.scheduled_at or pod.unschedulable_since or s.now
+    return pod.place.scheduled_at or pod.place.unschedulable_since or s.now
 
 
 def _look_again_at_deadline(s: Situation) -> datetime | None:
@@ -130,8 +130,8 @@ def _look_again_at_deadline(s: Situation) -> datetime | None:
 
 
 def _deadline_failure(s: Situation, pod: PodView, what: str) -> Failure:
-    detail = f": {pod.waiting_message}" if pod.waiting_message else ""
-    return failure_with(pod, s, REASON, f"{pod.name} {what}: {pod.waiting}{detail}")
+    detail = f": {pod.wait.message}" if pod.wait.message else ""
+    return failure_with(pod, s, REASON, f"{pod.id.name} {what}: {pod.wait.reason}{detail}")
 
 
 ACTIVE_DEADLINE = Policy(active_deadline)

@@ -57,7 +57,7 @@ def incomplete_gang(s: Situation) -> PolicyResult:
         return _requeue_after(s, due, GiveWay(None, too_large=True))
     if not me.wants:
         last = gang_gives_way(s)
-        is_wanted = any(pod.node for pod in s.pods) and last.place is not None and line.rivals(last.place)
+        is_wanted = any(pod.place.node for pod in s.pods) and last.place is not None and line.rivals(last.place)
         return _requeue_after(s, since + grace, last) if is_wanted else NO_DECISION
     if line.ahead_of(me):
         return _requeue_after(s, since + grace, GiveWay(me))
@@ -87,7 +87,7 @@ def is_stuck(s: Situation) -> bool:
     return (
         not s.gang_began
         and not s.is_without_pods
-        and any(pod.unschedulable_since is not None for pod in s.pods)
+        and any(pod.place.unschedulable_since is not None for pod in s.pods)
         and not s.placed
     )
 
@@ -96,7 +96,7 @@ def planned_contender(s: Situation) -> PlacementContender:
     """The job in the line. It wants nothing there if the end of other pods would not help one of its own."""
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Of a thousand pods most have the same words.
-    if words := {pod.waiting_message for pod in s.pods if pod.unschedulable_since is not None}:
+    if words := {pod.wait.message for pod in s.pods if pod.place.unschedulable_since is not None}:
         lacks = [lacking_devices(said, devices) for said in words]
         wants = dict.fromkeys(frozenset().union(*lacks), 0) | devices if all(lacks) else {}
     since = s.status.ledger.line_since or s.job.created
@@ -174,7 +174,9 @@ def _gang_turn(s: Situation) -> tuple[datetime, timedelta]:
 
     For no less than it had waited by then: once a turn is as long as the longest run of those that it waits for.
     """
-    start = max((pod.scheduled_at for pod in s.pods if pod.scheduled_at is not None), default=_stuck_since(s))
+    start = max(
+        (pod.place.scheduled_at for pod in s.pods if pod.place.scheduled_at is not None), default=_stuck_since(s)
+    )
     return start, _gang_turn_length(s, start)
 
 
@@ -192,7 +194,9 @@ def _gang_turn_length(s: Situation, start: datetime) -> timedelta:
 
 
 def _stuck_since(s: Situation) -> datetime:
-    return min((pod.unschedulable_since for pod in s.pods if pod.unschedulable_since is not None), default=s.now)
+    return min(
+        (pod.place.unschedulable_since for pod in s.pods if pod.place.unschedulable_since is not None), default=s.now
+    )
 
 
 def _too_large(s: Situation) -> bool:

@@ -37,7 +37,7 @@ def success(s: Situation) -> PolicyResult:
         return NO_DECISION
     if launcher is None:
         return _success_by_workers(s)
-    if launcher.exit_code != 0:
+    if launcher.end.code != 0:
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
     sizes, every = _declared_world(s, _whole_exit_code(termination.get("worldSize")))
@@ -65,12 +65,12 @@ def _success_by_workers(s: Situation) -> PolicyResult:
     An agent exits 0, and writes Succeeded, only when the launcher has told it that the attempt has succeeded. One
     such message will do; without messages the exit codes of all workers.
     """
-    ended = [pod for pod in s.workers if pod.finished and pod.exit_code == 0]
+    ended = [pod for pod in s.workers if pod.finished and pod.end.code == 0]
     outcomes = [termination_of(pod, s.attempt).get("outcome") for pod in ended]
     if "Succeeded" not in outcomes and (any(outcomes) or len(ended) < max(1, s.status.ledger.attempt_workers)):
         return NO_DECISION
     _, every = _declared_world(s, None)
-    who = f"{ended[outcomes.index('Succeeded')].name} says so" if "Succeeded" in outcomes else "all workers exited 0"
+    who = f"{ended[outcomes.index('Succeeded')].id.name} says so" if "Succeeded" in outcomes else "all workers exited 0"
     message = f"{every} exited 0: the launcher's pod was removed before its end was read, and {who}"
     return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", message))
 
@@ -102,9 +102,9 @@ def attempt_failure(s: Situation) -> PolicyResult:
     if not failed:
         return NO_DECISION
     launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
-    first = min(failed, key=lambda pod: (pod.exit_code == EXIT_GANG_STOPPED, pod.exit_time or s.now, pod.index))
-    due = (first.exit_time or s.now) + timedelta(seconds=LAUNCHER_REPORT_S)
-    if launcher_may_tell and first.exit_time is not None and s.now < due:
+    first = min(failed, key=lambda pod: (pod.end.code == EXIT_GANG_STOPPED, pod.end.time or s.now, pod.id.index))
+    due = (first.end.time or s.now) + timedelta(seconds=LAUNCHER_REPORT_S)
+    if launcher_may_tell and first.end.time is not None and s.now < due:
         return PolicyResult(requeue_at=due)
     failure = failure_of(first, s)
     if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents have not heard of it
@@ -117,12 +117,12 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
     if failure.reason == "AgentLost" and s.job.spec.elastic is not None:
         return PolicyResult(judge_failure(s, failure, disrupted=not _failed_by_itself(s, failure.pod)))
     if failure.reason == "AgentLost":
-        lost = next((pod for pod in s.workers if pod.name == failure.pod), None)
-        if lost is not None and lost.finished and lost.exit_code not in (None, 0, EXIT_GANG_STOPPED):
+        lost = next((pod for pod in s.workers if pod.id.name == failure.pod), None)
+        if lost is not None and lost.finished and lost.end.code not in (None, 0, EXIT_GANG_STOPPED):
             return PolicyResult(_judge_outcome(s, failure_of(lost, s)))
-        due = (launcher.exit_time or s.now) + timedelta(seconds=POD_FATE_S)
+        due = (launcher.end.time or s.now) + timedelta(seconds=POD_FATE_S)
         if lost is not None and not lost.finished:
-            if lost.node_ready is not False and s.now < due:
+            if lost.place.node_ready is not False and s.now < due:
                 return PolicyResult(requeue_at=due)
             return PolicyResult(judge_failure(s, failure, lost=went_silent(s, lost)))
     return PolicyResult(_judge_outcome(s, failure))
@@ -141,11 +141,11 @@ def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish
     """
     if failure.reason != "NotAssembled":
         return judge_failure(s, failure)
-    absent = [*s.missing_names, *(pod.name for pod in s.pods if pod.phase == "Pending")]
+    absent = [*s.missing_names, *(pod.id.name for pod in s.pods if pod.phase == "Pending")]
     if not absent:
         return judge_failure(s, failure)
     placed_together = s.status.ledger.gang_scheduler is not None
-    if not placed_together and any(pod.unschedulable_since is not None for pod in s.pods):
+    if not placed_together and any(pod.place.unschedulable_since is not None for pod in s.pods):
         return gang_gives_way(s)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)
@@ -156,16 +156,16 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
     reported = failure_in(pod, s.attempt)
     if not reported:
         # Our own message without a failure in it is no output of anybody's.
-        output = () if termination_of(pod, s.attempt) else pod.termination_message.splitlines()[-40:]
+        output = () if termination_of(pod, s.attempt) else pod.end.message.splitlines()[-40:]
         return failure_with(pod, s, *_what_ended(pod, s), output)
-    named = next((p for p in s.pods if p.name == reported.get("pod")), pod)
-    killed = f"; {_out_of_memory(named, s)}" if named.exit_reason == "OOMKilled" else ""
+    named = next((p for p in s.pods if p.id.name == reported.get("pod")), pod)
+    killed = f"; {_out_of_memory(named, s)}" if named.end.reason == "OOMKilled" else ""
     return Failure(
         attempt=s.attempt,
         rank=_whole_exit_code(reported.get("rank")),
-        pod=str(reported.get("pod") or pod.name),
-        node=str(reported.get("node") or named.node) or None,
-        exit_code=_whole_exit_code(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.exit_code,
+        pod=str(reported.get("pod") or pod.id.name),
+        node=str(reported.get("node") or named.place.node) or None,
+        exit_code=_whole_exit_code(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.end.code,
         signal=str(reported["signal"]) if reported.get("signal") else None,
         reason=str(reported.get("reason") or "RankFailed"),
         message=f"{reported.get('message') or ''}{killed}",
@@ -178,9 +178,9 @@ def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: 
     """A failure of which only its pod is known."""
     return Failure(
         attempt=s.attempt,
-        pod=pod.name,
-        node=pod.node or None,
-        exit_code=pod.exit_code,
+        pod=pod.id.name,
+        node=pod.place.node or None,
+        exit_code=pod.end.code,
         reason=reason,
         message=message,
         log_tail=tuple(output),
@@ -190,27 +190,27 @@ def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: 
 
 def _what_ended(pod: PodView, s: Situation) -> tuple[str, str]:
     """Reason and message for a pod whose agent or launcher has not said what failed."""
-    detail = f": {pod.message}" if pod.message else ""
-    if pod.failed_beside:
-        reason = "InitContainerFailed" if pod.failed_beside.startswith("init") else "SideContainerFailed"
-        why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
-        return reason, f"{pod.failed_beside} of {pod.name} exited with {pod.exit_code}{why}{detail}"
-    reason = "LauncherFailed" if pod.role == "launcher" else "RankFailed"
-    if pod.reason == "DeadlineExceeded":
-        return reason, f"{pod.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
-    if pod.exit_reason == "OOMKilled":
+    detail = f": {pod.state.message}" if pod.state.message else ""
+    if pod.end.beside:
+        reason = "InitContainerFailed" if pod.end.beside.startswith("init") else "SideContainerFailed"
+        why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error") else ""
+        return reason, f"{pod.end.beside} of {pod.id.name} exited with {pod.end.code}{why}{detail}"
+    reason = "LauncherFailed" if pod.id.role == "launcher" else "RankFailed"
+    if pod.state.reason == "DeadlineExceeded":
+        return reason, f"{pod.id.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
+    if pod.end.reason == "OOMKilled":
         return reason, f"{_out_of_memory(pod, s)}{detail}"
-    why = pod.exit_reason or pod.reason or "no reason given"
-    return reason, f"{pod.name} left no termination message ({why}){detail}"
+    why = pod.end.reason or pod.state.reason or "no reason given"
+    return reason, f"{pod.id.name} left no termination message ({why}){detail}"
 
 
 def _out_of_memory(pod: PodView, s: Situation) -> str:
     """What happened to a pod that was killed for want of memory, and what its container may have."""
-    template = s.job.spec.worker.template if pod.role == ROLE_WORKER else s.job.spec.launcher.template
+    template = s.job.spec.worker.template if pod.id.role == ROLE_WORKER else s.job.spec.launcher.template
     main = (template.get("spec") or {}).get("containers") or [{}]
     limit = ((main[0].get("resources") or {}).get("limits") or {}).get("memory")
     had = f"; its container may have {limit}, set resources.limits.memory" if limit else ""
-    return f"{pod.name} was killed for want of memory (OOMKilled){had}"
+    return f"{pod.id.name} was killed for want of memory (OOMKilled){had}"
 
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
@@ -271,7 +271,7 @@ def note_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
 def went_silent(s: Situation, pod: PodView) -> LostPod:
     """What is noted of a pod that nobody has heard of for as long as anybody waits."""
     silent = timedelta(seconds=s.job.spec.networking.timeout_seconds + JUDGED_WITHIN_S)
-    return LostPod(uid=pod.uid, pod=pod.name, node=pod.node or None, since=s.now - silent)
+    return LostPod(uid=pod.id.uid, pod=pod.id.name, node=pod.place.node or None, since=s.now - silent)
 
 
 def _lost_pod_fate(s: Situation) -> Literal["node", "job"] | None:
@@ -292,7 +292,7 @@ def _lost_pod_fate(s: Situation) -> Literal["node", "job"] | None:
 
 
 def _pod_of_lost(s: Situation, lost: LostPod) -> PodView | None:
-    return next((pod for pod in s.observed.pods if pod.uid == lost.uid), None)
+    return next((pod for pod in s.observed.pods if pod.id.uid == lost.uid), None)
 
 
 def _is_over(s: Situation) -> bool:

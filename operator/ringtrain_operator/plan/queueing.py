@@ -35,7 +35,7 @@ def suspension(s: Situation) -> PolicyResult:
     if s.job.queue and s.observed.kueue is not None:
         return PolicyResult(Enqueue("Waiting", f"the job waits in LocalQueue {s.job.queue}"))
     # Pods without a status: someone restored the job and lost its past. Their attempts are not taken up again.
-    newest = max((pod.attempt for pod in s.observed.pods), default=0)
+    newest = max((pod.id.attempt for pod in s.observed.pods), default=0)
     return PolicyResult(Begin(max(s.attempt, newest) + 1, "Resumed" if suspended else "Started"))
 
 
@@ -124,7 +124,7 @@ def queued_elsewhere(s: Situation, settings: BuildSettings) -> WorkloadChange | 
 
 
 def _waiting_workload(s: Situation) -> PolicyResult:
-    view, newest = s.workload, max((pod.attempt for pod in s.observed.pods), default=0)
+    view, newest = s.workload, max((pod.id.attempt for pod in s.observed.pods), default=0)
     attempt = max(s.attempt, newest) + 1
     if not s.job.queue:
         return NO_DECISION if view is not None else PolicyResult(Begin(attempt, "Dequeued"))

@@ -141,26 +141,26 @@ def start_of(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = Fa
     A part has ended when all pods that the attempt was made with have come so far; of a gang that `has_begun`,
     which may be smaller in an elastic job, when those have that there are.
     """
-    gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
+    gang = [pod for pod in pods if pod.id.attempt == status.attempt and not pod.outlives_attempts]
     whole = len(gang) if has_begun else status.ledger.attempt_workers + 1
-    started = _last_start_time([pod.started_at for pod in gang], whole)
+    started = _last_start_time([pod.main.started_at for pod in gang], whole)
     ended = last_started(gang) if started is not None else None
     return StartStatus(
         attempt=status.attempt,
         queued=_asked_for(status),
-        created=_last_start_time([pod.created_at for pod in gang], whole),
-        scheduled=_last_start_time([pod.scheduled_at for pod in gang], whole),
-        pulling=ended.pulling_at if ended else None,
-        pulled=ended.pulled_at if ended else None,
+        created=_last_start_time([pod.id.created_at for pod in gang], whole),
+        scheduled=_last_start_time([pod.place.scheduled_at for pod in gang], whole),
+        pulling=ended.main.pulling_at if ended else None,
+        pulled=ended.main.pulled_at if ended else None,
         started=started,
-        pod=ended.name if ended else None,
-        node=(ended.node or None) if ended else None,
+        pod=ended.id.name if ended else None,
+        node=(ended.place.node or None) if ended else None,
     )
 
 
 def last_started(pods: Iterable[PodView]) -> PodView | None:
     """The pod whose main container started last; None where none has."""
-    begun = [(pod.started_at, pod.index, pod) for pod in pods if pod.started_at is not None]
+    begun = [(pod.main.started_at, pod.id.index, pod) for pod in pods if pod.main.started_at is not None]
     return max(begun, key=lambda one: one[:2])[2] if begun else None
 
 
@@ -233,7 +233,7 @@ def told_of_pods(
     known = status.start
     if known is None or known.attempt != status.attempt:
         known = start_of(status, pods)
-    gang = [pod for pod in pods if pod.attempt == status.attempt and not pod.outlives_attempts]
+    gang = [pod for pod in pods if pod.id.attempt == status.attempt and not pod.outlives_attempts]
     events = [*_parts_of_start_status(known), *(event for pod in gang for event in _start_of_pod(pod, known))]
     events.sort(key=lambda event: event[0])
     now = [
@@ -242,7 +242,7 @@ def told_of_pods(
     ]
     past = [dict(event) for event in before if event not in now][-MOST_EVENTS:]
     told = sorted([*past, *now], key=lambda event: event["time"])
-    return {"events": told, **_worker_images([pod for pod in gang if pod.role == "worker"])}
+    return {"events": told, **_worker_images([pod for pod in gang if pod.id.role == "worker"])}
 
 
 Event = tuple[datetime, str, str]
@@ -263,34 +263,38 @@ def _parts_of_start_status(start: StartStatus) -> Iterator[Event]:
 
 def _start_of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
     """What became of one pod: of those that came after the start its own, too."""
-    where = f"{pod.name}" + (f" on {pod.node}" if pod.node else "")
-    if start.started is not None and pod.created_at is not None and pod.created_at > start.started:
-        which = f"{where}, in the place of one before it" if pod.incarnation > 1 else f"{where}, which was added"
-        if pod.scheduled_at is not None:
-            yield pod.scheduled_at, "Scheduled", which
-        if pod.started_at is not None:
-            yield pod.started_at, "Started", which
-    since = pod.unschedulable_since or pod.scheduled_at or pod.created_at
-    if pod.waiting and since is not None:
-        yield since, "Waiting", f"{where}: {pod.waiting}"
-    if pod.disruption and pod.disrupted_at is not None:
-        yield pod.disrupted_at, "Evicted", f"{where}: {pod.disruption}"
-    elif pod.reason and pod.phase == "Failed" and (ended := pod.exit_time or pod.deletion_time) is not None:
-        yield ended, pod.reason if pod.reason.isalpha() else "Failed", f"{where}: {pod.message}".rstrip(": ")
-    if pod.exit_code and pod.exit_time is not None:
-        yield pod.exit_time, "Exited", f"{where}: exit code {pod.exit_code} {pod.exit_reason}".rstrip()
+    where = f"{pod.id.name}" + (f" on {pod.place.node}" if pod.place.node else "")
+    if start.started is not None and pod.id.created_at is not None and pod.id.created_at > start.started:
+        which = f"{where}, in the place of one before it" if pod.id.incarnation > 1 else f"{where}, which was added"
+        if pod.place.scheduled_at is not None:
+            yield pod.place.scheduled_at, "Scheduled", which
+        if pod.main.started_at is not None:
+            yield pod.main.started_at, "Started", which
+    since = pod.place.unschedulable_since or pod.place.scheduled_at or pod.id.created_at
+    if pod.wait.reason and since is not None:
+        yield since, "Waiting", f"{where}: {pod.wait.reason}"
+    if pod.disrupted.reason and pod.disrupted.time is not None:
+        yield pod.disrupted.time, "Evicted", f"{where}: {pod.disrupted.reason}"
+    elif pod.state.reason and pod.phase == "Failed" and (ended := pod.end.time or pod.deletion_time) is not None:
+        yield (
+            ended,
+            pod.state.reason if pod.state.reason.isalpha() else "Failed",
+            f"{where}: {pod.state.message}".rstrip(": "),
+        )
+    if pod.end.code and pod.end.time is not None:
+        yield pod.end.time, "Exited", f"{where}: exit code {pod.end.code} {pod.end.reason}".rstrip()
 
 
 def _worker_images(workers: Sequence[PodView]) -> dict[str, str]:
     """The workers' image, and the kubelets' words for what it is; of several, for a tag moved, each with a pod."""
     found: dict[str, PodView] = {}
-    for pod in sorted(workers, key=lambda pod: pod.index):
-        if pod.image_id:
-            found.setdefault(pod.image_id, pod)
+    for pod in sorted(workers, key=lambda pod: pod.id.index):
+        if pod.main.image_id:
+            found.setdefault(pod.main.image_id, pod)
     if not found:
         return {}
-    image = next(iter(found.values())).image
+    image = next(iter(found.values())).main.image
     if len(found) == 1:
         return {"image": image, "imageID": next(iter(found))}
-    several = ", ".join(f"{image_id} ({pod.name})" for image_id, pod in list(found.items())[:3])
+    several = ", ".join(f"{image_id} ({pod.id.name})" for image_id, pod in list(found.items())[:3])
     return {"image": image, "imageID": f"not the same in all workers: {several}"}

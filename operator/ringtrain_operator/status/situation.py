@@ -55,12 +55,12 @@ class Situation:
     @cached_property
     def pods(self) -> tuple[PodView, ...]:
         """The gang's pods of the present attempt."""
-        return tuple(pod for pod in self.observed.gang_pods if pod.attempt == self.attempt)
+        return tuple(pod for pod in self.observed.gang_pods if pod.id.attempt == self.attempt)
 
     @cached_property
     def stale_pods(self) -> tuple[PodView, ...]:
         """The gang's pods of other attempts; the present one starts when they are gone."""
-        return tuple(pod for pod in self.observed.gang_pods if pod.attempt != self.attempt)
+        return tuple(pod for pod in self.observed.gang_pods if pod.id.attempt != self.attempt)
 
     @cached_property
     def lasting_pods(self) -> tuple[PodView, ...]:
@@ -70,7 +70,7 @@ class Situation:
     @cached_property
     def evaluator(self) -> PodView | None:
         """The evaluator's pod."""
-        return next((pod for pod in self.lasting_pods if pod.role == "evaluator"), None)
+        return next((pod for pod in self.lasting_pods if pod.id.role == "evaluator"), None)
 
     @cached_property
     def wanted_data_workers(self) -> int:
@@ -101,12 +101,12 @@ class Situation:
     @cached_property
     def launcher(self) -> PodView | None:
         """The present attempt's launcher."""
-        return next((pod for pod in self.pods if pod.role == "launcher"), None)
+        return next((pod for pod in self.pods if pod.id.role == "launcher"), None)
 
     @cached_property
     def workers(self) -> tuple[PodView, ...]:
         """The present attempt's workers, by index."""
-        return tuple(sorted((pod for pod in self.pods if pod.role == "worker"), key=lambda pod: pod.index))
+        return tuple(sorted((pod for pod in self.pods if pod.id.role == "worker"), key=lambda pod: pod.id.index))
 
     @cached_property
     def report(self) -> LauncherReport | None:
@@ -145,7 +145,7 @@ class Situation:
         ledger, start = self.status.ledger, self.status.ledger.restart_not_before
         is_closed = bool(self.pods) or self.gang_began or self.is_without_pods or self.status.finished
         in_line = ledger.queued_since is not None
-        unplaced = (pod.waiting_message for pod in self.pods if pod.unschedulable_since is not None)
+        unplaced = (pod.wait.message for pod in self.pods if pod.place.unschedulable_since is not None)
         return PlacementAttempt(
             job=self.job,
             number=self.attempt,
@@ -208,7 +208,7 @@ class Situation:
     @cached_property
     def missing_names(self) -> tuple[str, ...]:
         """Names of the present attempt's pods that do not exist."""
-        existing = {pod.name for pod in self.pods}
+        existing = {pod.id.name for pod in self.pods}
         return tuple(name for name in self.wanted_names if name not in existing)
 
     @cached_property
@@ -221,8 +221,8 @@ class Situation:
     @cached_property
     def placed(self) -> bool:
         """Whether the launcher and as many workers as the gang needs have found a node."""
-        launcher = self.launcher is not None and bool(self.launcher.node)
-        return launcher and sum(bool(pod.node) for pod in self.workers) >= self.workers_needed
+        launcher = self.launcher is not None and bool(self.launcher.place.node)
+        return launcher and sum(bool(pod.place.node) for pod in self.workers) >= self.workers_needed
 
     @cached_property
     def has_world(self) -> bool:

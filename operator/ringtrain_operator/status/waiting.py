@@ -25,7 +25,7 @@ def running_or_why_not(s: Situation) -> ConditionChange:
     if s.stale_pods:
         return _not_running_condition(
             "WaitingForOldPods",
-            f"pods of an earlier attempt are still ending: {_counted_pod_names([pod.name for pod in s.stale_pods])}",
+            f"pods of an earlier attempt are still ending: {_counted_pod_names([pod.id.name for pod in s.stale_pods])}",
         )
     # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
     absent = [] if s.job.spec.elastic is not None and s.gang_began else _waiting_for_absent_pods(s)
@@ -78,7 +78,7 @@ def devices_text(job: Job) -> str:
 def queued_because(s: Situation) -> str:
     """What a job in a queue waits for, in Kueue's words where it has any."""
     if s.observed.pods:
-        return f"its pods are still ending: {_counted_pod_names([pod.name for pod in s.observed.pods])}"
+        return f"its pods are still ending: {_counted_pod_names([pod.id.name for pod in s.observed.pods])}"
     return s.queue.waits_for().message
 
 
@@ -88,17 +88,19 @@ def _waiting_for_place_reason(s: Situation) -> ConditionChange | None:
 
 
 def _stuck_pod(s: Situation) -> ConditionChange | None:
-    stuck = [pod for pod in s.pods if pod.phase == "Pending" and pod.waiting]
+    stuck = [pod for pod in s.pods if pod.phase == "Pending" and pod.wait.reason]
     if not stuck:
         return None
     first = stuck[0]
     others = f" ({counted(len(stuck) - 1, 'more pod')} waiting)" if len(stuck) > 1 else ""
-    return _not_running_condition(first.waiting, f"{first.name}: {first.waiting_message or first.waiting}{others}")
+    return _not_running_condition(
+        first.wait.reason, f"{first.id.name}: {first.wait.message or first.wait.reason}{others}"
+    )
 
 
 def _waiting_for_absent_pods(s: Situation) -> list[str]:
     """Pods that do not run, or do not exist."""
-    return [*s.missing_names, *(pod.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
+    return [*s.missing_names, *(pod.id.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
 
 def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
@@ -132,11 +134,11 @@ def _running_reason(s: Situation) -> ConditionChange:
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
     text = f"attempt {s.attempt} runs with {_waiting_for_world_reason(s)}{unknown}"
-    failed = [pod for pod in s.pods if pod.side_failure]
+    failed = [pod for pod in s.pods if pod.end.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
     others = f", and those of {counted(len(failed) - 1, 'more pod')}" if len(failed) > 1 else ""
-    text += f"; in {failed[0].name} {failed[0].side_failure}{others}"
+    text += f"; in {failed[0].id.name} {failed[0].end.side_failure}{others}"
     return ConditionChange("Running", "True", "SideContainerFailed", text)
 
 

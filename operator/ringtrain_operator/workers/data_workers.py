@@ -141,11 +141,13 @@ def ready_data_workers(s: Situation) -> int:
     """Data workers that run and, as far as the launcher tells, have registered."""
     said = s.report.data.get("workers") if s.report is not None and s.report.data is not None else None
     wanted = set(s.lasting_names)
-    running = [pod for pod in s.lasting_pods if pod.role == "data" and pod.name in wanted and lasting_pod_runs(pod)]
+    running = [
+        pod for pod in s.lasting_pods if pod.id.role == "data" and pod.id.name in wanted and lasting_pod_runs(pod)
+    ]
     if not isinstance(said, list):
         return len(running)
     workers = by_index(said, s.wanted_data_workers)
-    return sum(workers.get(pod.index, {}).get("registered") is True for pod in running)
+    return sum(workers.get(pod.id.index, {}).get("registered") is True for pod in running)
 
 
 def input_bound(s: Situation) -> str:
@@ -169,11 +171,11 @@ def _why_no_data_workers(s: Situation) -> tuple[str, str]:
     names = [name for name in s.lasting_names if name != evaluator_name(s.job)]
     if refused := refused_lasting_pods(s, names):
         return "CreationRefused", refused
-    pods = [pod for pod in s.lasting_pods if pod.role == "data"]
+    pods = [pod for pod in s.lasting_pods if pod.id.role == "data"]
     for pod in pods:
-        if pod.waiting:
-            return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}"
-    running = [pod.name for pod in pods if lasting_pod_runs(pod)]
+        if pod.wait.reason:
+            return pod.wait.reason, f"{pod.id.name}: {pod.wait.message or pod.wait.reason}"
+    running = [pod.id.name for pod in pods if lasting_pod_runs(pod)]
     if running and _were_data_workers_ready(s):
         return (
             "DataWorkersSilent",

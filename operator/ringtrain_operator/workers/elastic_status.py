@@ -28,7 +28,7 @@ def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
     new = ElasticStatus(
         formation=max(before.formation, formation),
         ranks=_whole_report_field(said, "ranks") if formation and formation >= before.formation else before.ranks,
-        workers=sum(pod.phase == "Running" and pod.ready and not pod.finished for pod in s.workers),
+        workers=sum(pod.phase == "Running" and pod.main.ready and not pod.finished for pod in s.workers),
         lost_workers=before.lost_workers + lost,
         lost_steps=max(before.lost_steps, notes.lost_steps + _whole_report_field(said, "lostSteps")),
         recoveries=max(before.recoveries, notes.recoveries + _whole_report_field(said, "recoveries")),
@@ -84,7 +84,7 @@ def _why_fewer_workers(s: Situation) -> tuple[str, str]:
     """What keeps the world from being complete, in one word and in a sentence."""
     for refusal in s.gang_refusals:
         return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
-    pods = {pod.index: pod for pod in s.workers}
+    pods = {pod.id.index: pod for pod in s.workers}
     absent = [
         worker
         for worker in range(s.status.ledger.attempt_workers)
@@ -95,8 +95,8 @@ def _why_fewer_workers(s: Situation) -> tuple[str, str]:
     first = absent[0]
     others = f"; {counted(len(absent) - 1, 'more worker')} missing" if len(absent) > 1 else ""
     pod = pods.get(first)
-    if pod is not None and pod.waiting and is_worker_present(s.status, first):
-        return pod.waiting, f"{pod.name}: {pod.waiting_message or pod.waiting}{others}"
+    if pod is not None and pod.wait.reason and is_worker_present(s.status, first):
+        return pod.wait.reason, f"{pod.id.name}: {pod.wait.message or pod.wait.reason}{others}"
     name, loss = build.worker_name(s.job, first), _last_loss(s, first)
     if loss is None:
         return "WorkersJoining", f"{name} does not run yet{others}"
@@ -113,8 +113,8 @@ def _elastic_workers_without_launcher(s: Situation, since: datetime) -> str:
     next_one = "a new one is on its way"
     if s.launcher is None and due is not None and s.now < due:
         next_one = f"a new one is made at {format_time(due)}"
-    if s.launcher is not None and s.launcher.waiting:
-        next_one = f"the new one waits: {s.launcher.waiting_message or s.launcher.waiting}"
+    if s.launcher is not None and s.launcher.wait.reason:
+        next_one = f"the new one waits: {s.launcher.wait.message or s.launcher.wait.reason}"
     for refusal in s.gang_refusals:
         next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
     return (

@@ -54,11 +54,11 @@ def gang_disruption_cause(s: Situation) -> str | None:
     if s.has_world:
         return None
     elastic = s.job.spec.elastic is not None
-    for pod in s.pods if not elastic else [pod for pod in s.pods if pod.role == "launcher"]:
+    for pod in s.pods if not elastic else [pod for pod in s.pods if pod.id.role == "launcher"]:
         cause = gang_pod_disruption(pod)
         if cause:
-            node = f" on node {pod.node}" if pod.node else ""
-            return f"{pod.name}{node} {cause}"
+            node = f" on node {pod.place.node}" if pod.place.node else ""
+            return f"{pod.id.name}{node} {cause}"
     missing = s.missing_names if not elastic else tuple(n for n in s.missing_names if n == s.wanted_names[0])
     if missing == s.wanted_names[:1] and _verdict_is_known(s):
         return None
@@ -78,31 +78,35 @@ def _replaced_workers(s: Situation) -> str | None:
     """What became of the pod in which the launcher's first failure was, if another one has its name: its ranks had
     started before all pods were seen to run."""
     failure = failure_in(s.launcher, s.attempt) if s.launcher is not None and s.launcher.finished else {}
-    lost = next((pod for pod in s.pods if pod.name == failure.get("pod")), None)
+    lost = next((pod for pod in s.pods if pod.id.name == failure.get("pod")), None)
     uid = failure.get("podUid")
-    if lost is None or not isinstance(uid, str) or uid in ("", lost.uid):
+    if lost is None or not isinstance(uid, str) or uid in ("", lost.id.uid):
         return None
-    return f"{lost.name} was replaced when its ranks had started"
+    return f"{lost.id.name} was replaced when its ranks had started"
 
 
 def node_is_suspect(pod: PodView) -> bool:
     """Whether the pod was taken away because of its node, and not because somebody wanted its place or its end."""
-    if pod.disruption:
-        return pod.disruption in _DISRUPTIONS_BY_NODE
-    return pod.reason in _REASONS or pod.reason.startswith("OutOf") or pod.node_ready is False
+    if pod.disrupted.reason:
+        return pod.disrupted.reason in _DISRUPTIONS_BY_NODE
+    return pod.state.reason in _REASONS or pod.state.reason.startswith("OutOf") or pod.place.node_ready is False
 
 
 def gang_pod_disruption(pod: PodView) -> str:
     """What took the pod away, or empty. The plan deletes only pods of attempts that are over: this was not us."""
-    detail = f": {pod.message}" if pod.message else ""
-    if pod.disruption:
-        return f"was disrupted ({pod.disruption}){detail}"
-    if pod.reason in _REASONS or pod.reason.startswith("OutOf"):
+    detail = f": {pod.state.message}" if pod.state.message else ""
+    if pod.disrupted.reason:
+        return f"was disrupted ({pod.disrupted.reason}){detail}"
+    if pod.state.reason in _REASONS or pod.state.reason.startswith("OutOf"):
         # A pod over its own storage limit is evicted too, but without DisruptionTarget: that is the job's doing.
-        return "" if pod.reason == "Evicted" and "exceed" in pod.message else f"was ended ({pod.reason}){detail}"
+        return (
+            ""
+            if pod.state.reason == "Evicted" and "exceed" in pod.state.message
+            else f"was ended ({pod.state.reason}){detail}"
+        )
     if pod.deletion_time is not None:
         return "was deleted"
-    if pod.node_ready is False and pod.finished and pod.exit_code is None:
+    if pod.place.node_ready is False and pod.finished and pod.end.code is None:
         return "was on a node that is lost"
     return ""
 
@@ -160,12 +164,12 @@ def worker_counts(s: Situation, ended: bool) -> dict[str, Any]:
 
 
 def _replica_status(pods: Sequence[PodView], before: ReplicaStatus) -> ReplicaStatus:
-    succeeded = sum(pod.finished and pod.phase != "Failed" and pod.exit_code in (0, None) for pod in pods)
+    succeeded = sum(pod.finished and pod.phase != "Failed" and pod.end.code in (0, None) for pod in pods)
     failed = sum(pod.finished for pod in pods) - succeeded
     active = [pod for pod in pods if not pod.finished and pod.deletion_time is None]
     return ReplicaStatus(
         active=len(active),
-        ready=sum(pod.phase == "Running" and pod.ready for pod in active),
+        ready=sum(pod.phase == "Running" and pod.main.ready for pod in active),
         succeeded=max(succeeded, before.succeeded),
         failed=max(failed, before.failed),
     )

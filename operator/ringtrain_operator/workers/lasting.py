@@ -31,11 +31,11 @@ def note_ended_lasting_pods(s: Situation, decision: Decision | None) -> JobStatu
         return s.status
     notes = {note.pod: note for note in s.status.ledger.ended_pods if note.pod in s.lasting_names}
     for pod in s.lasting_pods:
-        before, matters = notes.get(pod.name), pod.role == "evaluator" or not s.finished
-        if pod.name not in s.lasting_names or not (matters and pod.finished and not gang_pod_disruption(pod)):
+        before, matters = notes.get(pod.id.name), pod.id.role == "evaluator" or not s.finished
+        if pod.id.name not in s.lasting_names or not (matters and pod.finished and not gang_pod_disruption(pod)):
             continue
-        if before is None or before.uid != pod.uid:
-            notes[pod.name] = _lasting_pod_ended(s, pod, before)
+        if before is None or before.uid != pod.id.uid:
+            notes[pod.id.name] = _lasting_pod_ended(s, pod, before)
     return s.status.noted(ended_pods=tuple(notes.values()))
 
 
@@ -46,7 +46,7 @@ def unwanted_lasting(s: Situation) -> tuple[PodView, ...]:
 
 def due_lasting(s: Situation) -> tuple[str, ...]:
     """Names of pods beside the gang that are made now."""
-    taken = {pod.name for pod in s.observed.pods}
+    taken = {pod.id.name for pod in s.observed.pods}
     return tuple(
         name
         for name in s.lasting_names
@@ -65,11 +65,11 @@ def lasting_wakes_at(s: Situation) -> tuple[datetime, ...]:
 
 
 def _is_unwanted_lasting_pod(s: Situation, pod: PodView) -> bool:
-    if pod.name not in s.lasting_names or pod.deletion_time is not None:
+    if pod.id.name not in s.lasting_names or pod.deletion_time is not None:
         return True
-    if pod.role == "data" and pod.secret != s.secret.name:
+    if pod.id.role == "data" and pod.secret != s.secret.name:
         return True  # the gang has other certificates than this pod
-    return pod.finished and not _is_lasting_pod_done(s, pod.name)
+    return pod.finished and not _is_lasting_pod_done(s, pod.id.name)
 
 
 def _is_lasting_pod_done(s: Situation, name: str) -> bool:
@@ -85,14 +85,14 @@ def _lasting_pod_made_after(s: Situation, name: str) -> datetime | None:
 def _lasting_pod_ended(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
     recent = before is not None and s.now - before.time <= timedelta(seconds=REMEMBERED_S)
     failures = before.failures if before is not None and recent else 0
-    done = pod.role == "evaluator" and pod.phase == "Succeeded"
+    done = pod.id.role == "evaluator" and pod.phase == "Succeeded"
     return EndedPod(
-        pod=pod.name,
-        uid=pod.uid,
-        node=pod.node or None,
+        pod=pod.id.name,
+        uid=pod.id.uid,
+        node=pod.place.node or None,
         cause=_lasting_pod_end_cause(pod),
         failures=failures + (0 if done else 1),
-        evaluator=pod.role == "evaluator",
+        evaluator=pod.id.role == "evaluator",
         done=done,
         time=s.now,
     )
@@ -100,11 +100,11 @@ def _lasting_pod_ended(s: Situation, pod: PodView, before: EndedPod | None) -> E
 
 def _lasting_pod_end_cause(pod: PodView) -> str:
     """How it ended, with the last line that it wrote."""
-    if pod.exit_code is None:
-        return f"ended ({pod.reason or pod.phase})"
-    why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error", "Completed") else ""
-    last = next((line.strip() for line in reversed(pod.termination_message.splitlines()) if line.strip()), "")
-    return f"ended with exit code {pod.exit_code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")
+    if pod.end.code is None:
+        return f"ended ({pod.state.reason or pod.phase})"
+    why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error", "Completed") else ""
+    last = next((line.strip() for line in reversed(pod.end.message.splitlines()) if line.strip()), "")
+    return f"ended with exit code {pod.end.code}{why}" + (f": {last[:LAST_LINE_CHARACTERS]}" if last else "")
 
 
 def missing_lasting(s: Situation, settings: BuildSettings) -> Iterator[dict[str, Any]]:
@@ -127,7 +127,7 @@ def refused_lasting_pods(s: Situation, names: Container[str]) -> str:
 
 def lasting_pod_runs(pod: PodView) -> bool:
     """Whether the pod serves."""
-    return pod.phase == "Running" and pod.ready and not pod.finished and pod.deletion_time is None
+    return pod.phase == "Running" and pod.main.ready and not pod.finished and pod.deletion_time is None
 
 
 def evaluator_until(s: Situation) -> datetime | None:

@@ -59,11 +59,15 @@ class _SeenWorkers:
 
     @classmethod
     def of(cls, s: Situation) -> "_SeenWorkers":
-        own = (pod for pod in reversed(s.workers) if pod.incarnation == worker_incarnation_number(s.status, pod.index))
+        own = (
+            pod
+            for pod in reversed(s.workers)
+            if pod.id.incarnation == worker_incarnation_number(s.status, pod.id.index)
+        )
         said = by_index(s.report.workers if s.report else (), s.status.ledger.attempt_workers)
         refused = [refusal.ref for refusal in s.observed.refusals]
         return cls(
-            pods={pod.index: pod for pod in own},
+            pods={pod.id.index: pod for pod in own},
             said=said,
             silent=frozenset(index for index, worker in said.items() if worker.get("lost") is True),
             refused=any(ref.kind != "Pod" for ref in refused),
@@ -108,7 +112,7 @@ def due_workers(s: Situation) -> tuple[int, ...]:
     """Workers whose pods are made now: none is there, nothing is in the way, and no loss is too recent."""
     if not may_create_workers(s):
         return ()
-    taken = {pod.name for pod in s.observed.pods}
+    taken = {pod.id.name for pod in s.observed.pods}
     absent = (w for w in range(s.status.ledger.attempt_workers) if build.worker_name(s.job, w) not in taken)
     return tuple(w for w in absent if (due := worker_made_after(s.status, w)) is None or s.now >= due)
 
@@ -128,16 +132,16 @@ def workers_wake_at(s: Situation) -> tuple[datetime, ...]:
         for worker in range(s.status.ledger.attempt_workers)
         if not is_worker_present(s.status, worker)
     )
-    verdicts = (_counts_at(s, pod) for pod in s.workers if is_worker_present(s.status, pod.index))
+    verdicts = (_counts_at(s, pod) for pod in s.workers if is_worker_present(s.status, pod.id.index))
     return tuple(moment for moment in (*pauses, *verdicts) if moment is not None and moment > s.now)
 
 
 def _is_unwanted_worker(s: Situation, pod: PodView) -> bool:
-    if pod.index >= s.status.ledger.attempt_workers or pod.incarnation != worker_incarnation_number(
-        s.status, pod.index
+    if pod.id.index >= s.status.ledger.attempt_workers or pod.id.incarnation != worker_incarnation_number(
+        s.status, pod.id.index
     ):
         return True
-    return not is_worker_present(s.status, pod.index)
+    return not is_worker_present(s.status, pod.id.index)
 
 
 def _was_worker_lost(s: Situation, worker: int) -> bool:
@@ -155,8 +159,10 @@ def _worker_loss(s: Situation, worker: int, pod: PodView | None, *, silent: bool
         return _as_loss(s, worker, pod, taken, suspect=node_is_suspect(pod))
     due = _counts_at(s, pod)
     if due is not None and s.now >= due:
-        why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
-        code = f"with exit code {pod.exit_code}{why}" if pod.exit_code is not None else f"({pod.reason or 'Failed'})"
+        why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error") else ""
+        code = (
+            f"with exit code {pod.end.code}{why}" if pod.end.code is not None else f"({pod.state.reason or 'Failed'})"
+        )
         return _as_loss(s, worker, pod, f"ended {code}", failed=True, suspect=True)
     if silent and has_joined(s.status, worker) and not pod.finished:
         return _as_loss(s, worker, pod, "was silent, and is deleted", failed=True, suspect=True)
@@ -170,8 +176,8 @@ def _counts_at(s: Situation, pod: PodView) -> datetime | None:
     """
     if not pod.ended_badly or not s.gang_began or _attempt_ends(s):
         return None
-    wait_s = LAUNCHER_REPORT_S if pod.exit_code == EXIT_GANG_STOPPED else ATTEMPT_ENDS_S
-    return (pod.exit_time or s.now - timedelta(seconds=wait_s)) + timedelta(seconds=wait_s)
+    wait_s = LAUNCHER_REPORT_S if pod.end.code == EXIT_GANG_STOPPED else ATTEMPT_ENDS_S
+    return (pod.end.time or s.now - timedelta(seconds=wait_s)) + timedelta(seconds=wait_s)
 
 
 def _attempt_ends(s: Situation) -> bool:
@@ -200,8 +206,8 @@ def _registered_worker_pod(pod: PodView | None, seen: _SeenWorkers) -> bool:
     """Whether the launcher says that this pod's agent is there, and not that of the one before."""
     if pod is None:
         return False
-    said = seen.said.get(pod.index, {})
-    is_its = said.get("incarnation", pod.incarnation) == pod.incarnation
+    said = seen.said.get(pod.id.index, {})
+    is_its = said.get("incarnation", pod.id.incarnation) == pod.id.incarnation
     return said.get("registered") is True and said.get("lost") is not True and is_its
 
 
@@ -248,7 +254,7 @@ def _as_loss(
         if worker is None
         else worker_incarnation_number(s.status, worker),
         attempt=s.attempt,
-        node=(pod.node or None) if pod is not None else None,
+        node=(pod.place.node or None) if pod is not None else None,
         cause=cause,
         failed=failed,
         suspect=suspect,
@@ -304,7 +310,7 @@ def note_launcher(s: Situation, decision: Decision | None) -> JobStatus:
 
 def launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
     """Whether the launcher's pod is made now; `status`: instead of that of `s`."""
-    if not may_create_workers(s) or build.launcher_name(s.job) in {pod.name for pod in s.observed.pods}:
+    if not may_create_workers(s) or build.launcher_name(s.job) in {pod.id.name for pod in s.observed.pods}:
         return False
     due = worker_made_after(status or s.status, None)
     return due is None or s.now >= due
@@ -312,11 +318,11 @@ def launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
 
 def _is_unwanted_launcher(s: Situation, pod: PodView) -> bool:
     """Whether this pod of the present attempt's launcher is to go: its name is needed."""
-    if pod.role != "launcher":
+    if pod.id.role != "launcher":
         return False
     notes = worker_incarnations_of(s.status)
-    lost = any(loss.worker is None and loss.incarnation == pod.incarnation for loss in notes.losses)
-    return pod.incarnation != notes.launcher or lost
+    lost = any(loss.worker is None and loss.incarnation == pod.id.incarnation for loss in notes.losses)
+    return pod.id.incarnation != notes.launcher or lost
 
 
 def launcher_wakes_at(s: Situation) -> tuple[datetime, ...]:
@@ -339,7 +345,7 @@ def _worker_away_since(s: Situation) -> datetime | None:
 
 def _worker_pod_lives(s: Situation, pod: PodView) -> bool:
     """Whether a worker runs that has been in the attempt's world, or may have been."""
-    return has_joined(s.status, pod.index) and not pod.finished and pod.deletion_time is None
+    return has_joined(s.status, pod.id.index) and not pod.finished and pod.deletion_time is None
 
 
 def _unknown_sums(s: Situation, notes: Incarnations) -> dict[str, int]:
@@ -367,10 +373,10 @@ def launcher_back_by(s: Situation, launcher: PodView) -> datetime | None:
     It learns the world from the agents then. A pod whose other containers run keeps its phase also where the
     kubelet knows no rules of restarting.
     """
-    killed = launcher.exit_code in RESTARTED_CODES and not termination_of(launcher, s.attempt)
+    killed = launcher.end.code in RESTARTED_CODES and not termination_of(launcher, s.attempt)
     if s.job.spec.elastic is None or not killed or launcher.phase != "Running":
         return None
-    due = (launcher.exit_time or s.now) + timedelta(seconds=LAUNCHER_BACK_S)
+    due = (launcher.end.time or s.now) + timedelta(seconds=LAUNCHER_BACK_S)
     return due if s.now < due else None
 
 
@@ -392,8 +398,8 @@ def launcher_loss(s: Situation) -> str:
         return taken
     if outcome == "Stopped":
         return "was asked to stop"
-    why = f" ({pod.exit_reason})" if pod.exit_reason not in ("", "Error") else ""
-    return f"was killed, exit code {pod.exit_code}{why}" if pod.exit_code in RESTARTED_CODES else ""
+    why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error") else ""
+    return f"was killed, exit code {pod.end.code}{why}" if pod.end.code in RESTARTED_CODES else ""
 
 
 def worker_incarnations_of(status: JobStatus) -> Incarnations:

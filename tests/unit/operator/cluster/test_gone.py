@@ -1,19 +1,21 @@
 """Which pods of an elastic job's workers count as confirmed gone."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from ringtrain_operator.cluster.memory import ENDS_WITHIN_S, ReconcileMemory
-from ringtrain_operator.observe.model import PodView
+from ringtrain_operator.observe.model import PodEnd, PodIdentity, PodPlace, PodReason, PodView
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-POD = PodView("digits-worker-1", "uid-1", "worker", 1, index=1, incarnation=3, phase="Running", node="node-a")
+IDENTITY = PodIdentity("digits-worker-1", "uid-1", "worker", 1, index=1, incarnation=3)
+POD = PodView(IDENTITY, phase="Running", place=PodPlace("node-a"))
 
 
-def being_deleted(**fields: object) -> PodView:
+def being_deleted(*, node_ready: bool | None = None) -> PodView:
     """The pod, half a minute before its grace period is over."""
-    return PodView(**{**vars(POD), "deletion_time": NOW + timedelta(seconds=30), **fields})
+    return replace(POD, deletion_time=NOW + timedelta(seconds=30), place=PodPlace("node-a", node_ready))
 
 
 def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
@@ -28,8 +30,8 @@ def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
     ("looks", "gone"),
     [
         ([(POD, 0)], False),
-        ([(PodView(**{**vars(POD), "exit_code": 137}), 0)], True),
-        ([(PodView(**{**vars(POD), "phase": "Failed", "reason": "NodeLost"}), 0)], False),
+        ([(replace(POD, end=PodEnd(137)), 0)], True),
+        ([(replace(POD, phase="Failed", state=PodReason("NodeLost")), 0)], False),
         ([(being_deleted(), 0)], False),
         ([(being_deleted(), 0), (None, 20)], True),
         ([(being_deleted(), 0), (None, 31 + ENDS_WITHIN_S)], False),
@@ -54,5 +56,6 @@ def test_a_pod_is_gone_when_its_container_has_ended(looks: list[tuple[PodView | 
 
 def test_what_is_known_to_be_gone_only_grows() -> None:
     """A later look at nothing takes nothing back, and the next incarnation is not gone with the one before."""
-    ended = PodView(**{**vars(POD), "exit_code": 1})
-    assert gone_after((ended, 0), (PodView(**{**vars(POD), "uid": "uid-2", "incarnation": 4}), 9)) == {1: 3}
+    ended = replace(POD, end=PodEnd(1))
+    later = replace(POD, id=replace(IDENTITY, uid="uid-2", incarnation=4))
+    assert gone_after((ended, 0), (later, 9)) == {1: 3}

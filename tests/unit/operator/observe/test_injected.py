@@ -53,7 +53,7 @@ def test_the_end_is_that_of_our_container(role: str, code: int) -> None:
     ]
     seen = view_pod({**pod, "status": {"phase": "Running", "containerStatuses": statuses}})
     assert seen.finished
-    assert (seen.exit_code, seen.termination_message, seen.ready) == (code, "m", False)
+    assert (seen.end.code, seen.end.message, seen.main.ready) == (code, "m", False)
 
 
 def test_the_launcher_is_asked_where_and_as_it_says() -> None:

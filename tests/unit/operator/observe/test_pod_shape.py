@@ -121,7 +121,7 @@ def test_readers_see_no_difference() -> None:
     assert "managedFields" not in listed["items"][0]["metadata"]
     assert looked_at(listed["items"]) == looked_at(PODS)
     assert listed["items"][0]["metadata"]["resourceVersion"] == "7"
-    assert looked_at(PODS)[0][1].exit_time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert looked_at(PODS)[0][1].end.time == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_an_answer_of_another_shape_is_decoded_whole() -> None:

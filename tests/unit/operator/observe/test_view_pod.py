@@ -23,7 +23,8 @@ def view(**status: Any) -> PodView:
 def test_identity() -> None:
     """Role, attempt and index are labels."""
     pod = view()
-    assert (pod.role, pod.attempt, pod.index, pod.node, pod.node_ready) == ("worker", 2, 1, "n", True)
+    assert (pod.id.role, pod.id.attempt, pod.id.index) == ("worker", 2, 1)
+    assert (pod.place.node, pod.place.node_ready) == ("n", True)
     assert pod.phase == "Pending"
 
 
@@ -38,14 +39,14 @@ def test_an_exit() -> None:
         ],
     )
     assert pod.finished
-    assert (pod.exit_code, pod.termination_message, pod.exit_time) == (3, "m", datetime(2026, 1, 1, tzinfo=UTC))
+    assert (pod.end.code, pod.end.message, pod.end.time) == (3, "m", datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_a_failed_init_container() -> None:
     """A pod that failed before its first container ran has the init container's exit code."""
     failed = {"name": "init", "state": {"terminated": {"exitCode": 9, "message": "no data"}}}
     pod = view(phase="Failed", initContainerStatuses=[failed])
-    assert (pod.exit_code, pod.termination_message) == (9, "no data")
+    assert (pod.end.code, pod.end.message) == (9, "no data")
 
 
 ENDED = {"terminated": {"exitCode": 1, "reason": "Error"}}
@@ -86,28 +87,28 @@ def test_a_container_that_was_started_again(message: str, finished: bool) -> Non
 def test_a_side_container_that_fails(main: dict[str, Any], side: dict[str, Any], told: str) -> None:
     """It is told while the main container runs; afterwards that one's end is what counts."""
     pod = view(phase="Running", containerStatuses=[{"name": "train", "state": main}, {"name": "side", **side}])
-    assert pod.side_failure == told
-    assert not pod.failed_beside
+    assert pod.end.side_failure == told
+    assert not pod.end.beside
 
 
 def test_an_eviction() -> None:
     """DisruptionTarget's reason is who took the pod."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     pod = view(phase="Failed", reason="Evicted", message="low", conditions=[condition])
-    assert (pod.reason, pod.disruption, pod.exit_code) == ("Evicted", "EvictionByEvictionAPI", None)
+    assert (pod.state.reason, pod.disrupted.reason, pod.end.code) == ("Evicted", "EvictionByEvictionAPI", None)
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
 def test_an_ordinary_start_is_not_a_cause(reason: str) -> None:
     """Stages of every start are not reported as trouble."""
-    assert view(containerStatuses=[{"name": "train", "state": {"waiting": {"reason": reason}}}]).waiting == ""
+    assert view(containerStatuses=[{"name": "train", "state": {"waiting": {"reason": reason}}}]).wait.reason == ""
 
 
 def test_an_init_container_that_cannot_start() -> None:
     """Its words count like the main container's."""
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "denied"}}
     pod = view(initContainerStatuses=[{"name": "init", "state": waiting}])
-    assert (pod.waiting, pod.waiting_message) == ("ErrImagePull", "denied")
+    assert (pod.wait.reason, pod.wait.message) == ("ErrImagePull", "denied")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,9 @@ def test_an_image_whose_user_is_refused(words: str) -> None:
     """The kubelet's words are followed by the fields to set."""
     state = {"waiting": {"reason": "CreateContainerConfigError", "message": words}}
     pod = view(containerStatuses=[{"name": "train", "state": state}])
-    assert pod.waiting_message.startswith(words)
+    assert pod.wait.message.startswith(words)
     for field in ("runAsUser", "runAsNonRoot"):
-        assert f"spec.worker.template.spec.securityContext.{field}" in pod.waiting_message
+        assert f"spec.worker.template.spec.securityContext.{field}" in pod.wait.message
 
 
 def test_owners() -> None:
@@ -172,10 +173,10 @@ def test_the_image_is_that_of_the_container_of_ours() -> None:
         "status": {"phase": "Running", "containerStatuses": [side, main]},
     }
     seen = view_pod(pod)
-    assert (seen.container, seen.image, seen.image_id) == ("train", "reg/train:1", "reg/train@sha256:aa")
-    assert seen.created_at is not None
-    assert seen.started_at is not None
-    assert (seen.started_at - seen.created_at).total_seconds() == 6
+    assert (seen.main.name, seen.main.image, seen.main.image_id) == ("train", "reg/train:1", "reg/train@sha256:aa")
+    assert seen.id.created_at is not None
+    assert seen.main.started_at is not None
+    assert (seen.main.started_at - seen.id.created_at).total_seconds() == 6
 
 
 def event(reason: str, container: str, at: int, **more: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from support.jobs import job
 from support.planworld import World, elastic, format_time
 
 from ringtrain_operator.client.causes import explain_job
+from ringtrain_operator.observe.model import PodPlace, PodReason
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.progress import MOST_EVENTS, parts_of, start_of, told_of_pods
 
@@ -98,8 +99,10 @@ def test_a_launcher_is_told_of_its_pods() -> None:
     w.launcher_says("Running", 1)
     w.settle()
     assert told_of_pods(w.status, views) == told
-    waits = replace(views[1], index=5, waiting="ImagePullBackOff", waiting_message="secret words", image_id="")
-    gone = replace(views[2], disruption="EvictionByEvictionAPI", disrupted_at=w.now, image_id="train@sha256:bb")
+    waits = replace(views[1], id=replace(views[1].id, index=5), wait=PodReason("ImagePullBackOff", "secret words"))
+    waits = replace(waits, main=replace(waits.main, image_id=""))
+    main = replace(views[2].main, image_id="train@sha256:bb")
+    gone = replace(views[2], disrupted=PodReason("EvictionByEvictionAPI", time=w.now), main=main)
     said = told_of_pods(w.status, [*views, waits, gone])
     texts = {event["kind"]: event["text"] for event in said["events"]}
     assert texts["Waiting"] == "digits-worker-0 on node-of-digits-worker-0: ImagePullBackOff"
@@ -116,11 +119,13 @@ def test_replacements_are_told_one_by_one() -> None:
     views = [view_pod(pod) for pod in w.pods.values()]
     start = start_of(w.status, views, has_begun=True).model_copy(update={"started": w.now, "created": w.now})
     status = w.status.model_copy(update={"start": start})
-    new = replace(views[0], role="worker", created_at=later, scheduled_at=later, started_at=later, node="n")
+    main, place = replace(views[0].main, started_at=later), PodPlace("n", scheduled_at=later)
+    new = replace(views[0], id=replace(views[0].id, role="worker", created_at=later), main=main, place=place)
     for incarnation, words in ((1, "which was added"), (2, "in the place of one before it")):
-        told = told_of_pods(status, [replace(new, incarnation=incarnation)])["events"]
-        assert [e["text"] for e in told][-2:] == [f"{new.name} on n, {words}"] * 2
+        told = told_of_pods(status, [replace(new, id=replace(new.id, incarnation=incarnation))])["events"]
+        assert [e["text"] for e in told][-2:] == [f"{new.id.name} on n, {words}"] * 2
     later_told = told_of_pods(status, [], told)["events"]
     assert [e["text"] for e in later_told][-2:] == [e["text"] for e in told][-2:], "the pod is gone since"
-    many = [replace(new, name=f"p{index}", waiting="CreateContainerError") for index in range(200)]
+    waits = PodReason("CreateContainerError")
+    many = [replace(new, id=replace(new.id, name=f"p{index}"), wait=waits) for index in range(200)]
     assert len(told_of_pods(status, many)["events"]) == MOST_EVENTS
