@@ -6,13 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from ringtrain_job.control.model import Prepare, RankPhase, RankState
 from ringtrain_job.launcher.elastic_end import AttemptEnd
-from ringtrain_job.launcher.formation import (
-    FormationPhase,
-    FormationRules,
-    FormationState,
-    Formed,
-    advance_formation,
-)
+from ringtrain_job.launcher.formation import Formed, advance_formation
+from ringtrain_job.launcher.formation_state import FormationOrders, FormationPhase, FormationRules, FormationState
 from ringtrain_job.launcher.members import SlotView, WorldView
 
 LOST_AFTER = 5
@@ -118,7 +113,7 @@ class World:
 
     def restart_launcher(self) -> None:
         """The launcher's process dies and comes back with what it has written down."""
-        self.state = replace(self.state, given=False)
+        self.state = replace(self.state, orders=replace(self.state.orders, given=False))
         self.launcher_since = self.now
         self.registered = {}
         self._last_order = None
@@ -126,7 +121,7 @@ class World:
     def forget(self) -> None:
         """The launcher's process comes back, and what it had written down is lost."""
         self.restart_launcher()
-        self.state = FormationState(order=self.now * 1000)
+        self.state = FormationState(orders=FormationOrders(self.now * 1000))
         self.formed.clear()
         self._forgot = True
 

@@ -9,7 +9,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.control.settings import PodSettings, read_pod
-from ringtrain_job.launcher.formation import FormationRules
+from ringtrain_job.launcher.formation_state import FormationRules
 from ringtrain_job.mpi.settings import MpiSettings, read_mpi
 
 # Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.processes import signal_group, start_child
-from ringtrain_job.launcher.formation import FormationRules
+from ringtrain_job.launcher.formation_state import FormationRules
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 
 log = logging.getLogger(__name__)

@@ -1,12 +1,11 @@
 """The launcher of an elastic job: what the machine of `launcher/formation.py` decides, done and written down."""
 
-import json
 import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ringtrain.errors import ConfigurationError, in_ranges, some_of
@@ -16,21 +15,15 @@ from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.backend import HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.discovery import HostDiscovery
-from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, OwnFailures, Ruin
-from ringtrain_job.launcher.formation import (
-    FormationPhase,
-    FormationState,
-    Formed,
-    advance_formation,
-    joined_formation,
-    standing_in_formation,
-)
+from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, Ruin
+from ringtrain_job.launcher.formation import Formed, advance_formation, joined_formation, standing_in_formation
+from ringtrain_job.launcher.formation_journal import FormationJournal
+from ringtrain_job.launcher.formation_state import FormationOrders, FormationPhase, FormationState
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostTable
 from ringtrain_job.launcher.losses import FormationLosses
-from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView
+from ringtrain_job.launcher.members import SlotView, Standing, WorldView
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, lost_peer
-from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +55,14 @@ class ElasticBackend:
         if kept is None:
             # Of a number that no order of a launcher before this one can have had.
             known = settings.formation
-            self._state = FormationState(number=known + 1, order=time.time_ns() // 1_000_000, urgent=known > 0)
+            orders = FormationOrders(number=time.time_ns() // 1_000_000, urgent=known > 0)
+            self._state = FormationState(number=known + 1, orders=orders)
             self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
         else:
             self._state, self._asked = kept
             if self._state.phase is FormationPhase.RUNNING:
                 self._met = self._state.number
-        self._recoveries = self._state.recoveries  # that the log has told
+        self._recoveries = self._state.losses.recoveries  # that the log has told
         self._note_members()
 
     @property
@@ -190,9 +184,9 @@ class ElasticBackend:
         if decided.order is not None:
             self._seen = -1  # what follows may be due at once
             self._log_decision(before, decided.state, view, gang)
-        if decided.order is not None or decided.state.held != before.held:
+        if decided.order is not None or decided.state.steps.held != before.steps.held:
             self._journal.write(decided.state, self._asked)
-        if decided.state.stateless_at is not None and before.stateless_at is None:
+        if decided.state.times.stateless_at is not None and before.times.stateless_at is None:
             limit = self._settings.rules.replace_timeout_s
             lacking = "no rank with the state of formation %d is heard of; waiting for one, at most %g s"
             log.warning(lacking, before.formed, limit)
@@ -210,16 +204,16 @@ class ElasticBackend:
         with self._lock:
             state, asked, state_lost = self._state, len(self._asked), self._state_lost
         rules = self._settings.rules
-        lost = state.phase is FormationPhase.PREPARING and state.urgent
+        lost = state.phase is FormationPhase.PREPARING and state.orders.urgent
         shown = {
             "formation": state.number if state.phase is FormationPhase.RUNNING else state.formed,
             "phase": state.phase.value,
             "ranks": len(state.members),
             "minRanks": rules.min_ranks,
             "maxRanks": rules.max_ranks,
-            "lostSteps": state.lost_steps,
-            "recoveries": state.recoveries,
-            "lastRecoverySeconds": state.last_recovery_s,
+            "lostSteps": state.losses.steps,
+            "recoveries": state.losses.recoveries,
+            "lastRecoverySeconds": state.losses.last_recovery_s,
             "degraded": bool(state.formed) and (lost or len(state.members) < asked),
             "stateLost": state_lost,
         }
@@ -265,7 +259,7 @@ class ElasticBackend:
             return
         if after.number == before.number:
             return
-        if after.urgent:
+        if after.orders.urgent:
             cause = self._losses.cause(before, gang)
             why = cause.message if cause else "a rank has left its world"
             log.warning("formation %d is lost: %s; formation %d is prepared", before.formed, why, after.number)
@@ -280,14 +274,15 @@ class ElasticBackend:
     def _log_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
         """A training that begins anew, or at an older commit, must not look like one that goes on."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
-        lost_now = after.training < after.committed and before.training == before.committed
+        now, then = after.steps, before.steps
+        lost_now = now.training < now.committed and then.training == then.committed
         if not before.formed or (survivors and not lost_now) or self._settings.rules.restarts:
             return
         anew = "begins at its last checkpoint, or anew without one"
         message = (
             f"no rank is left that has the state of formation {before.formed}: training "
-            f"{f'goes on from commit {after.training}' if after.training else anew}; "
-            f"what was done since, up to step {before.progress}, is lost"
+            f"{f'goes on from commit {now.training}' if now.training else anew}; "
+            f"what was done since, up to step {then.highest}, is lost"
         )
         log.warning("%s", message)
         cause = self._losses.cause(before, gang) or Failure(Reason.RANK_FAILED, "")
@@ -301,8 +296,9 @@ class ElasticBackend:
         if state.number <= self._met or not joined_formation(state, self._settings.rules, view):
             return
         self._met = state.number
-        more = f", {state.last_recovery_s:.1f} s after the loss" if state.recoveries > self._recoveries else ""
-        self._recoveries = state.recoveries
+        losses = state.losses
+        more = f", {losses.last_recovery_s:.1f} s after the loss" if losses.recoveries > self._recoveries else ""
+        self._recoveries = losses.recoveries
         log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: WorldView) -> int:
@@ -373,42 +369,3 @@ def _formation_not_assembled(config: LauncherConfig, least: int, view: WorldView
     names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""
     return f"fewer than {least} ranks were ready within {config.start_timeout_s:g} s{missing}"
-
-
-class FormationJournal:
-    """The state of the formations in a file, for a launcher process that is started again."""
-
-    def __init__(self, files: AttemptFiles) -> None:
-        self._path = files.formation
-
-    def write(self, state: FormationState, asked: frozenset[int]) -> None:
-        """Replace the file. A disk that is full is said: then a new process learns from the agents."""
-        document = {**asdict(state), "slots": sorted(state.slots), "asked": sorted(asked)}
-        try:
-            replace_whole(self._path, json.dumps(document))
-        except OSError as exc:
-            log.error("a launcher that is started again will have to make the world anew: %s", exc)
-
-    def read(self) -> tuple[FormationState, frozenset[int]] | None:
-        """The state that was written last, its times void; None without one that can be read."""
-        try:
-            document = json.loads(self._path.read_text())
-            asked = frozenset(document.pop("asked"))
-            state = FormationState(
-                **{
-                    **document,
-                    "phase": FormationPhase(document["phase"]),
-                    "members": tuple(MemberProcess(**member) for member in document["members"]),
-                    "failures": tuple(OwnFailures(**mark) for mark in document["failures"]),
-                    "fruitless": tuple(document["fruitless"]),
-                    "slots": frozenset(document["slots"]),
-                }
-            )
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError) as exc:
-            log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
-            return None
-        # Times were those of a clock that has ended with its process.
-        state = replace(state, newcomer_at=None, parked_at=None, bereft_at=None, stateless_at=None)
-        return replace(state, given=False, began=0.0, away_at=0.0, lost_at=None), asked

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from ringtrain.errors import MismatchError, StateLost
 from ringtrain_job.control.model import RankPhase, RankState, Reason
@@ -58,21 +57,33 @@ class OwnFailures:
 
 
 @dataclass(frozen=True)
-class StepsSoFar:
-    """`advances`: how often the job's step has grown. `highest`: the highest step that it has reached."""
+class FormationSteps:
+    """How far training has come.
 
-    advances: int
-    highest: int
+    `highest`: the highest step that was seen; `last`: the one that was seen last, which is lower after a training
+    began anew; `advances`: how often it grew. `training`: the step that the training which goes on now has committed;
+    `committed`: the same, or, before this training has committed more, of the one whose state was lost; `held`: the
+    last formation in which a step was, or which ranks left by plan: all its members had the state.
+    """
+
+    highest: int = 0
+    last: int = 0
+    advances: int = 0
+    committed: int = 0
+    training: int = 0
+    held: int = 0
 
 
-class ElasticAttemptEnded(Protocol):
-    """What the end of an attempt follows from."""
+@dataclass(frozen=True)
+class LossRecord:
+    """What an attempt has lost. `failures`: see OwnFailures. `fruitless`: formations, since the last step, in which a
+    process ended by an error of its own."""
 
-    @property
-    def failures(self) -> tuple[OwnFailures, ...]: ...
-
-    @property
-    def fruitless(self) -> tuple[int, ...]: ...
+    failures: tuple[OwnFailures, ...] = ()
+    fruitless: tuple[int, ...] = ()
+    steps: int = 0
+    recoveries: int = 0
+    last_recovery_s: float | None = None
 
 
 def own_process_error(state: RankState) -> bool:
@@ -83,7 +94,7 @@ def own_process_error(state: RankState) -> bool:
 
 
 def count_failures(
-    known: Sequence[OwnFailures], slots: Sequence[SlotView], so_far: StepsSoFar, *, survivors: bool
+    known: Sequence[OwnFailures], slots: Sequence[SlotView], steps: FormationSteps, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
     """`known` and what has failed since. A process that never was in a world does not count beside `survivors`.
 
@@ -97,11 +108,11 @@ def count_failures(
             continue
         if own_process_error(slot.state) and (slot.state.formation or not survivors):
             text = next((line for line in reversed(slot.state.log_tail) if line.strip()), "")
-            same = mark is not None and (mark.text, mark.highest) == (text, so_far.highest) and bool(text)
-            again = mark is not None and (mark.at == so_far.advances or (same and not _is_state_lost(text)))
+            same = mark is not None and (mark.text, mark.highest) == (text, steps.highest) and bool(text)
+            again = mark is not None and (mark.at == steps.advances or (same and not _is_state_lost(text)))
             count = mark.count + 1 if mark and again else 1
             failures[slot.slot] = OwnFailures(
-                slot.slot, slot.instance, slot.state.life, count, so_far.advances, so_far.highest, text
+                slot.slot, slot.instance, slot.state.life, count, steps.advances, steps.highest, text
             )
     return tuple(failures.values())
 
@@ -124,15 +135,15 @@ def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequenc
 
 
 def find_elastic_attempt_end(
-    where: Mapping[MemberProcess, Standing], ended: ElasticAttemptEnded, view: WorldView, *, restarts: bool
+    where: Mapping[MemberProcess, Standing], losses: LossRecord, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
     """How the attempt has ended, or None. `where`: the members of the last formation."""
-    worst = max(ended.failures, key=lambda mark: mark.count, default=None)
+    worst = max(losses.failures, key=lambda mark: mark.count, default=None)
     if worst is not None and worst.count >= OWN_FAILURES:
         return AttemptEnd(Ruin.OWN_ERROR, worst.slot)
-    if not restarts and _all_slots_failed(where, ended.failures):
+    if not restarts and _all_slots_failed(where, losses.failures):
         return AttemptEnd(Ruin.ALL_FAILED)
-    if len(ended.fruitless) >= FRUITLESS_FORMATIONS:
+    if len(losses.fruitless) >= FRUITLESS_FORMATIONS:
         return AttemptEnd(Ruin.FRUITLESS)
     if not where:
         return AttemptEnd() if view.asked and all(view.slots[slot].finished for slot in view.asked) else None

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from ringtrain_job.control.model import Failure, RankPhase
-from ringtrain_job.launcher.formation import FormationState, standing_in_formation
+from ringtrain_job.launcher.formation import standing_in_formation
+from ringtrain_job.launcher.formation_state import FormationState
 from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 

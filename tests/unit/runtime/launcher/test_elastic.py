@@ -14,7 +14,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticBackend
-from ringtrain_job.launcher.formation import FormationPhase
+from ringtrain_job.launcher.formation_state import FormationPhase
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.registry import Attempt, BackendContext

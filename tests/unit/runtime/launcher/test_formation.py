@@ -8,7 +8,8 @@ from support.elastic_world import LOST_AFTER, RULES, World
 
 from ringtrain_job.control.model import Prepare, RankPhase
 from ringtrain_job.launcher.elastic_end import AttemptEnd, Ruin
-from ringtrain_job.launcher.formation import FormationPhase, FormationRules, Formed
+from ringtrain_job.launcher.formation import Formed
+from ringtrain_job.launcher.formation_state import FormationPhase, FormationRules
 
 SHRINKS = replace(RULES, shrinks=True)
 RESTARTS = replace(RULES, restarts=True)
@@ -45,7 +46,7 @@ def test_the_first_formation_has_all_that_are_asked_for(world: World) -> None:
     """Ranks are slots as long as nothing was lost."""
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
     assert [formed.formation for formed in world.formed] == [1]
-    assert world.state.recoveries == 0
+    assert world.state.losses.recoveries == 0
 
 
 def test_a_lost_rank_costs_one_formation_and_survivors_go_first(world: World) -> None:
@@ -55,8 +56,8 @@ def test_a_lost_rank_costs_one_formation_and_survivors_go_first(world: World) ->
     assert slots_of(world) == [1, 0, 2, 3, 4, 5]
     assert [(p.life, p.joined) for p in world.state.members if p.slot == 0] == [(2, 2)]
     world.step()
-    assert world.state.recoveries == 1
-    assert world.state.last_recovery_s is not None
+    assert world.state.losses.recoveries == 1
+    assert world.state.losses.last_recovery_s is not None
 
 
 def test_shrink_goes_on_with_those_that_live() -> None:
@@ -96,7 +97,7 @@ def test_a_leaving_pod_costs_no_loss(world: World) -> None:
     world.agents[2].leaving = True
     world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING, seconds=20)
     assert slots_of(world) == [0, 1, 2, 3]
-    assert (world.state.lost_at, world.state.recoveries) == (None, 0)
+    assert (world.state.times.lost_at, world.state.losses.recoveries) == (None, 0)
     world.lose(2)
     world.start(2)
     world.until(lambda: met(world))
@@ -124,7 +125,7 @@ def test_a_leaver_that_dies_before_it_has_handed_over_keeps_the_other_leavers() 
     world = running(SHRINKS, workers=4)
     world.asked = frozenset(range(4))
     world.step()
-    assert not world.state.urgent
+    assert not world.state.orders.urgent
     world.kill(7)
     world.until(lambda: len(world.formed) == 2)
     assert slots_of(world) == [0, 1, 2, 3, 4, 5, 6]
@@ -173,7 +174,7 @@ def test_lost_steps_are_all_steps_where_nobody_is_left(world: World) -> None:
         world.kill(*range(6))
         world.step()
         world.until(lambda: met(world))
-    assert world.state.lost_steps == 17
+    assert world.state.losses.steps == 17
     assert [formed.committed for formed in world.formed] == [0, 17, 17]
 
 
@@ -182,7 +183,7 @@ def test_newcomers_are_gathered_into_one_change() -> None:
     world = running(workers=1)
     world.asked = frozenset(range(8))
     world.start(1)
-    world.until(lambda: world.state.newcomer_at is not None)
+    world.until(lambda: world.state.times.newcomer_at is not None)
     world.step()
     world.start(2)
     world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
@@ -412,7 +413,7 @@ def test_a_launcher_without_notes_learns_from_the_processes(world: World) -> Non
     world.kill(1)
     world.until(lambda: world.state.number == 2 and met(world))
     world.forget()
-    world.until(lambda: met(world) and world.state.given)
+    world.until(lambda: met(world) and world.state.orders.given)
     assert world.state.number == 3
     assert slots_of(world)[0] == 0
 
@@ -472,11 +473,11 @@ def test_members_of_the_last_world_are_waited_for(way: FormationRules) -> None:
     for _ in range(int(RULES.replace_timeout_s) - 5):
         world.step()
     assert [formed.formation for formed in world.formed] == [1, 2]
-    assert world.state.stateless_at is not None
+    assert world.state.times.stateless_at is not None
     world.agents[1].cut = False
     world.until(lambda: len(world.formed) == 3)
     assert slots_of(world)[:2] == [2, 3]
-    assert world.state.lost_steps == 0
+    assert world.state.losses.steps == 0
 
 
 @BOTH
@@ -487,7 +488,7 @@ def test_members_of_the_last_world_are_not_waited_for_for_ever(way: FormationRul
     world.until(lambda: len(world.formed) == 3)
     assert world.now - began >= RULES.replace_timeout_s
     assert slots_of(world) == [4, 5]
-    assert world.state.lost_steps == 1
+    assert world.state.losses.steps == 1
     world.until(lambda: bool((rank := world.rank(5)) and rank.joined))
     world.kill(5)
     began = world.now
@@ -533,7 +534,7 @@ def test_members_that_are_known_to_have_ended_are_not_waited_for(end: Callable[[
     began = world.now
     world.until(lambda: len(world.formed) == 2)
     assert world.now - began < RULES.replace_timeout_s
-    assert world.state.lost_steps == 7
+    assert world.state.losses.steps == 7
 
 
 def test_members_of_a_world_that_has_committed_nothing_are_not_waited_for() -> None:
@@ -598,7 +599,7 @@ def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: FormationRules,
     world.until(lambda: len(world.formed) == 3)
     waited = world.now - began
     assert slots_of(world) == [2, 3]
-    assert (world.state.lost_steps, world.state.training) == (0, 9)
+    assert (world.state.losses.steps, world.state.steps.training) == (0, 9)
     assert (waited < RULES.replace_timeout_s) == (adopted == 2 and way.shrinks)
 
 
@@ -633,7 +634,7 @@ def test_a_planned_change_waits_for_the_member_that_stays() -> None:
     world.until(lambda: _all_committed(world, 5))
     world.asked = frozenset({0, 1, 6, 7})
     world.start(3)
-    world.until(lambda: world.state.phase is FormationPhase.PREPARING and not world.state.urgent)
+    world.until(lambda: world.state.phase is FormationPhase.PREPARING and not world.state.orders.urgent)
     world.step()
     world.hold(5)
     world.until(lambda: all(world.view().slots[slot].state.parked for slot in (0, 1, 2, 3, 4, 6, 7)))
@@ -671,4 +672,4 @@ def test_who_comes_back_too_late_has_a_state_of_the_past() -> None:
     world.until(lambda: len(world.formed) == 4)
     world.step()
     assert [process.life for process in world.state.members if process.slot == 0] == [1]
-    assert (world.state.training, world.state.held) == (2, 3)
+    assert (world.state.steps.training, world.state.steps.held) == (2, 3)

@@ -10,7 +10,8 @@ from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, 
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticBackend
-from ringtrain_job.launcher.formation import FormationPhase, Formed
+from ringtrain_job.launcher.formation import Formed
+from ringtrain_job.launcher.formation_state import FormationPhase
 from ringtrain_job.launcher.members import WorldView
 from ringtrain_job.launcher.mpi.job import MpirunJob
 from ringtrain_job.launcher.mpi.verdict import NO_MPI_INIT, decide_mpi
