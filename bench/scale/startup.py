@@ -22,8 +22,9 @@ import ringtrain as rt
 import ringtrain._core.transport.rpc
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.world.config import WorkerConfig, WorldWaits, WorldWays
 from ringtrain.shared.address import host_port
+from ringtrain.shared.place import RankPlace
 
 _REST_S = 8.0  # longer than threads rest before they end
 
@@ -48,7 +49,7 @@ def _look() -> dict[str, float]:
 
 
 def _rank(config: WorkerConfig, pipe: Connection) -> None:
-    transport = RpcTransport(config.rank, config.addresses, config.timeout_s)
+    transport = RpcTransport(config.place.rank, config.addresses, config.waits.timeout_s)
     pipe.recv()
     began, cpu = time.monotonic(), time.process_time()
     context = ProcessGroupContext(config, transport)
@@ -77,7 +78,10 @@ def measured(size: int, first_port: int) -> dict[str, Any]:
     addresses = tuple(host_port("127.0.0.1", first_port + rank) for rank in range(size))
     pipes, processes = [], []
     for rank in range(size):
-        config = WorkerConfig(rank=rank, size=size, addresses=addresses, timeout_s=120.0, transport="grpc")
+        config = WorkerConfig(
+            place=RankPlace(rank, size), addresses=addresses, waits=WorldWaits(timeout_s=120.0),
+            ways=WorldWays(transport="grpc"),
+        )  # fmt: skip
         here, there = fork.Pipe()
         process = fork.Process(target=_rank, args=(config, there), daemon=True)
         process.start()

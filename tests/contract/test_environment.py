@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from support.jobs import job
 from support.ports import free_addresses
 from support.small_job import environment as variables_of
 from support.small_job import of_agent
+from support.world_config import changed_config
 
 import ringtrain
 import ringtrain.shared.contract
@@ -24,13 +24,12 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.data.service.config import DataStreamSettings, DataWorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.mpi.implementation import MpiImplementation
-from ringtrain_job.mpi.settings import read_mpi
+from ringtrain_job.mpi.settings import MpiSettings
 from ringtrain_job.page.access import PageAccess
 from ringtrain_operator import build
 from ringtrain_operator.observe import pods
@@ -149,8 +148,8 @@ def test_ranks_encrypt_with_what_is_built(tmp_path: Path) -> None:
     addresses = tuple(free_addresses(6))
     world = World(1, addresses, ("t:1",) * 6, "10.0.0.7", 7390)
     found = [WorkerConfig.from_env(rank_environment(agent, world, local, {}, 1)) for local in range(2)]
-    assert {config.encrypt for config in found} == {"tensors"}
-    two = [replace(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
+    assert {config.trust.encrypt for config in found} == {"tensors"}
+    two = [changed_config(config, size=2, addresses=addresses[:2], transport="grpc") for config in found]
 
     def summed(config: WorkerConfig) -> float:
         context = ProcessGroupContext(config, None)
@@ -183,13 +182,13 @@ def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
     for folder in ("launcher", "worker"):
         (tmp_path / folder).mkdir()
     variables = environment(launcher, tmp_path / "launcher")
-    settings = read_mpi(EnvironmentVariables(variables))
+    settings = MpiSettings.from_env(variables)
     assert (settings.implementation, settings.options) == (MpiImplementation.MPICH, tuple(options))
     assert (settings.launcher_as_worker, settings.own_address) == (True, "10.0.0.7")
     words = [*launcher["spec"]["containers"][0]["command"], *launcher["spec"]["containers"][0].get("args", [])]
     assert "mpirun" in words
     agent = AgentConfig.from_env(environment(build.build_worker_pod(made, 1, 0), tmp_path / "worker"))
-    assert (agent.mpi, agent.mpi_needs_init, agent.mpi_launcher_first) == (True, False, True)
+    assert (agent.is_mpi, agent.mpi_needs_init, agent.mpi_launcher_first) == (True, False, True)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in vars(ringtrain_operator.contract) if name.isupper()))
@@ -210,9 +209,10 @@ def test_every_variable_is_in_the_contract() -> None:
 def test_an_evaluator_is_in_a_world_of_one(tmp_path: Path) -> None:
     """By its task in TF_CONFIG; it finds the checkpoints of the ranks."""
     made = build.build_evaluator_pod(parsed(evaluator={}), 3)["spec"]["containers"][0]["env"]
-    config = WorkerConfig.from_env({one["name"]: one["value"] for one in made if "value" in one})
-    assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
-    assert str(config.checkpoint_dir) == "/data/digits-0a1b2c3d-4e5f"
+    variables = {one["name"]: one["value"] for one in made if "value" in one}
+    config = WorkerConfig.from_env(variables)
+    assert (config.role, config.source, config.place.rank, config.place.size) == ("evaluator", "tf_config", 0, 1)
+    assert variables["RINGTRAIN_CHECKPOINT_DIR"] == "/data/digits-0a1b2c3d-4e5f"
 
 
 def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
@@ -221,7 +221,7 @@ def test_an_evaluator_of_a_world_of_thousands_starts() -> None:
     variables = {one["name"]: one["value"] for one in made if "value" in one}
     subprocess.run([sys.executable, "-c", ""], env=variables, check=True, timeout=patient(60))
     config = WorkerConfig.from_env(variables)
-    assert (config.role, config.source, config.rank, config.size) == ("evaluator", "tf_config", 0, 1)
+    assert (config.role, config.source, config.place.rank, config.place.size) == ("evaluator", "tf_config", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_empty_variable_is_one_that_is_not_set(config: Any, needed: dict[str,
     others = names - {ringtrain.shared.contract.ENV_TOKEN}
     assert config.from_env(dict.fromkeys(others, "") | needed) == config.from_env(needed)
     with pytest.raises(ConfigurationError, match="RINGTRAIN_TOKEN is empty"):
-        WorkerConfig.from_env({"RINGTRAIN_TOKEN": ""}).token()
+        WorkerConfig.from_env({"RINGTRAIN_TOKEN": ""}).trust.token()
 
 
 def test_a_data_worker_is_what_the_spec_says(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from ring.leftovers import leftovers
 from ring.worlds import TRANSPORTS, World, world_of
 from support.memory_transport import MemoryNetwork, MemoryTransport
+from support.world_config import world_config
 
 import ringtrain as rt
 from ringtrain._core.negotiation import arrays, queues
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD, HostOptimizer
 
@@ -178,7 +178,7 @@ def test_every_rank_knows_whether_hosts_have_equally_many_ranks(hosts: tuple[int
     local_sizes = [count for count in hosts for _ in range(count)]
 
     def ask(rank: int) -> bool:
-        config = WorkerConfig(
+        config = world_config(
             rank=rank, size=size, addresses=("memory:1",) * size, transport="grpc", local_size=local_sizes[rank]
         )
         world = ProcessGroupContext(config, MemoryTransport(network, rank))

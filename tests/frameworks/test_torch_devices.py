@@ -1,13 +1,11 @@
 """ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from frameworks.harness import TORCH_DEVICES, Checks, Scenarios, device_env
-
-from ringtrain._core.world.config import WorkerConfig
+from support.world_config import changed_config, world_config
 
 MODULES = ("torch_devices", "torch_training", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
 CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
@@ -58,9 +56,9 @@ def test_tensors_to_be_encrypted_are_not_given_to_nccl():
     from ringtrain.torch.devices import TorchBackends, torch_backend_for
 
     assert torch_backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
-    within = WorkerConfig(size=3, encrypt="sites", sites=("x", "x", "y"))
+    within = world_config(size=3, encrypt="sites", sites=("x", "x", "y"))
     assert [within.encrypts_among(ranks) for ranks in ([0, 1], [2], [1, 2])] == [False, False, True]
-    assert replace(within, encrypt="tensors").encrypts_among([0, 1])
+    assert changed_config(within, encrypt="tensors").encrypts_among([0, 1])
 
 
 def test_a_group_that_the_library_does_not_make_is_given_up():

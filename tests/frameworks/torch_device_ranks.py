@@ -8,13 +8,13 @@ import re
 import signal
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.pods import Pods
 from support.ranks import run_ranks, started_ranks
+from support.world_config import changed_config
 
 import ringtrain.torch as hvd
 from ringtrain._core.negotiation.queues import queue_of
@@ -143,7 +143,7 @@ def check_a_rank_lost_while_a_node_adds_up_is_named():
 def reduce_over(transports: list[str]) -> str:
     """As where one rank finds no backend for its device: it asked for one, and its build has none."""
     hvd.init()
-    current().config = replace(current().config, transport=transports[hvd.rank()])
+    current().config = changed_config(current().config, transport=transports[hvd.rank()])
     try:
         hvd.allreduce(torch.ones(1), name="weight")
     except MismatchError as error:
@@ -176,7 +176,7 @@ def groups_by_name() -> tuple[float, bool, list[str]]:
     hvd.init()
     total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
     world = current()
-    world.config = replace(world.config, transport="auto")
+    world.config = changed_config(world.config, transport="auto")
     absent = TorchDeviceGroups().of(world, 0, world.group().communicator, torch.device("cpu"), "nccl")
     return total, absent is None, said
 

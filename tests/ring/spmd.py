@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import pytest
 from support.ports import free_addresses
+from support.world_config import world_config
 
 from ringtrain._core.communicators import mpi
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.mpi_library import load_mpi_of_world
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class SpmdWorld:
     def _results(self, function: Callable[[int], Any]) -> list[_Result]:
         with self._context.entered():
             try:
-                mine = _Result(value=function(self._context.config.rank))
+                mine = _Result(value=function(self._context.config.place.rank))
             except BaseException as error:  # the test decides what an error means
                 mine = _Result(error=_picklable(error))
         return list(_between_tests().allgather(mine))
@@ -72,7 +72,7 @@ def spmd_world(size: int, segment_bytes: int, timeout_s: float) -> Iterator[Spmd
     if ranks.size != size:
         pytest.skip(f"for {size} ranks; mpirun has started {ranks.size}")
     addresses = tuple(ranks.allgather(free_addresses(1)[0]))
-    config = WorkerConfig(
+    config = world_config(
         rank=ranks.rank,
         size=size,
         addresses=addresses,

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import signal
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, tell
+from support.world_config import changed_config
 
 import ringtrain as rt
 from ring.reference import bits, copied, exactly
@@ -309,7 +310,7 @@ def _in_a_formation() -> None:
     from ringtrain._core.process_groups.context import current
 
     rt.init()
-    vars(current())["config"] = replace(current().config, formation=1)
+    vars(current())["config"] = changed_config(current().config, formation=1)
     DiLoCo(_start(0))
 
 

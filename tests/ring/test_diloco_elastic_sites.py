@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from support.elastic_agent import pause, started_slots
 from support.memory_transport import MemoryNetwork
+from support.world_config import world_config
 
 import ringtrain as rt
 from ring.mortal_weights import SHAPES, STEPS, SYNC_EVERY, Array, MortalWeights, Point, due, has_weights
@@ -28,7 +29,6 @@ from ring.worlds import made_transport
 from ringtrain import elastic
 from ringtrain._core.process_groups.formations import FormerFormation
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain.elastic.interrupt import IntervalEnded
 from ringtrain.errors import RingtrainError
 from ringtrain.optim import SGD, DiLoCo, Nesterov
@@ -242,7 +242,9 @@ class _World:
         slot, trainer = self.members[rank]
         addresses = tuple(f"127.0.0.1:{7000 + other}" for other in range(len(self.members)))
         sites = tuple(SITES[other] for other, _ in self.members)
-        config = WorkerConfig(rank, len(self.members), addresses, transport="grpc", sites=sites, timeout_s=60.0)
+        config = world_config(
+            rank=rank, size=len(self.members), addresses=addresses, transport="grpc", sites=sites, timeout_s=60.0
+        )
         context = ProcessGroupContext(config, made_transport("memory", config, network))
         context.former = FormerFormation(self.number - 1, self.former)
         if self.number == 2 and trainer is not None and self.case.again and slot == self.case.lost[1]:

@@ -211,7 +211,7 @@ def test_shards_that_are_cut_differently(make: Callable[[int], Any], here: str, 
     """Samples would count twice or never: all ranks raise, with both values."""
 
     def enters(rank: int) -> None:
-        assert current().config.rank == rank
+        assert current().config.place.rank == rank
         elastic.State(shard=make(int(rank == ODD)), step=0).sync()
 
     with world_of(2) as world:

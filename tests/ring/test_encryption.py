@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from support.certificates import JobAuthority
 from support.deadlines import patient
 from support.ports import free_addresses
+from support.world_config import changed_config, world_config
 
 import ringtrain as rt
 from ring.leftovers import leftovers
@@ -62,13 +64,13 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Directories:
     )
 
 
-def configs(secrets: Directories, size: int = 2, **more: object) -> list[WorkerConfig]:
+def configs(secrets: Directories, size: int = 2, **more: Any) -> list[WorkerConfig]:
     addresses = tuple(free_addresses(size))
-    common = WorkerConfig(
+    common = world_config(
         size=size, addresses=addresses, transport="grpc", encrypt="tensors", secret_dir=secrets.rank, job_uid=UID,
         token_file=secrets.rank / "token",
     )  # fmt: skip
-    return [replace(common, rank=rank, **more) for rank in range(size)]  # type: ignore[arg-type]
+    return [changed_config(common, rank=rank, **more) for rank in range(size)]
 
 
 def outcomes(worlds: list[WorkerConfig], length: int = 1) -> list[object]:
@@ -102,7 +104,7 @@ def test_ranks_with_the_jobs_certificates_reduce(secrets: Directories, data_path
 def test_certificates_of_others_are_refused(secrets: Directories, who: str) -> None:
     """Another role, another job, another authority: a rank with these, and the right token, does not get in."""
     first, second = configs(secrets, timeout_s=3.0)
-    stranger = replace(second, secret_dir=getattr(secrets, who))
+    stranger = changed_config(second, secret_dir=getattr(secrets, who))
     for error in outcomes([first, stranger]):
         assert isinstance(error, RingtrainError)
 
@@ -144,9 +146,9 @@ def test_tensors_are_encrypted_between_sites(secrets: Directories, data_path: st
         with context.entered():
             for word, ranks in ((b"NEAR", [0, 1]), (b"FARR", [1, 2])):
                 both = rt.add_process_set(ranks)
-                with overheard() if config.rank == 1 else contextlib.nullcontext([]) as packets:
+                with overheard() if config.place.rank == 1 else contextlib.nullcontext([]) as packets:
                     numbers.wait(DEADLINE_S)
-                    if config.rank in ranks:
+                    if config.place.rank in ranks:
                         given = np.frombuffer(word * 100_000, np.float32)
                         summed = rt.allreduce(given, rt.Sum, process_set=both)
                         assert (summed == 2 * given).all()
@@ -162,7 +164,7 @@ def test_tensors_are_encrypted_between_sites(secrets: Directories, data_path: st
 def test_ranks_without_encryption_do_not_meet_those_with_it(secrets: Directories) -> None:
     """Nothing falls back to plain text."""
     first, second = configs(secrets, timeout_s=3.0)
-    for error in outcomes([first, replace(second, encrypt="none")]):
+    for error in outcomes([first, changed_config(second, encrypt="none")]):
         assert isinstance(error, RingtrainError)
 
 
@@ -246,6 +248,6 @@ def _assert_launcher_is_refused(secrets: Directories, address: str) -> None:
 )
 def test_what_is_missing_is_named(secrets: Directories, change: dict[str, object], expected: str) -> None:
     """Ranks that are to encrypt and can't do not start."""
-    config = replace(configs(secrets)[0], **change)  # type: ignore[arg-type]
+    config = changed_config(configs(secrets)[0], **change)
     with pytest.raises(ConfigurationError, match=expected):
         ProcessGroupContext(config, None)

@@ -180,8 +180,8 @@ def _update(x: np.ndarray) -> None:
 def _train_until_a_fault(plan: FaultPlan) -> dict[str, object]:
     """Run collectives round after round; return how it ended on this rank."""
     config = WorkerConfig.from_env(os.environ)
-    network = RpcTransport(config.rank, config.addresses, config.timeout_s, config.data_path == "auto")
-    transport = plan.applied_to(network, config.rank)
+    network = RpcTransport(config.place.rank, config.addresses, config.waits.timeout_s, config.ways.data_path == "auto")
+    transport = plan.applied_to(network, config.place.rank)
     x = np.arange(10_000, dtype=np.float32)
     started = time.monotonic()
     try:

@@ -19,6 +19,7 @@ import pytest
 from support.deadlines import patient
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
+from support.world_config import changed_config, world_config
 
 import ringtrain as rt
 from ring.leftovers import leftovers
@@ -63,9 +64,9 @@ def meet(configs: list[WorkerConfig], transport: str) -> list[RingtrainError | N
     network = MemoryNetwork()
 
     def join(config: WorkerConfig) -> RingtrainError | None:
-        made: Transport = MemoryTransport(network, config.rank)
+        made: Transport = MemoryTransport(network, config.place.rank)
         if transport == "grpc":
-            made = RpcTransport(config.rank, config.addresses, config.timeout_s)
+            made = RpcTransport(config.place.rank, config.addresses, config.waits.timeout_s)
         try:
             context = ProcessGroupContext(config, made)
         except RingtrainError as error:
@@ -82,11 +83,7 @@ def meet(configs: list[WorkerConfig], transport: str) -> list[RingtrainError | N
 def world(size: int, **settings: object) -> list[WorkerConfig]:
     addresses = tuple(free_addresses(size))
     common = {"timeout_s": 60.0, "transport": "grpc"} | settings
-    return [WorkerConfig(rank=rank, size=size, addresses=addresses, **common) for rank in range(size)]
-
-
-def changed(config: WorkerConfig, **settings: object) -> WorkerConfig:
-    return WorkerConfig(**(config.__dict__ | settings))
+    return [world_config(rank=rank, size=size, addresses=addresses, **common) for rank in range(size)]
 
 
 def assert_all_refuse(errors: list[RingtrainError | None], expected: str) -> None:
@@ -109,7 +106,7 @@ def test_another_token_is_refused_on_both_sides(transport: str, tmp_path: Path) 
     (tmp_path / "other").write_text("another secret")
     for other in (tmp_path / "other", None):
         first, second = world(2, token_file=tmp_path / "token")
-        errors = meet([first, changed(second, token_file=other)], transport)
+        errors = meet([first, changed_config(second, token_file=other)], transport)
         assert_all_refuse(errors, "ranks 0 and 1 do not have the same token; check RINGTRAIN_TOKEN_FILE on both")
 
 
@@ -117,7 +114,7 @@ def test_another_token_is_refused_on_both_sides(transport: str, tmp_path: Path) 
 def test_another_generation_is_refused_on_both_sides(transport: str) -> None:
     """A process of an earlier attempt that is still alive does not get into the next one."""
     first, second = world(2, generation=2)
-    errors = meet([first, changed(second, generation=1)], transport)
+    errors = meet([first, changed_config(second, generation=1)], transport)
     assert_all_refuse(errors, r"rank 0 .* is of generation 2, rank 1 .* is of generation 1; a process of another")
 
 
@@ -126,7 +123,7 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     """Ranks that were given different clusters say so."""
     first, second = world(2)
     larger = (*second.addresses, free_addresses(1)[0])
-    errors = meet([first, changed(second, size=3, addresses=larger)], transport)
+    errors = meet([first, changed_config(second, size=3, addresses=larger)], transport)
     assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
 
 
@@ -134,7 +131,7 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
 def test_another_transport_is_refused_on_both_sides(transport: str) -> None:
     """One would wait at its port for what the other leaves in shared memory."""
     first, second = world(2)
-    errors = meet([first, changed(second, transport="auto")], transport)
+    errors = meet([first, changed_config(second, transport="auto")], transport)
     assert_all_refuse(errors, r"rank 0 .* has RINGTRAIN_TRANSPORT grpc, rank 1 .* auto; give every rank the same")
 
 
@@ -214,7 +211,7 @@ def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed(size: int) -
     network = MemoryNetwork()
 
     def join(config: WorkerConfig) -> None:
-        made = (Overtaken if config.rank == 0 else MemoryTransport)(network, config.rank)
+        made = (Overtaken if config.place.rank == 0 else MemoryTransport)(network, config.place.rank)
         ProcessGroupContext(config, made).close()
 
     with ThreadPoolExecutor(size) as pool:
@@ -324,7 +321,7 @@ def test_strangers_do_not_end_a_world_that_is_meeting(token: bool, tmp_path: Pat
 
 
 def _join(config: WorkerConfig) -> ProcessGroupContext:
-    return ProcessGroupContext(config, RpcTransport(config.rank, config.addresses, config.timeout_s))
+    return ProcessGroupContext(config, RpcTransport(config.place.rank, config.addresses, config.waits.timeout_s))
 
 
 def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
@@ -332,7 +329,7 @@ def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
     with world_of(2, "grpc") as complete:
         config = complete.contexts[1].config
         elsewhere = (config.addresses[0], free_addresses(1)[0])
-        (error,) = meet([changed(config, addresses=elsewhere)], "grpc")
+        (error,) = meet([changed_config(config, addresses=elsewhere)], "grpc")
         assert isinstance(error, ConfigurationError)
         assert "two processes say that they are rank 1" in str(error)
         assert complete.run(lambda rank: float(rt.allreduce(1.0, rt.Sum))) == [2.0, 2.0]
@@ -342,7 +339,7 @@ def test_another_rank_at_an_address_is_named() -> None:
     """Addresses in another order on one rank: the ranks that meet see that they are not who they should be."""
     first, second, third = world(3, timeout_s=5.0)
     swapped = (second.addresses[0], third.addresses[2], third.addresses[1])
-    errors = meet([first, changed(second, addresses=swapped), changed(third, addresses=swapped)], "grpc")
+    errors = meet([first, changed_config(second, addresses=swapped), changed_config(third, addresses=swapped)], "grpc")
     assert_all_refuse(errors[:1], r"127\.0\.0\.1:\d+ should be rank [12], but rank [12] answers there|two processes")
 
 
@@ -361,7 +358,7 @@ def test_a_port_in_use_is_named() -> None:
 def test_a_host_that_is_no_host_is_said_to_be_none() -> None:
     """A name that is spelled wrong, or whose pod is gone, is told apart from a rank that does not come."""
     first, _ = world(2, timeout_s=2.0)
-    (error,) = meet([changed(first, addresses=(first.addresses[0], "wrong.invalid:7400"))], "grpc")
+    (error,) = meet([changed_config(first, addresses=(first.addresses[0], "wrong.invalid:7400"))], "grpc")
     assert isinstance(error, PeerLost)
     assert re.search(r"rank 1 \(wrong.invalid:7400\) has not joined .*name can't be resolved here", str(error))
 

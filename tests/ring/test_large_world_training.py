@@ -43,7 +43,7 @@ def trained(context: ProcessGroupContext, gradient_of: dict[tuple[int, str], Arr
 def train() -> Bits:
     """As one rank of the world that the environment describes."""
     context = ProcessGroupContext(WorkerConfig.from_env(os.environ), None, direct_ranks_most=16)
-    rank = context.config.rank
+    rank = context.config.place.rank
     bits = trained(context, {(step, name): gradient(rank, step, name) for step in range(STEPS) for name in SHAPES})
     with context.entered():
         rt.barrier()
@@ -59,7 +59,7 @@ def reference(size: int, ranks_a_pod: int) -> Bits:
             parts = [gradient(rank, step, name).reshape(-1) for rank in range(size)]
             total = by_tree(parts, ranks_a_pod, rt.Sum).reshape(shape)
             means[step, name] = np.asarray(total * np.float32(1 / size))  # as the optimizer does it
-    alone = ProcessGroupContext(WorkerConfig(rank=0, size=1, addresses=("127.0.0.1:1",)), None)
+    alone = ProcessGroupContext(WorkerConfig(addresses=("127.0.0.1:1",)), None)
     try:
         return trained(alone, means)
     finally:

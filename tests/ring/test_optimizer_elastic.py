@@ -90,7 +90,7 @@ class FailingGroup(ProcessGroup):
         self._count[0] -= 1
         if self._count[0] == 0:
             current().close()
-            raise PeerLost(current().config.rank, "this rank was made to leave")
+            raise PeerLost(current().config.place.rank, "this rank was made to leave")
 
 
 def _made(case: Case, group: Any) -> HostOptimizer:
@@ -689,9 +689,9 @@ class _Opened:
 
     def memory(self, where: str) -> Any:
         context = vars(self.optimizer)["_cut"].context
-        bucket = context.mirrors[0].buckets[0]
+        bucket = context.copies.mirrors[0].buckets[0]
         if where.startswith("copy"):
-            return context.mirrors[where == "copy 2"].values(bucket)["mean"]
+            return context.copies.mirrors[where == "copy 2"].values(bucket)["mean"]
         return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]
 
 

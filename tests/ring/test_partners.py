@@ -15,6 +15,7 @@ from support.certificates import JobAuthority
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 from support.ranks import run_ranks
+from support.world_config import changed_config, world_config
 
 import ringtrain as rt
 from ringtrain._core.process_groups import context
@@ -38,11 +39,7 @@ FAR = 9  # no partner of rank 0
 def configs_of(size: int = SIZE, **settings: Any) -> list[WorkerConfig]:
     addresses = tuple(free_addresses(size))
     common = {"timeout_s": 60.0, "transport": "grpc"} | settings
-    return [WorkerConfig(rank=rank, size=size, addresses=addresses, **common) for rank in range(size)]
-
-
-def changed(config: WorkerConfig, **settings: Any) -> WorkerConfig:
-    return WorkerConfig(**(config.__dict__ | settings))
+    return [world_config(rank=rank, size=size, addresses=addresses, **common) for rank in range(size)]
 
 
 def joined(configs: list[WorkerConfig], made: Any = MemoryTransport) -> list[RingtrainError | None]:
@@ -51,7 +48,7 @@ def joined(configs: list[WorkerConfig], made: Any = MemoryTransport) -> list[Rin
 
     def join(config: WorkerConfig) -> RingtrainError | None:
         try:
-            ProcessGroupContext(config, made(network, config.rank)).close()
+            ProcessGroupContext(config, made(network, config.place.rank)).close()
         except RingtrainError as error:
             return error
         return None
@@ -138,7 +135,7 @@ def test_a_rank_that_never_comes_is_named_on_all(token: bool, tmp_path: Path) ->
 def test_a_rank_that_waits_longest_names_who_is_missing() -> None:
     """Rank 0 is no partner of the rank that never comes, and its time ends before those find out."""
     configs = configs_of(timeout_s=30.0)
-    configs[0] = changed(configs[0], timeout_s=3.0)
+    configs[0] = changed_config(configs[0], timeout_s=3.0)
     del configs[FAR]
     for error in joined(configs):
         assert isinstance(error, PeerLost), error
@@ -162,7 +159,7 @@ def test_another_configuration_far_away_is_told_to_all(settings: dict[str, Any],
         settings = {"token_file": tmp_path / "other"}
     if "size" in settings:
         settings = settings | {"addresses": configs[FAR].addresses[: SIZE - 1]}
-    configs[FAR] = changed(configs[FAR], **settings)
+    configs[FAR] = changed_config(configs[FAR], **settings)
     for error in joined(configs):
         assert isinstance(error, ConfigurationError), error
         assert message in str(error)

@@ -131,7 +131,7 @@ def test_a_wrong_environment_is_refused(env: dict[str, str], expected: str) -> N
 )
 def test_a_process_alone_stays_alone(env: dict[str, str]) -> None:
     """A world of one, and a name that other programs use, too."""
-    assert WorkerConfig.from_env(env).size == 1
+    assert WorkerConfig.from_env(env).place.size == 1
 
 
 def test_the_agents_variables_come_first() -> None:
@@ -139,7 +139,7 @@ def test_the_agents_variables_come_first() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
     ours = {"RINGTRAIN_RANK": "0", "RINGTRAIN_SIZE": "2", "RINGTRAIN_RING_ADDRESSES": "a:1,b:1"}
     found = WorkerConfig.from_env(env | ours)
-    assert (found.source, found.rank, found.size) == ("ringtrain", 0, 2)
+    assert (found.source, found.place.rank, found.place.size) == ("ringtrain", 0, 2)
 
 
 def _gather(rank: int, port: int, token: bytes | None, timeout_s: float = DEADLINE_S) -> tuple[str, ...]:

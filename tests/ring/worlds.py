@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +14,7 @@ from support.deadlines import patient
 from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.ports import free_addresses
 from support.ranks import Ranks, tell
+from support.world_config import changed_config, world_config
 
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
@@ -108,13 +108,13 @@ def world_of(
     chosen = "shm" if transport == "shm" else "auto" if transport == "pods" else "grpc"
 
     def join(rank: int) -> ProcessGroupContext:
-        config = WorkerConfig(
+        config = world_config(
             rank=rank, size=size, addresses=addresses, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s,
             transport=chosen,
         )  # fmt: skip
         if transport == "pods" and size % ranks_a_pod == 0:
             pod, local = divmod(rank, ranks_a_pod)
-            config = replace(
+            config = changed_config(
                 config, local_rank=local, local_size=ranks_a_pod, cross_rank=pod, cross_size=size // ranks_a_pod
             )
         made = made_transport(transport, config, network)
@@ -131,12 +131,12 @@ def world_of(
 
 def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:
     """What a rank of `world_of` uses. firewalled: no data port can be reached; mixed: rank 1 has none."""
-    settings = (config.rank, config.addresses, config.timeout_s)
+    settings = (config.place.rank, config.addresses, config.waits.timeout_s)
     if kind == "firewalled":
         return Firewalled(*settings)
     if kind in ("grpc", "grpcio", "mixed"):
-        return RpcTransport(*settings, data_path=kind == "grpc" or (kind == "mixed" and config.rank != 1))
-    return MemoryTransport(network, config.rank)
+        return RpcTransport(*settings, data_path=kind == "grpc" or (kind == "mixed" and config.place.rank != 1))
+    return MemoryTransport(network, config.place.rank)
 
 
 class Firewalled(RpcTransport):

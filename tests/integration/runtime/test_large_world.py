@@ -27,7 +27,7 @@ with open(os.environ["RINGTRAIN_WORLD_FILE"]) as file:
     world = json.load(file)
 child = subprocess.run(["true"]).returncode
 ring = config.addresses
-print(config.rank, config.size, ring[0], ring[-1], world["tfAddresses"][-1], child, flush=True)
+print(config.place.rank, config.place.size, ring[0], ring[-1], world["tfAddresses"][-1], child, flush=True)
 """
 
 

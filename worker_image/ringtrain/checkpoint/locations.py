@@ -15,13 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import CheckpointError
+from ringtrain.shared import contract
+from ringtrain.shared.settings import Settings, integer, path, text
 from ringtrain.shared.storage import ObjectStore
 
 _ATTEMPT = re.compile(r"attempt-(\d{4,})")
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCheckpoints(Settings):
+    """Where the job keeps checkpoints, which attempt this is, and which job's to begin with."""
+
+    directory: Path | None = path(contract.ENV_CHECKPOINT_DIR)
+    uri: str = text(contract.ENV_CHECKPOINT_URI, "")
+    restore_from: str = text(contract.ENV_RESTORE_FROM, "")
+    attempt: int = integer(contract.ENV_ATTEMPT, 1, low=1)
 
 
 @dataclass(frozen=True)
@@ -60,15 +70,14 @@ class ObjectLocation:
     source: str | None = None
 
 
-def checkpoint_object_location(store: ObjectStore) -> ObjectLocation:
+def checkpoint_object_location(store: ObjectStore, config: JobCheckpoints) -> ObjectLocation:
     """The folders of checkpoints in `store`. Outside the job's own URI that is all there is.
 
     Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
     """
-    config = _checkpoint_config()
     if not _is_checkpoint_store_of_job(store, config):
         return ObjectLocation("", ("",))
-    job, own = config.checkpoint_uri.rstrip("/"), own_folder(store)
+    job, own = config.uri.rstrip("/"), own_folder(store, config)
     matches = (match for name in store.folders() if (match := _ATTEMPT.fullmatch(name)))
     earlier = sorted((match for match in matches if int(match[1]) < config.attempt), key=lambda m: -int(m[1]))
     source = _checkpoint_object_source(store, job, config.restore_from) if config.restore_from else None
@@ -76,14 +85,13 @@ def checkpoint_object_location(store: ObjectStore) -> ObjectLocation:
     return ObjectLocation(own, (own, *(m[0] for m in earlier)), source + below if source else None)
 
 
-def own_folder(store: ObjectStore) -> str:
+def own_folder(store: ObjectStore, config: JobCheckpoints) -> str:
     """The folder of `checkpoint_object_location` that is written: known without asking the store."""
-    config = _checkpoint_config()
     return f"attempt-{config.attempt:04d}" if _is_checkpoint_store_of_job(store, config) else ""
 
 
-def _is_checkpoint_store_of_job(store: ObjectStore, config: WorkerConfig) -> bool:
-    job = config.checkpoint_uri.rstrip("/")
+def _is_checkpoint_store_of_job(store: ObjectStore, config: JobCheckpoints) -> bool:
+    job = config.uri.rstrip("/")
     return bool(job) and f"{store.uri}/".startswith(f"{job}/")
 
 
@@ -106,15 +114,15 @@ def _checkpoint_object_source(store: ObjectStore, job: str, name: str) -> str:
 
 def job_uri() -> str:
     """Return the URI below which the job keeps checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
-    return _checkpoint_config().checkpoint_uri
+    return JobCheckpoints.from_env(os.environ).uri
 
 
 def job_directory() -> Path | None:
     """Return where the job keeps checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it keeps none.
 
-    `Checkpoints` in it makes a folder for each attempt. Before `init()` it is what the environment says.
+    `Checkpoints` in it makes a folder for each attempt.
     """
-    return _checkpoint_config().checkpoint_dir
+    return JobCheckpoints.from_env(os.environ).directory
 
 
 def attempt_directory() -> Path | None:
@@ -122,10 +130,10 @@ def attempt_directory() -> Path | None:
 
     What earlier attempts wrote is found in `readable_directories`. Raises CheckpointError.
     """
-    directory = job_directory()
-    if directory is None:
+    job = JobCheckpoints.from_env(os.environ)
+    if job.directory is None:
         return None
-    own = checkpoint_location_of(directory).own
+    own = checkpoint_location_of(job.directory, job).own
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,17 +145,16 @@ def readable_directories() -> tuple[Path, ...]:
     """Return where to look for what to go on from, in this order: this attempt's folder, earlier attempts', then
     those of the job that `spec.checkpoint.restoreFrom` names. Raises CheckpointError.
     """
-    directory = job_directory()
-    if directory is None:
+    job = JobCheckpoints.from_env(os.environ)
+    if job.directory is None:
         return ()
-    location = checkpoint_location_of(directory)
+    location = checkpoint_location_of(job.directory, job)
     return (location.own, *location.earlier, *location.sources())
 
 
-def checkpoint_location_of(directory: Path) -> CheckpointLocation:
+def checkpoint_location_of(directory: Path, config: JobCheckpoints) -> CheckpointLocation:
     """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
-    config = _checkpoint_config()
-    job_dir = config.checkpoint_dir
+    job_dir = config.directory
     if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
         return CheckpointLocation(directory)
     own = directory / f"attempt-{config.attempt:04d}"
@@ -158,11 +165,6 @@ def checkpoint_location_of(directory: Path) -> CheckpointLocation:
         directory.absolute().relative_to(job_dir.absolute()),
         config.restore_from,
     )
-
-
-def _checkpoint_config() -> WorkerConfig:
-    world = current_or_none()
-    return world.config if world is not None else WorkerConfig.from_env(os.environ)
 
 
 def _checkpoint_folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:

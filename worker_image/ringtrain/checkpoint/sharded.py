@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain.checkpoint.format import DamagedCheckpoint, checked_checkpoint_step, join, split_parts
-from ringtrain.checkpoint.locations import ObjectLocation, checkpoint_object_location, own_folder
+from ringtrain.checkpoint.locations import JobCheckpoints, ObjectLocation, checkpoint_object_location, own_folder
 from ringtrain.checkpoint.shards import (
     MANIFEST,
     describe_shard_arrays,
@@ -70,6 +71,7 @@ class ShardedCheckpoints:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
         self.uri = uri
         self._store = ObjectStore(uri, deadline_s)
+        self._job = JobCheckpoints.from_env(os.environ)
         self._keep = keep
         self._group = group or group_of()
         self._deadline_s = deadline_s
@@ -215,7 +217,7 @@ class ShardedCheckpoints:
         announced: dict[str, Any] = {}
         if self._group.rank == 0:
             try:
-                announced = {"found": self._find(checkpoint_object_location(self._store))}
+                announced = {"found": self._find(checkpoint_object_location(self._store, self._job))}
             except (CheckpointError, StorageError) as error:
                 announced = {"error": str(error)}
         announced = self._group.broadcast_object(announced, "checkpoints found")
@@ -243,7 +245,7 @@ class ShardedCheckpoints:
         self._join()
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         failure, self._failure = self._failure, ""
-        own = own_folder(self._store)
+        own = own_folder(self._store, self._job)
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
         said = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
         _raise_first_save_failure([failure for failure, *_ in said])
@@ -306,7 +308,7 @@ class ShardedCheckpoints:
         write_manifest(store, step, tree, described, self._group.size)
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
-            location = checkpoint_object_location(self._store)
+            location = checkpoint_object_location(self._store, self._job)
             latest = _remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is whole, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)

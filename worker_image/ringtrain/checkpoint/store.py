@@ -27,7 +27,7 @@ from ringtrain.checkpoint.format import (
     split,
     write_state,
 )
-from ringtrain.checkpoint.locations import CheckpointLocation, checkpoint_location_of
+from ringtrain.checkpoint.locations import CheckpointLocation, JobCheckpoints, checkpoint_location_of
 from ringtrain.checkpoint.owner import LOCK, CheckpointFolderOwner
 from ringtrain.errors import CheckpointError, ConfigurationError
 from ringtrain.report import report_start
@@ -177,6 +177,7 @@ class Checkpoints:
         self._keep = keep
         self._group = group or group_of()
         self._on_stage = on_stage
+        self._job = JobCheckpoints.from_env(os.environ)
         self._owner = CheckpointFolderOwner()
         self._earlier = EarlierStep()
         self._writer: threading.Thread | None = None
@@ -198,7 +199,7 @@ class Checkpoints:
         if self._group.rank != 0:
             return
         step = checked_checkpoint_step(step)
-        location = checkpoint_location_of(self.directory)
+        location = checkpoint_location_of(self.directory, self._job)
         if not background:
             self._write(location, step, state)
             return
@@ -273,7 +274,7 @@ class Checkpoints:
         for path in (self.directory, *self.directory.parents):
             if path.is_file():
                 raise CheckpointError(f"{self.directory} is no directory: {path} is a file; name another place")
-        location = checkpoint_location_of(self.directory)
+        location = checkpoint_location_of(self.directory, self._job)
         found = self._newest_in((location.own, *location.earlier), own=True)
         if found is None and location.restore_from:
             found = self._newest_in(location.sources(), own=False)

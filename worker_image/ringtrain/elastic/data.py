@@ -103,7 +103,7 @@ class ElasticShard:
     def enter_world(self) -> None:
         """Cut steps for the present world from here on."""
         world = current().config
-        self._cut_of, self._stays = (world.rank, world.size), False
+        self._cut_of, self._stays = (world.place.rank, world.place.size), False
 
     def stay_in_world(self) -> None:
         """Cut steps as in the last world that was entered: others have taken their parts of them already."""
@@ -214,7 +214,7 @@ class ElasticShard:
         if self._stays and self._cut_of is not None:
             return self._cut_of
         world = current().config
-        return world.rank, world.size
+        return world.place.rank, world.place.size
 
     def _starts(self, step: int) -> tuple[int, int, int]:
         """The range of the positions at which the steps left begin."""

@@ -228,7 +228,7 @@ class ElasticOptimizerHandler:
 
     def go_back(self, world: ProcessGroupContext, updates: int) -> None:
         """Undo what goes beyond `updates`, where this rank has a state."""
-        if world.former.ranks[world.config.rank] is not None:
+        if world.former.ranks[world.config.place.rank] is not None:
             self.value.rollback(updates)
 
     def prepare(self, world: ProcessGroupContext) -> bool:

@@ -127,8 +127,8 @@ def _claim_first_state() -> None:
     """A state that was made in this world, which none had before, counts in the next one also where a rank was
     lost before all had agreed on it."""
     world = context.current_or_none()
-    if world is not None and world.config.formation and not world.former.survivors:
-        CARRIED.adopted = FormationPlace(world.config.formation, world.config.rank)
+    if world is not None and world.config.numbers.formation and not world.former.survivors:
+        CARRIED.adopted = FormationPlace(world.config.numbers.formation, world.config.place.rank)
 
 
 def _loss_sentence(error: BaseException) -> str:

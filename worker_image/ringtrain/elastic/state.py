@@ -233,18 +233,20 @@ class State:
         self._own = self._kept() if self._is_joining(world) else None
         agreed = agree_on_common_step(world, self._said())
         goes_on = bool(world.former.survivors) and agreed.committed > 0
-        self._begins_anew = 0 if goes_on else world.config.committed
-        if goes_on and agreed.committed < world.config.committed:
-            log.warning("commit %d is lost; training goes on from commit %d", world.config.committed, agreed.committed)
+        self._begins_anew = 0 if goes_on else world.config.numbers.committed
+        if goes_on and agreed.committed < world.config.numbers.committed:
+            log.warning(
+                "commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed
+            )
         self._interval, before = None, self._committed
         for shard in () if agreed.sites else self._shards():
             shard.value.enter_world()
         self._transfer(agreed)
-        goes_apart = bool(agreed.site_of(world.config.rank))
+        goes_apart = bool(agreed.site_of(world.config.place.rank))
         if goes_apart and before != agreed.committed:
             self._restore_plain()  # of its own commit, to which others have still to come
         # Others of its site are further: it is there for the outer optimizer's state, and enters its site again.
-        is_behind = not goes_apart and before < agreed.last and world.former.ranks[world.config.rank] is not None
+        is_behind = not goes_apart and before < agreed.last and world.former.ranks[world.config.place.rank] is not None
         # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
         # and where one is lost afterwards, they are those of the agreed step.
         for name, handler in self._reforming():
@@ -256,13 +258,13 @@ class State:
         self._waits = bool(agreed.sites) and not goes_apart
         self.save()
         prepared = [handler for _, handler in self._reforming() if handler.prepare(world)]
-        place = FormationPlace(world.config.formation, world.config.rank)
-        if world.config.formation:
+        place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
+        if world.config.numbers.formation:
             CARRIED.prepared = place
         world.group().call(lambda ring: ring.barrier(WireSignature("elastic sync")))
         for handler in prepared:
             handler.adopt()
-        if world.config.formation:
+        if world.config.numbers.formation:
             CARRIED.adopted, CARRIED.prepared = place, None
         self._own = None
         if agreed.sites:
@@ -299,14 +301,14 @@ class State:
         if group is None or self._committed > agreed.committed:
             self._meet_at_commit(agreed.committed + 1, agreed)
             return
-        ranks = agreed.site_of(world.config.rank)
+        ranks = agreed.site_of(world.config.place.rank)
         giver, own = sorted(ranks).index(ranks[0]), None
         if group.rank == giver:
             assert self._kept_step is not None
             own = {"site": self._site.interrupted_state(), **vars(self._kept_step)}
         state = broadcast(own, giver, "of a site", self._known(), group)
         if own is not None:
-            site, steps = world.config.sites[world.config.rank], state["site"]["steps"]
+            site, steps = world.config.sites[world.config.place.rank], state["site"]["steps"]
             log.warning("site %s goes on after inner step %d, with %d ranks", site, steps, group.size)
         self._site.go_on(state["site"])
         self._set_values(state["values"])
@@ -399,7 +401,7 @@ class State:
 
     def _is_joining(self, world: ProcessGroupContext) -> bool:
         """Whether this rank takes its values from others, and its optimizers' state after them."""
-        is_new = bool(world.former.survivors) and world.former.ranks[world.config.rank] is None
+        is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
         return is_new and bool(self._reforming())
 
     def _kept(self) -> _OwnElasticState:
@@ -502,7 +504,7 @@ class State:
         if (site := self._site) is None:
             return ElasticStateSummary(self._committed, updates, kinds)
         config, steps = current().config, site.steps_interrupted if self._kept_step is not None else -1
-        name = config.sites[config.rank]
+        name = config.sites[config.place.rank]
         return ElasticStateSummary(self._committed, updates, kinds, name, steps, site.outer_steps, self._waits)
 
     def _exchange(self, committed: int) -> bool:
@@ -513,7 +515,7 @@ class State:
         current().group().call(lambda ring: ring.all_reduce(_COMMIT, numbers, numbers, Max))
         if numbers[1] != -numbers[2]:
             raise MismatchError(
-                f"State.commit: rank {current().config.rank} is at commit {committed}, and ranks are at "
+                f"State.commit: rank {current().config.place.rank} is at commit {committed}, and ranks are at "
                 f"{-numbers[2]} to {numbers[1]}; every rank must commit the same steps"
             )
         return bool(numbers[0])

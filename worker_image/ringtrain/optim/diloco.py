@@ -392,7 +392,7 @@ class DiLoCo(DiLoCoRecovery):
 
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
-        if current().config.formation and not self._elastic:
+        if current().config.numbers.formation and not self._elastic:
             raise ConfigurationError(
                 "DiLoCo was made in an elastic job without elastic=True; pass that, and give it to the state of "
                 "ringtrain.elastic, or take elastic out of the job"

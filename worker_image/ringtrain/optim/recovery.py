@@ -210,7 +210,7 @@ class DiLoCoRecovery(ABC):
             return
         per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._last_commits[-1].steps)
         left = self._schedule.steps_left(self._steps)
-        if (left_s := left * per_step_s) > world.config.timeout_s / 2:
+        if (left_s := left * per_step_s) > world.config.waits.timeout_s / 2:
             log.warning(
                 "a rank was lost, and the next commit is %d inner steps or %.0f s away (sync_every=%d), where %s "
                 "is %g s: going back to the last commit",
@@ -218,7 +218,7 @@ class DiLoCoRecovery(ABC):
                 left_s,
                 self._schedule.sync_every,
                 ENV_TIMEOUT,
-                world.config.timeout_s,
+                world.config.waits.timeout_s,
             )
             world.group().call(lambda ring: ring.barrier(WireSignature("DiLoCo")))
 

@@ -45,10 +45,10 @@ class DiLoCoSites:
             return cls.of_world()
         named = config.ranks_by_site if given is None else {}
         found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
-        sites = cls(tuple(found) or tuple((rank,) for rank in range(config.size)), config.rank)
-        if sorted(rank for ranks in found for rank in ranks) != list(range(config.size)) and found:
+        sites = cls(tuple(found) or tuple((rank,) for rank in range(config.place.size)), config.place.rank)
+        if sorted(rank for ranks in found for rank in ranks) != list(range(config.place.size)) and found:
             raise ConfigurationError(
-                f"DiLoCo: sites is {given}; expected each rank from 0 to {config.size - 1} in one of them"
+                f"DiLoCo: sites is {given}; expected each rank from 0 to {config.place.size - 1} in one of them"
             )
         if elastic and not sites.alone:
             raise ConfigurationError(
@@ -61,7 +61,7 @@ class DiLoCoSites:
     def of_world(cls) -> "DiLoCoSites":
         """Those that the world of now names."""
         config = current().config
-        return cls(tuple(map(tuple, config.ranks_by_site.values())), config.rank, follows=True)
+        return cls(tuple(map(tuple, config.ranks_by_site.values())), config.place.rank, follows=True)
 
     @property
     def alone(self) -> bool:

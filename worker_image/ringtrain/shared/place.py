@@ -25,12 +25,12 @@ def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int)
 class RankPlace:
     """`cross_rank` of `cross_size`: among the ranks that have the same position among the ranks of their hosts."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
 
     @staticmethod
     def among(hosts: Sequence[Sequence[int]], rank: int) -> "RankPlace":

@@ -73,7 +73,7 @@ class VariablesHandler(StateHandler):
         received = [np.array(value, order="C") for value in self.read(sent)]
         for array in received:
             _broadcast_variables(array.reshape(-1).view(np.uint8), root)
-        if current().config.rank != root:
+        if current().config.place.rank != root:
             self.write(sent, received)
 
     def read(self, variables: Sequence[Any]) -> list[Any]:

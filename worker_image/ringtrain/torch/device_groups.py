@@ -69,7 +69,7 @@ class TorchDeviceGroups:
         device: torch.device,
         backend: str,
     ) -> TorchDeviceGroup | None:
-        asked = world.config.transport == "torch"
+        asked = world.config.ways.transport == "torch"
         level = logging.DEBUG if communicator.position else logging.INFO if asked else logging.WARNING
         try:
             made = TorchDeviceGroup(self._calls[number], communicator, device, backend, asked)

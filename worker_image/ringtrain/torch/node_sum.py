@@ -75,7 +75,7 @@ def open_node_sum(
     world = current()
     tensors = list(params.values())
     backend = backend_of(tensors) if suits else ""
-    asked = world.config.transport == "torch"
+    asked = world.config.ways.transport == "torch"
     own = {
         "node": communicator_pod(world.config),
         "device": device_of(tensors, backend) if backend else "",

@@ -30,7 +30,7 @@ class RandomGenerators:
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
         """Go on with what this rank had."""
-        own = state.get(current().config.rank)
+        own = state.get(current().config.place.rank)
         if own is None:
             return
         torch.set_rng_state(own["torch"])

@@ -65,7 +65,7 @@ class AgentPod:
         self._collectors: dict[int, RankOutputCollector] = {}
         self._spool = AgentLogSpool()
         self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
-        self.ranks = AgentRanks(config.first_rank, 0 if config.mpi else config.slots)
+        self.ranks = AgentRanks(config.first_rank, 0 if config.is_mpi else config.slots)
         machine = AgentMachineSampler(config.index, self.ranks.pids)
         self.ranks.why_ended = machine.why_ended
         self._machine = AgentMachineThread(machine, self._tell_machine)
@@ -74,10 +74,10 @@ class AgentPod:
         self.leaving = ""
         self.stopping = False
         self.saving = False
-        self._mpi = self._prepare_mpi(events, stack) if config.mpi else None
+        self._mpi = self._prepare_mpi(events, stack) if config.is_mpi else None
         self._contact: AgentWorldContact | None = None
         self._post = events.put
-        self._slots = ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.mpi else None
+        self._slots = ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.is_mpi else None
         self._formations = MpiAgentFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
         if self._slots is not None:
             stack.callback(self._slots.close)

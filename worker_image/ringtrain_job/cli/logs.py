@@ -11,7 +11,9 @@ import click
 from ringtrain.errors import in_ranges
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
+from ringtrain.shared.settings import Settings, integer, path, text
 from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.control.settings import MOST_SLOTS, MOST_WORKERS
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import (
     LogMissing,
@@ -65,6 +67,24 @@ def logs(
         sys.stdout.buffer.flush()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LoggedJob(Settings):
+    """The job of this pod, and where its logs are."""
+
+    attempt: int = integer(contract.ENV_ATTEMPT, low=1)
+    root: Path = path(contract.ENV_LOG_DIR, Path(contract.LOG_DIR))
+    name: str = text(contract.ENV_JOB_NAME)
+    namespace: str = text(contract.ENV_JOB_NAMESPACE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoggedWorld(Settings):
+    """The ranks of the job of this pod."""
+
+    slots: int = integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=MOST_SLOTS)
+    workers: int = integer(contract.ENV_NUM_WORKERS, low=1, high=MOST_WORKERS)
+
+
 @dataclass(frozen=True)
 class _WantedLogs:
     """What is to be printed: of a rank or of all, of which attempt, how many lines; or the reports."""
@@ -107,14 +127,12 @@ def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | Non
 
 
 def _log_ranks(env: EnvironmentVariables) -> int:
-    slots = env.integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=1024)
-    return env.integer(contract.ENV_NUM_WORKERS, low=1, high=100_000) * slots
+    found = _LoggedWorld.read(env)
+    return found.workers * found.slots
 
 
 def _logs_command_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
     """The attempt's files, and whether it is the present one: only that can grow."""
-    present = env.integer(contract.ENV_ATTEMPT, low=1)
-    root = Path(env.text(contract.ENV_LOG_DIR, contract.LOG_DIR))
-    job = env.text(contract.ENV_JOB_NAME)
-    wanted = attempt or present
-    return AttemptFiles.of(root, env.text(contract.ENV_JOB_NAMESPACE), job, wanted), wanted == present
+    job = _LoggedJob.read(env)
+    wanted = attempt or job.attempt
+    return AttemptFiles.of(job.root, job.namespace, job.name, wanted), wanted == job.attempt

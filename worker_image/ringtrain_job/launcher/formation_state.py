@@ -2,9 +2,15 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
+from ringtrain.shared import contract
+from ringtrain.shared.settings import Settings, choice, integer, seconds
+from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.launcher.elastic_end import FormationSteps, LossRecord
 from ringtrain_job.launcher.members import MemberProcess
+
+_WORLD_SIZE = attrgetter("world_size")
 
 
 class FormationPhase(StrEnum):
@@ -15,24 +21,24 @@ class FormationPhase(StrEnum):
     PREPARING = "Preparing"
 
 
-@dataclass(frozen=True)
-class FormationRules:
-    """What the user chose.
+@dataclass(frozen=True, kw_only=True)
+class FormationRules(Settings):
+    """What the user chose for a world of `world_size` at most.
 
     `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
     formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it. `sets_aside`: a worker
     whose processes fail before they are in a world is not wanted any more soon, and does not end the job.
     """
 
-    min_ranks: int
-    max_ranks: int
-    shrinks: bool
-    restarts: bool
-    replace_timeout_s: float
-    join_delay_s: float
-    formation_limit: int
-    timeout_s: float
-    start_timeout_s: float
+    shrinks: bool = choice(contract.ENV_ELASTIC, contract.ON_LOSS, made="Shrink".__eq__)
+    restarts: bool = choice(contract.ENV_ELASTIC, contract.ON_LOSS, made="Restart".__eq__)
+    max_ranks: int = integer(contract.ENV_ELASTIC_MAX_RANKS, derived=_WORLD_SIZE, low=1, high=_WORLD_SIZE)
+    min_ranks: int = integer(contract.ENV_ELASTIC_MIN_RANKS, 1, low=1, high=lambda seen: seen.max_ranks)
+    replace_timeout_s: float = seconds(contract.ENV_ELASTIC_REPLACE_TIMEOUT, 120.0)
+    join_delay_s: float = seconds(contract.ENV_ELASTIC_JOIN_DELAY, 30.0, zero=True)
+    formation_limit: int = integer(contract.ENV_ELASTIC_FORMATION_LIMIT, 100, low=1, high=FORMATIONS - 1)
+    timeout_s: float = seconds(contract.ENV_TIMEOUT, 60.0)
+    start_timeout_s: float = seconds(contract.ENV_START_TIMEOUT, 600.0)
     sets_aside: bool = False
 
 

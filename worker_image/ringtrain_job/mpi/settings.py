@@ -6,44 +6,38 @@ from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
-from ringtrain.shared.environment import EnvironmentVariables
+from ringtrain.shared.settings import Settings, choice, flag, path, text
 from ringtrain_job.mpi.implementation import MpiImplementation
 
 # Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
 # /etc/passwd does not name: PMIx asks that file otherwise, and dies of a user that is not there.
 HOME = {"HOME": "/"}
+_IMPLEMENTATIONS = tuple(implementation.value for implementation in MpiImplementation)
 
 
-@dataclass(frozen=True)
-class MpiSettings:
+def _split_options(said: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(said))
+    except ValueError as exc:
+        raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={said!r}: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiSettings(Settings):
     """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown.
 
     `hostfile`: where mpirun's hosts are to be written; None: wherever. `needs_init`: whether a success without MPI_Init
     is a failure; None: it has a warning.
     """
 
-    implementation: MpiImplementation
-    options: tuple[str, ...] = ()
-    own_address: str = ""
-    launcher_as_worker: bool = False
-    hostfile: Path | None = None
-    needs_init: bool | None = None
-
-
-def read_mpi(read: EnvironmentVariables) -> MpiSettings:
-    """The settings in RINGTRAIN_MPI_…; ConfigurationError names what is wrong."""
-    words = tuple(implementation.value for implementation in MpiImplementation)
-    options = read.optional(contract.ENV_MPI_OPTIONS) or ""
-    try:
-        split = tuple(shlex.split(options))
-    except ValueError as exc:
-        raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={options!r}: {exc}") from exc
-    hostfile = read.optional(contract.ENV_MPI_HOSTFILE)
-    return MpiSettings(
-        implementation=MpiImplementation(read.choice(contract.ENV_MPI_IMPLEMENTATION, words, words[0])),
-        options=split,
-        own_address=read.optional(contract.ENV_POD_IP) or "",
-        launcher_as_worker=read.flag(contract.ENV_MPI_LAUNCHER_AS_WORKER, "0"),
-        hostfile=Path(hostfile) if hostfile else None,
-        needs_init=read.optional_flag(contract.ENV_MPI_REQUIRE_INIT),
+    implementation: MpiImplementation = choice(
+        contract.ENV_MPI_IMPLEMENTATION,
+        _IMPLEMENTATIONS,
+        MpiImplementation(_IMPLEMENTATIONS[0]),
+        made=MpiImplementation,
     )
+    options: tuple[str, ...] = text(contract.ENV_MPI_OPTIONS, (), made=_split_options)
+    own_address: str = text(contract.ENV_POD_IP, "")
+    launcher_as_worker: bool = flag(contract.ENV_MPI_LAUNCHER_AS_WORKER)
+    hostfile: Path | None = path(contract.ENV_MPI_HOSTFILE)
+    needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)

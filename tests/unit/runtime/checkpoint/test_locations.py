@@ -3,14 +3,12 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.memory_group import MemoryGroup, Table
 
-from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain.checkpoint import Checkpoints, Saved, attempt_directory, readable_directories
 from ringtrain.errors import CheckpointError
 
@@ -23,14 +21,14 @@ class Attempt:
 
     def __init__(self, claim: Path, name: str, number: int, uid: str = OLD, restore_from: str = "") -> None:
         self.directory = claim / f"{name}-{uid}"
-        self._config = WorkerConfig(checkpoint_dir=self.directory, attempt=number, restore_from=restore_from)
+        self._number, self._restore_from = number, restore_from
 
     def save(self, *steps: int, keep: int = 3, below: str = "", background: bool = False) -> None:
         """Save the checkpoints of `steps`."""
         with self._entered():
             checkpoints = self._checkpoints(keep, below)
             for step in steps:
-                checkpoints.save(step, {"by": self._config.attempt}, background=background)
+                checkpoints.save(step, {"by": self._number}, background=background)
             checkpoints.finish()
 
     def latest(self, below: str = "") -> Saved | None:
@@ -45,7 +43,10 @@ class Attempt:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        with closing(ProcessGroupContext(self._config, None, 1 << 20)) as context, context.entered():
+        with pytest.MonkeyPatch.context() as variables:
+            variables.setenv("RINGTRAIN_CHECKPOINT_DIR", str(self.directory))
+            variables.setenv("RINGTRAIN_ATTEMPT", str(self._number))
+            variables.setenv("RINGTRAIN_RESTORE_FROM", self._restore_from)
             yield
 
     def _checkpoints(self, keep: int, below: str) -> Checkpoints:
@@ -165,11 +166,11 @@ def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
     assert readable == (b / "attempt-0002", b / "attempt-0001", b, a / "attempt-0001", a)
 
 
-def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path) -> None:
+def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who names a directory of his own gets plain files in it."""
-    config = WorkerConfig(checkpoint_dir=tmp_path / "job", attempt=2)
-    with closing(ProcessGroupContext(config, None, 1 << 20)) as context, context.entered():
-        Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})
+    monkeypatch.setenv("RINGTRAIN_CHECKPOINT_DIR", str(tmp_path / "job"))
+    monkeypatch.setenv("RINGTRAIN_ATTEMPT", "2")
+    Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})
     assert [path.name for path in (tmp_path / "mine").glob("ckpt-*")] == ["ckpt-0000000001.npz"]
 
 

@@ -7,7 +7,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ringtrain._core.world.config import WorkerConfig
+from ringtrain._core.process_groups.context import RankProcessSettings
+from ringtrain._core.world.config import WorkerConfig, WorldWaits
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
@@ -294,8 +295,9 @@ def test_horovods_variables_count_where_ours_are_not_set(
     environment: dict[str, str], expected: dict[str, object]
 ) -> None:
     """A rank reads them."""
-    config = WorkerConfig.from_env(environment)
-    assert {name: getattr(config, name) for name in expected} == expected
+    read = with_counterparts(environment)
+    found = vars(WorldWaits.from_env(read)) | vars(RankProcessSettings.from_env(read))
+    assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_LOG_LEVEL"])

@@ -16,13 +16,14 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.optim import SGD, HostOptimizer
+from ringtrain.shared.place import RankPlace
 
 
 class _World(ProcessGroupContext):
     """A place in a world, of which only its numbers are used."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.config = WorkerConfig(rank=rank, size=size)
+        self.config = WorkerConfig(place=RankPlace(rank, size))
         self._lock, self._attached = threading.Lock(), {}
 
 

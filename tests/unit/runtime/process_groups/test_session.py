@@ -1,7 +1,6 @@
 """A process's world: what it leaves behind when it ends, or does not come about."""
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,11 +35,13 @@ def test_a_process_set_ends_with_its_world() -> None:
         rt.shutdown()
 
 
-def test_a_world_that_does_not_come_about_leaves_nothing(tmp_path: Path) -> None:
+def test_a_world_that_does_not_come_about_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that fails while it joins lets go of its threads, and can try again."""
     before = threading.active_count()
+    monkeypatch.setenv("RINGTRAIN_MPI_CHECK_IN", str(tmp_path / "absent" / "file"))
+    monkeypatch.setenv("RINGTRAIN_TIMELINE", str(tmp_path / "timeline"))
     with pytest.raises(FileNotFoundError):
-        rt.init(config=replace(ALONE, check_in_file=tmp_path / "absent" / "file", timeline=tmp_path / "timeline"))
+        rt.init()
     assert not rt.is_initialized()
     assert threading.active_count() == before
     rt.init(config=ALONE)

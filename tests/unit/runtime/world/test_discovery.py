@@ -103,8 +103,9 @@ def test_the_world_is_found(
 ) -> None:
     """RINGTRAIN_*, then TF_CONFIG, then MPI, else alone; local and cross ranks come from hosts unless given."""
     found = WorkerConfig.from_env(env)
-    assert (found.source, found.role, found.rank, found.size) == (source, role, rank, size)
-    assert (found.local_rank, found.local_size, found.cross_rank, found.cross_size) == topology
+    assert (found.source, found.role, found.place.rank, found.place.size) == (source, role, rank, size)
+    place = found.place
+    assert (place.local_rank, place.local_size, place.cross_rank, place.cross_size) == topology
 
 
 REFUSED = {
@@ -197,20 +198,17 @@ def test_a_wrong_environment_is_refused(env: dict[str, str], expected: str) -> N
 
 
 def test_the_rest_of_the_environment_is_read() -> None:
-    """Job, attempt, generation and paths; the generation is the attempt unless it is given."""
+    """Job, attempt and generation; the generation is the attempt unless it is given."""
     env = {
         "RINGTRAIN_ATTEMPT": "3",
         "RINGTRAIN_TIMEOUT": "12.5",
-        "RINGTRAIN_REPORT_FD": "7",
-        "RINGTRAIN_CHECKPOINT_DIR": "/ckpt",
         "RINGTRAIN_JOB_NAME": "digits",
         "RINGTRAIN_JOB_NAMESPACE": "default",
     }
     found = WorkerConfig.from_env(env)
-    assert (found.attempt, found.generation, found.timeout_s, found.report_fd) == (3, 3, 12.5, 7)
-    assert found.checkpoint_dir == Path("/ckpt")
-    assert found.token() is None
-    assert WorkerConfig.from_env(env | {"RINGTRAIN_GENERATION": "8"}).generation == 8
+    assert (found.numbers.attempt, found.numbers.generation, found.waits.timeout_s) == (3, 3, 12.5)
+    assert found.trust.token() is None
+    assert WorkerConfig.from_env(env | {"RINGTRAIN_GENERATION": "8"}).numbers.generation == 8
 
 
 def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
@@ -218,9 +216,9 @@ def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     config = WorkerConfig.from_env({"RINGTRAIN_TOKEN_FILE": str(path)})
     with pytest.raises(ConfigurationError, match=r"RINGTRAIN_TOKEN_FILE is .*token: No such file or directory"):
-        config.token()
+        config.trust.token()
     path.write_text(" \n")
     with pytest.raises(ConfigurationError, match=r"RINGTRAIN_TOKEN_FILE is .*token: the file is empty"):
-        config.token()
+        config.trust.token()
     path.write_text("secret\n")
-    assert config.token() == b"secret"
+    assert config.trust.token() == b"secret"

@@ -23,16 +23,16 @@ def choose_communicator(
 
     Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
     """
-    if config.transport == "grpc" or len(network.ranks) == 1:
+    if config.ways.transport == "grpc" or len(network.ranks) == 1:
         return _over_network(network, direct_ranks_most)
-    if config.transport == "mpi":
+    if config.ways.transport == "mpi":
         from ringtrain._core.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
 
         return MpiCommunicator(member, process_set, network)
     hosts = share_memory(member, process_set, network, communicator_pod(config))
     if hosts is not None and len(hosts.positions) == 1:
         return SharedMemoryCommunicator(network, hosts)
-    if config.transport == "shm":
+    if config.ways.transport == "shm":
         raise ConfigurationError(
             f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
         )
@@ -52,7 +52,7 @@ def communicator_pod(config: WorkerConfig) -> str:
     """Equal for ranks of one pod. Pods may be processes of one machine (`dtj local`), and are still what their
     agents say.
     """
-    return f"{shm_host_identity()} {config.cross_rank}"
+    return f"{shm_host_identity()} {config.place.cross_rank}"
 
 
 def _are_regular_hosts(hosts: ShmHostGroups) -> bool:

@@ -82,12 +82,12 @@ def queue_of(process_set: ProcessSet) -> NamedQueue:
 def _open_queue(world: ProcessGroupContext, number: int) -> NamedQueue:
     ranks = tuple(world.ranks_of_set(number) or ())
     queue = NamedQueue(
-        world.config.rank,
+        world.config.place.rank,
         ranks,
         lambda: world.open_queue_communicator(number),
-        world.config.stall_timeout_s,
+        world.config.waits.stall_timeout_s,
         lambda error: world.give_up(number, error),
-        world.config.stall_warning_s,
+        world.config.waits.stall_warning_s,
     )
     world.run_with_set(number, queue)
     world.describe_queue(number, queue.in_flight)

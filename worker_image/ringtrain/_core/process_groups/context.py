@@ -9,7 +9,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ringtrain import timeline
@@ -24,6 +26,8 @@ from ringtrain.report import report_joined
 from ringtrain.run_config import report_versions
 from ringtrain.shared import contract
 from ringtrain.shared.environment import LONGEST_TIMEOUT_S
+from ringtrain.shared.horovod_variables import log_level, with_counterparts
+from ringtrain.shared.settings import Settings, flag, path, text
 
 if TYPE_CHECKING:
     pass
@@ -78,14 +82,15 @@ def init(
             return
         agent = None if config else own_agent()
         _context = _meet_agents_world(
-            agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes
-        )
+            agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes,
+            {} if config else os.environ,
+        )  # fmt: skip
         found = _context.config
         atexit.register(shutdown)
         if config is None:
             report_versions()
-        if config is None and found.size > 1:
-            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.rank} {_rank_place(os.environ)}"
+        if config is None and found.place.size > 1:
+            os.environ[_RANK_PROCESS] = f"{os.getpid()} {found.place.rank} {_rank_place(os.environ)}"
             if agent is None:
                 report_joined()
 
@@ -97,27 +102,38 @@ def _timed_config(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
         raise ConfigurationError(
             f"timeout is {timeout}; expected seconds, more than 0 and at most {LONGEST_TIMEOUT_S:g}"
         )
-    return replace(config, timeout_s=float(timeout))
+    return replace(config, waits=replace(config.waits, timeout_s=float(timeout)))
 
 
 def _meet_agents_world(
-    agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int
+    agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int, env: Mapping[str, str]
 ) -> ProcessGroupContext:
     """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
     while True:
-        found = find()
-        _show_messages(found.log_level)
-        _start_timeline(found)
+        found, process = find(), RankProcessSettings.from_env(with_counterparts(env))
+        _show_messages(process.log_level)
+        _start_timeline(found, process.timeline)
         try:
-            return _join_process_groups(found, segment_bytes, agent)
+            return _join_process_groups(found, process, segment_bytes, agent)
         except PeerLost as error:
             timeline.stop()
             if agent is None:
                 raise
-            log.warning("formation %d has not met: %s", found.formation, error)
+            log.warning("formation %d has not met: %s", found.numbers.formation, error)
         except BaseException:
             timeline.stop()
             raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcessSettings(Settings):
+    """What this process does besides, if `init` finds its world in the environment. `log_level`: of ringtrain's own
+    messages, empty where nobody says. `mpi_check_in`: tells the agent that mpirun's rank has a world."""
+
+    timeline: Path | None = path(contract.ENV_TIMELINE)
+    tracebacks: bool = flag(contract.ENV_TRACEBACKS)
+    log_level: str = text(contract.ENV_LOG_LEVEL, "", made=partial(log_level, contract.ENV_LOG_LEVEL))
+    mpi_check_in: Path | None = path(contract.ENV_MPI_CHECK_IN)
 
 
 def _show_messages(level: str) -> None:
@@ -130,17 +146,19 @@ def _show_messages(level: str) -> None:
 
 
 def _join_process_groups(
-    config: WorkerConfig, segment_bytes: int, agent: RankAgentSocket | None
+    config: WorkerConfig, process: RankProcessSettings, segment_bytes: int, agent: RankAgentSocket | None
 ) -> ProcessGroupContext:
-    if not config.tracebacks and config.size > 1:
+    if not process.tracebacks and config.place.size > 1:
         shorten_lost_peers()
-    if agent is None:
-        return ProcessGroupContext(config, None, segment_bytes)
-    CARRIED.formation = config.formation  # from here on this rank is in it, also if it does not meet the others
+    if agent is not None:
+        CARRIED.formation = config.numbers.formation  # this rank is in it, also if it does not meet the others
     context = ProcessGroupContext(config, None, segment_bytes, agent)
     try:
-        agent.joined(config.formation)
-        context.join_formation(CARRIED)
+        if process.mpi_check_in is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
+            process.mpi_check_in.write_text(f"ringtrain: world of {config.place.size}\n")
+        if agent is not None:
+            agent.joined(config.numbers.formation)
+            context.join_formation(CARRIED)
     except BaseException:
         context.close()
         raise
@@ -193,7 +211,7 @@ def shutdown() -> None:
     if context is not None:
         atexit.unregister(shutdown)
         os.environ.pop(_RANK_PROCESS, None)
-        if context.config.formation:
+        if context.config.numbers.formation:
             context.leave_formation(CARRIED)
         context.close()
         timeline.stop()
@@ -211,26 +229,26 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def _start_timeline(config: WorkerConfig) -> None:
-    if config.timeline is None:
+def _start_timeline(config: WorkerConfig, file: Path | None) -> None:
+    if file is None:
         return
     try:
         # A process alone has no address of its own. All worlds of an elastic job write to one file.
         run = (
-            f"attempt {config.attempt} of {_job_name(config)}"
-            if config.formation
-            else f"{config.addresses[0]} {config.generation}"
-            if config.size > 1
+            f"attempt {config.numbers.attempt} of {_job_name(config)}"
+            if config.numbers.formation
+            else f"{config.addresses[0]} {config.numbers.generation}"
+            if config.place.size > 1
             else f"process {os.getpid()}"
         )
-        timeline.start(config.timeline, config.rank, run)
+        timeline.start(file, config.place.rank, run)
     except OSError as error:
-        raise ConfigurationError(f"RINGTRAIN_TIMELINE is {config.timeline}: {error.strerror}") from error
+        raise ConfigurationError(f"RINGTRAIN_TIMELINE is {file}: {error.strerror}") from error
 
 
 def _job_name(config: WorkerConfig) -> str:
     """The same text for all ranks of a job, and another for another job; tells nothing of the token."""
-    return hashlib.sha256(b"timeline" + (config.token() or config.job_uid.encode())).hexdigest()[:16]
+    return hashlib.sha256(b"timeline" + (config.trust.token() or config.trust.job_uid.encode())).hexdigest()[:16]
 
 
 def joins_survivors() -> bool:
@@ -260,28 +278,28 @@ def current_or_none() -> ProcessGroupContext | None:
 
 def rank() -> int:
     """This process's rank in the world, from 0. Raises NotInitializedError without a world."""
-    return current().config.rank
+    return current().config.place.rank
 
 
 def size() -> int:
     """The number of ranks in the world. Raises NotInitializedError without a world."""
-    return current().config.size
+    return current().config.place.size
 
 
 def local_rank() -> int:
     """This process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
-    return current().config.local_rank
+    return current().config.place.local_rank
 
 
 def local_size() -> int:
     """The number of ranks on this host or in this pod. Raises NotInitializedError without a world."""
-    return current().config.local_size
+    return current().config.place.local_size
 
 
 def site() -> str:
     """The name of this rank's site, empty where no sites are known. Raises NotInitializedError without a world."""
     config = current().config
-    return config.sites[config.rank] if config.sites else ""
+    return config.sites[config.place.rank] if config.sites else ""
 
 
 def sites() -> dict[str, list[int]]:
@@ -293,9 +311,9 @@ def sites() -> dict[str, list[int]]:
 
 def cross_rank() -> int:
     """The rank of this host or pod among those that have a rank with this local rank, from 0."""
-    return current().config.cross_rank
+    return current().config.place.cross_rank
 
 
 def cross_size() -> int:
     """The number of hosts or pods that have a rank with this local rank."""
-    return current().config.cross_size
+    return current().config.place.cross_size

@@ -73,7 +73,7 @@ class ProcessGroupEpochs:
 def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
     """What this rank began to train on, where `size` ranks are its world; nothing where they are a part of it."""
     world = current_or_none()
-    if world is None or world.config.size != size:
+    if world is None or world.config.place.size != size:
         return ProcessGroupEpochs()
     return world.attached(ProcessGroupEpochs, ProcessGroupEpochs)
 
@@ -82,7 +82,7 @@ def note_process_group_epoch(rank: int, size: int, cut: str, begin: str) -> None
     """The part of `rank` of `size` of a data set begins an epoch. Nothing is compared unless it is this rank's
     part among all ranks of its world."""
     world = current_or_none()
-    if world is not None and size > 1 and (rank, size) == (world.config.rank, world.config.size):
+    if world is not None and size > 1 and (rank, size) == (world.config.place.rank, world.config.place.size):
         world.attached(ProcessGroupEpochs, ProcessGroupEpochs).note(cut, begin)
 
 

@@ -34,7 +34,7 @@ def broadcast_object(
     ranks = group.ranks
     if root_rank not in ranks:
         raise ConfigurationError(f"root_rank is {root_rank}; expected one of the ranks {list(ranks)}")
-    is_root = current().config.rank == root_rank
+    is_root = current().config.place.rank == root_rank
     message = pack_object(value, allow_pickle) if is_root else b""
     own = object_header(message, root_rank, allow_pickle)
     (rows,) = group.call(work.grouped_allgather([own], _object_of_collective(name, "length")))

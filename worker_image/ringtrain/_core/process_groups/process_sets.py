@@ -53,7 +53,7 @@ class ProcessSet:
         """This process's place among the members; -1 if it is none. Roots are given by world rank all the same."""
         if self.process_set_id is None:
             return None
-        own, ranks = current().config.rank, self.ranks or []
+        own, ranks = current().config.place.rank, self.ranks or []
         return ranks.index(own) if own in ranks else -1
 
     def included(self) -> bool | None:
@@ -80,7 +80,7 @@ class _GlobalProcessSet(ProcessSet):
     @property
     def ranks(self) -> list[int] | None:
         context = current_or_none()
-        return None if context is None else list(range(context.config.size))
+        return None if context is None else list(range(context.config.place.size))
 
     def included(self) -> bool | None:
         return None if current_or_none() is None else True
@@ -102,7 +102,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     context = current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    ranks, size = added.ranks or [], context.config.size
+    ranks, size = added.ranks or [], context.config.place.size
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
     # The world before this one had it: newcomers add what the others have, and who enters its function again, too.
@@ -192,7 +192,7 @@ def number_of(process_set: ProcessSet) -> int:
         )
     if not process_set.included():
         raise ConfigurationError(
-            f"rank {current().config.rank} is not a member of {process_set}; only its ranks may use it"
+            f"rank {current().config.place.rank} is not a member of {process_set}; only its ranks may use it"
         )
     return number
 

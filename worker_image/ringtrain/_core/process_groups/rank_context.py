@@ -77,16 +77,17 @@ class ProcessGroupContext:
         `HierarchicalCommunicator`; `direct_ranks_most`: more ranks without pods take the tree. Both the same on
         all ranks."""
         self.config = config
-        self.former = FormerFormation(0, (None,) * config.size)
+        self.former = FormerFormation(0, (None,) * config.place.size)
         self.state_is_synced = False  # in an elastic job, since this world was formed
         self._segment_bytes = segment_bytes
         self._bounds = chain_pods_most, direct_ranks_most
+        place, waits = config.place, config.waits
         ring = RingConfig(
-            config.rank, config.size, config.addresses, config.generation, config.token(), config.timeout_s,
-            config.stall_timeout_s, config.local_size, config.stall_warning_s, config.transport,
+            place.rank, place.size, config.addresses, config.numbers.generation, config.trust.token(),
+            waits.timeout_s, waits.stall_timeout_s, place.local_size, waits.stall_warning_s, config.ways.transport,
         )  # fmt: skip
         warn_of_strangers_in_group(ring)
-        began = None if agent is None else partial(_break_when_lost, agent, config.formation)
+        began = None if agent is None else partial(_break_when_lost, agent, config.numbers.formation)
         self._member = WorldMembership.join(ring, transport or _rank_context_transport(ring, config), began)
         self._executor = ProcessGroupExecutor()  # of all groups of the public collectives: they keep one order
         self._runners: list[tuple[int, CollectiveRunner]] = [(WORLD, self._executor)]  # with the set they belong to
@@ -102,9 +103,7 @@ class ProcessGroupContext:
         self._attached: dict[type[Any], Any] = {}
         self._closing = False
         try:
-            self.add_set(tuple(range(config.size)))
-            if config.check_in_file is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
-                config.check_in_file.write_text(f"ringtrain: world of {config.size}\n")
+            self.add_set(tuple(range(config.place.size)))
         except BaseException:
             self.close()
             raise
@@ -120,7 +119,7 @@ class ProcessGroupContext:
         self._sets[number] = ranks
         if not is_carried:
             self._of_this_world.add(number)
-        if self.config.rank in ranks:
+        if self.config.place.rank in ranks:
             self.groups[number] = self._open(number, number, self._executor)
         return number
 
@@ -152,8 +151,8 @@ class ProcessGroupContext:
         kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
-            if max(ranks) >= self.config.size:
-                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.size)
+            if max(ranks) >= self.config.place.size:
+                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.place.size)
                 continue
             number = self.add_set(tuple(ranks))
             self._left_sets.add(number)
@@ -163,7 +162,7 @@ class ProcessGroupContext:
 
     def leave_formation(self, carried: ProcessFormationMemory) -> None:
         """Note what the next world takes over from this one."""
-        carried.formation = self.config.formation
+        carried.formation = self.config.numbers.formation
         carried.sets = [
             (list(ranks), self._set_objects.get(number))
             for number, ranks in self._sets.items()
@@ -186,7 +185,7 @@ class ProcessGroupContext:
         ranks = self._sets.pop(process_set)
         self._left_sets.discard(process_set)
         self._set_objects.pop(process_set, None)
-        if self.config.rank not in ranks:
+        if self.config.place.rank not in ranks:
             return
         self.groups.pop(process_set)
         with self._lock:
@@ -195,7 +194,7 @@ class ProcessGroupContext:
         for runner in stopped:
             runner.stop()
         for runner in stopped:
-            runner.wait_stopped(self.config.timeout_s)
+            runner.wait_stopped(self.config.waits.timeout_s)
         further = range(
             further_communicator_number(process_set, 0), further_communicator_number(process_set, PER_SET - 1) + 1
         )
@@ -285,7 +284,7 @@ class ProcessGroupContext:
             runner.stop()
         self._member.leave()
         for runner in runners:
-            runner.wait_stopped(self.config.timeout_s)
+            runner.wait_stopped(self.config.waits.timeout_s)
         with self._lock:
             opened, self._communicators = list(self._communicators.values()), {}
         for communicator in opened:
@@ -309,7 +308,7 @@ class ProcessGroupContext:
     def _close_further(self, process_set: int, number: int, executor: ProcessGroupExecutor) -> None:
         """Give back what a group has that was stopped. What is under way ends first; where it does not, because
         another rank is waited for, the end of the world gives back the rest."""
-        executor.wait_stopped(min(_CLOSE_S, self.config.timeout_s))
+        executor.wait_stopped(min(_CLOSE_S, self.config.waits.timeout_s))
         with self._lock:
             self._runners = [entry for entry in self._runners if entry != (process_set, executor)]
             communicator = self._communicators.pop(number, None)
@@ -353,27 +352,27 @@ def _rank_context_transport(ring: RingConfig, config: WorkerConfig) -> Transport
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
     from ringtrain._core.transport.rpc import RpcTransport
 
-    near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.rank]}
-    in_clear = frozenset(near if config.encrypt == "sites" else ())
+    near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.place.rank]}
+    in_clear = frozenset(near if config.trust.encrypt == "sites" else ())
     return RpcTransport(
-        ring.rank, ring.addresses, ring.timeout_s, config.data_path == "auto", _rank_context_tls(config), in_clear
+        ring.rank, ring.addresses, ring.timeout_s, config.ways.data_path == "auto", _rank_context_tls(config), in_clear
     )
 
 
 def _rank_context_tls(config: WorkerConfig) -> TlsIdentity | None:
     """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
-    if config.encrypt == "none":
+    if config.trust.encrypt == "none":
         return None
-    if config.transport in ("mpi", "torch"):
+    if config.ways.transport in ("mpi", "torch"):
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is {config.encrypt}, but RINGTRAIN_TRANSPORT is {config.transport}, which "
+            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_TRANSPORT is {config.ways.transport}, which "
             "ringtrain can't encrypt; use auto"
         )
-    if not config.job_uid:
+    if not config.trust.job_uid:
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is {config.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are known by the "
+            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are known by the "
             "name worker.<uid>.ringtrain in their certificates"
         )
     from ringtrain.shared.tls import TlsIdentity
 
-    return TlsIdentity.load(config.secret_dir, f"{contract.ROLE_WORKER}.{config.job_uid}.ringtrain")
+    return TlsIdentity.load(config.trust.secret_dir, f"{contract.ROLE_WORKER}.{config.trust.job_uid}.ringtrain")

@@ -190,7 +190,7 @@ class DataWorkerSession:
 
 def _data_stream_rank() -> Any:
     context = current_or_none()
-    return context.config.rank if context else 0
+    return context.config.place.rank if context else 0
 
 
 class DataWorkerLinkEvents(Protocol):

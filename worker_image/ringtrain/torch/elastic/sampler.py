@@ -62,7 +62,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def reset(self) -> None:
         """Cut what is left for the present world; between two worlds for that of before."""
         if (world := current_or_none()) is not None:
-            self.num_replicas, self.rank = world.config.size, world.config.rank
+            self.num_replicas, self.rank = world.config.place.size, world.config.place.rank
         order = Shard(len(self.dataset), 1, 0, 1, self.seed, self.shuffle, "padded").order(self.epoch)
         self.remaining_indices = order[self.processed_num :].tolist()
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)

@@ -40,7 +40,7 @@ def test_a_data_worker_that_says_hello_at_once_is_asked(tmp_path: Path, monkeypa
     members = tmp_path / "members"
     monkeypatch.setattr(session, "DataWorkerLink", HastyLink)
     members.write_text(members_text("loader", [DataMember("uid", 0, "a", "pod", "127.0.0.1:1", "loader", 1)]))
-    asking = session.DataWorkerSession(DataStreamSettings(members, Secrets(), "uid", 60.0, 60.0))
+    asking = session.DataWorkerSession(DataStreamSettings(members_file=members, secrets=Secrets(), uid="uid"))
     try:
         asking.ask(DataWorkerRequest(key=1, function="f"))
         assert HastyLink.asked.wait(30)

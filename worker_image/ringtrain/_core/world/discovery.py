@@ -1,0 +1,199 @@
+"""Where this process is in a world, by what the environment says: of ours, TF_CONFIG, SLURM, MPI or torchrun."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain._core.world.mpi_environment import mpi_rank
+from ringtrain._core.world.slurm import meet_on_first_node, slurm_rank
+from ringtrain._core.world.tf_config import parse_tf_config
+from ringtrain._core.world.topology import check_addresses, place_of, same_address
+from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
+from ringtrain.errors import ConfigurationError, shown
+from ringtrain.shared import contract
+from ringtrain.shared.place import RankPlace
+from ringtrain.shared.settings import Settings, integer
+
+ALONE: Final = ("localhost:0",)
+_WORLD_FILE_VERSION: Final = 1
+
+
+def ring_addresses_in(path: Path) -> tuple[str, ...]:
+    """The addresses of all ranks, by rank, as the file says. Raises ConfigurationError naming what is wrong."""
+    name = f"{contract.ENV_WORLD_FILE} is {shown(str(path))}"
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
+        raise ConfigurationError(f"{name}: {why}; expected the file that this world's agent has written") from error
+    if not isinstance(content, dict) or content.get("version") != _WORLD_FILE_VERSION:
+        version = content.get("version") if isinstance(content, dict) else None
+        raise ConfigurationError(
+            f"{name}: its version is {shown(version)}; expected an object of version {_WORLD_FILE_VERSION}"
+        )
+    addresses = content.get("ringAddresses")
+    if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+        raise ConfigurationError(f'{name}: ringAddresses is {shown(addresses)}; expected a list of "host:port"')
+    return tuple(addresses)
+
+
+@dataclass(frozen=True)
+class DiscoveredWorld:
+    """Where a source of discovery puts this process. `slot`: its place in an elastic job."""
+
+    source: str
+    role: str
+    addresses: tuple[str, ...]
+    place: RankPlace
+    slot: int | None = None
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How ranks meet where the environment does not name their addresses. `token`: what they prove to each other."""
+
+    env: Mapping[str, str]
+    timeout_s: float
+    token: Callable[[], bytes | None]
+
+
+def discover_world(meeting: Rendezvous) -> DiscoveredWorld:
+    """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, SLURM's, MPI's, torchrun's, else a world of one.
+
+    Raises ConfigurationError naming the variable, its value and what was expected.
+    """
+    return (
+        _from_ringtrain(meeting.env)
+        or _from_tf_config(meeting.env)
+        or _from_slurm(meeting)
+        or _from_mpi(meeting)
+        or _from_torchrun(meeting)
+        or _world_of_one("single", "worker")
+    )
+
+
+def _world_of_one(source: str, role: str) -> DiscoveredWorld:
+    return DiscoveredWorld(source, role, ALONE, RankPlace())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankVariables(Settings):
+    size: int = integer(contract.ENV_SIZE, low=1)
+    rank: int = integer(contract.ENV_RANK, low=0, high=lambda seen: seen.size - 1)
+
+
+def _highest_local_rank(seen: Any) -> int:
+    highest: int = seen.local_size - 1 if seen.slot is None else seen.slot
+    return highest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlaceVariables(Settings):
+    """What the environment says, and what it leaves out from the hosts of the addresses (`by_host`).
+
+    The local rank is that of the slot: a pod may have a gap.
+    """
+
+    local_size: int = integer(contract.ENV_LOCAL_SIZE, derived=lambda seen: seen.by_host.local_size, low=1)
+    cross_size: int = integer(contract.ENV_CROSS_SIZE, derived=lambda seen: seen.by_host.cross_size, low=1)
+    slot: int | None = integer(contract.ENV_SLOT, None, low=0)
+    local_rank: int = integer(
+        contract.ENV_LOCAL_RANK, derived=lambda seen: seen.by_host.local_rank, low=0, high=_highest_local_rank
+    )
+    cross_rank: int = integer(
+        contract.ENV_CROSS_RANK,
+        derived=lambda seen: seen.by_host.cross_rank,
+        low=0,
+        high=lambda seen: seen.cross_size - 1,
+    )
+
+
+def _from_ringtrain(env: Mapping[str, str]) -> DiscoveredWorld | None:
+    if contract.ENV_RANK not in env and contract.ENV_SIZE not in env:
+        return None
+    for name in (contract.ENV_RANK, contract.ENV_SIZE):
+        if name not in env:
+            raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
+    own = _RankVariables.from_env(env)
+    addresses = _ring_addresses(env, own.size)
+    if addresses is None:
+        if own.size > 1:
+            raise ConfigurationError(
+                f"{contract.ENV_RING_ADDRESSES} is not set, nor is {contract.ENV_WORLD_FILE}; expected host:port "
+                f"of each of {own.size} ranks, by rank"
+            )
+        addresses = ALONE
+    at = _PlaceVariables.from_env(env, by_host=place_of(addresses, own.rank))
+    place = RankPlace(own.rank, own.size, at.local_rank, at.local_size, at.cross_rank, at.cross_size)
+    return DiscoveredWorld("ringtrain", "worker", addresses, place, at.slot)
+
+
+def _from_tf_config(env: Mapping[str, str]) -> DiscoveredWorld | None:
+    text = env.get("TF_CONFIG", "")
+    task = parse_tf_config(text) if text.strip() else None
+    if task is None:
+        return None
+    if not task.addresses:
+        return _world_of_one("tf_config", task.type)
+    return DiscoveredWorld("tf_config", task.type, task.addresses, place_of(task.addresses, task.rank))
+
+
+def _from_slurm(meeting: Rendezvous) -> DiscoveredWorld | None:
+    found = slurm_rank(meeting.env)
+    if found is None:
+        return None
+    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
+    if addresses is None:
+        addresses = meet_on_first_node(found, meeting.env, meeting.token(), meeting.timeout_s)
+    return DiscoveredWorld("slurm", "worker", addresses, place_of(addresses, found.rank))
+
+
+def _from_mpi(meeting: Rendezvous) -> DiscoveredWorld | None:
+    found = mpi_rank(meeting.env)
+    if found is None:
+        return None
+    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
+    if addresses is None and contract.ENV_MPI_CHECK_IN in meeting.env:
+        # The agent gives addresses to the ranks that are where the job's order has them, and those expect the
+        # others there.
+        raise ConfigurationError(
+            f"mpirun has put rank {found.rank} on another worker than the order of ranks has it, where the others "
+            "look for it; leave out the options that place ranks (such as --map-by node, -ppn, a rankfile)"
+        )
+    if addresses is None:
+        from ringtrain._core.world.mpi_rendezvous import meet_mpi_world  # rarely needed, and import time counts
+
+        addresses = meet_mpi_world(found, meeting.env, meeting.timeout_s)
+    return DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
+
+
+def _from_torchrun(meeting: Rendezvous) -> DiscoveredWorld | None:
+    found = torchrun_rank(meeting.env)
+    if found is None:
+        return None
+    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
+    if addresses is None:
+        addresses = meet_beside_master(found, meeting.env, meeting.token(), meeting.timeout_s)
+    return DiscoveredWorld("torchrun", "worker", addresses, found.place(addresses))
+
+
+def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None:
+    if text := env.get(contract.ENV_RING_ADDRESSES, ""):
+        source = contract.ENV_RING_ADDRESSES
+        addresses = tuple(address.strip() for address in text.split(","))
+    elif path := env.get(contract.ENV_WORLD_FILE, ""):
+        source = f"{contract.ENV_WORLD_FILE} ({path})"
+        addresses = ring_addresses_in(Path(path))
+    else:
+        return None
+    if len(addresses) != size:
+        raise ConfigurationError(f"{source} has {len(addresses)} addresses; expected {size}, one for each rank")
+    check_addresses(addresses, lambda rank: f"{source}, rank {rank}")
+    if (ranks := same_address(addresses)) is not None:
+        first, second = ranks
+        raise ConfigurationError(
+            f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
+        )
+    return addresses
