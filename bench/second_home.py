@@ -26,6 +26,7 @@ from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import WEIGHTS, ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, UpdateReplay
+from ringtrain.optim.pipeline import ShardCopies
 
 # "replay" is what the optimizer does, "two" with `redundancy=2`. "sent": over the network also where ranks map
 # each other's memory.
@@ -76,12 +77,12 @@ class Variant(HostOptimizer):
         super().__init__(params, AdamW(lr=1e-3), elastic=way != "none", redundancy=2 if way == "two" else 1)
         context = self._cut.context
         if way == "undo":
-            self._cut = replace(self._cut, context=replace(context, mirrors=()))
-        if way in ("sent", "state") and context.mirrors:
-            given = (context.layout, context.mirrors[0].homes, context.lane or context.group)
-            tools = MirrorTools(context.state_names, context.kernels, None)
+            self._cut = replace(self._cut, context=replace(context, copies=ShardCopies()))
+        if way in ("sent", "state") and context.copies.mirrors:
+            given = (context.layout, context.copies.mirrors[0].homes, context.transfers.lane or context.group)
+            tools = MirrorTools(context.shard.state_names, context.shard.kernels, None)
             mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
-            self._cut = replace(self._cut, context=replace(context, mirrors=(mirror,)))
+            self._cut = replace(self._cut, context=replace(context, copies=ShardCopies((mirror,))))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def _trained(wait: bool, clip_norm: float | None = None, elastic: bool = False) 
             opt.submit(name, np.full(40_000, rt.rank() + step + index, np.float32))
         opt.step(wait=wait)
     opt.wait_for()
-    order = [bucket.index for bucket in opt._cut.context.order.buckets]
+    order = [bucket.index for bucket in opt._cut.context.transfers.order.buckets]
     weights = [weights.tobytes() for weights in opt.weights.values()]
     rt.shutdown()
     return order, weights

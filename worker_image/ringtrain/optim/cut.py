@@ -20,7 +20,7 @@ from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, copies_needed, second_homes
 from ringtrain.optim.norms import GradientNorms
 from ringtrain.optim.order import BucketOrder
-from ringtrain.optim.pipeline import DeviceReducer, UpdateContext
+from ringtrain.optim.pipeline import BucketTransfers, DeviceReducer, ShardCopies, ShardUpdate, UpdateContext
 from ringtrain.optim.replica_check import WeightReplicaCheck
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, rule_is_whole, spans_of
@@ -98,16 +98,16 @@ class OptimizerCut:
 
         `missed`: how many of them each parameter had no gradient in.
         """
-        if self.context.undo is not None:
-            self.context.undo.forget()
+        if self.context.shard.undo is not None:
+            self.context.shard.undo.forget()
         self.settle_at(updates, missed)
 
     def settle_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Weights were set in place after `updates`: nothing from before can be undone. `missed`: as `begin_at`."""
-        self.context.missed.counts = dict(missed)
-        if self.context.undo is not None:
-            self.context.undo.settle_at(updates)
-        for mirror in self.context.mirrors:
+        self.context.shard.missed.counts = dict(missed)
+        if self.context.shard.undo is not None:
+            self.context.shard.undo.settle_at(updates)
+        for mirror in self.context.copies.mirrors:
             mirror.begin_at(updates)
             mirror.missed.counts = dict(missed)
         if self.check is not None:
@@ -141,23 +141,17 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     )
     undo = _optimizer_undo(layout, arenas, wire) if model.elastic else None
     mirrors = _shard_mirrors(model, layout, (group, lane or group), MirrorTools(model.state_names, kernels, wire))
-    context = UpdateContext(
-        group,
-        layout,
-        arenas,
-        model.state_names,
-        model.settings,
+    shard = ShardUpdate(
         kernels,
-        BucketOrder(layout, group),
-        GradientNorms((group, lane or group), layout, arenas, kernels),
-        model.sharded,
+        model.state_names,
         tuple(spans_of(bucket, arenas.owned(bucket)) for bucket in layout.buckets),
         MissedGradients(),
-        wire,
-        lane,
+        GradientNorms((group, lane or group), layout, arenas, kernels),
         undo,
-        mirrors,
-        devices=devices,
+    )
+    transfers = BucketTransfers(BucketOrder(layout, group), wire, lane, devices)
+    context = UpdateContext(
+        group, layout, arenas, model.settings, model.sharded, shard, transfers, ShardCopies(mirrors)
     )
     inbox = GradientInbox(layout, arenas, group.rank, model.settings)
     check = MemoryCheck(context) if mirrors else None
@@ -171,7 +165,7 @@ def _fused_rules(context: UpdateContext, model: OptimizedModel) -> dict[int, Nat
     if not model.settings.update_during_backward or not can_fuse(context, model.rules):
         return None
     return {
-        bucket.index: NativeParameterSpans(context.spans[bucket.index], model.group_of)
+        bucket.index: NativeParameterSpans(context.shard.spans[bucket.index], model.group_of)
         for bucket in shared_buckets(context)
     }
 

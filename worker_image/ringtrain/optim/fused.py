@@ -30,7 +30,7 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
     where it lies, and unsharded state is updated whole by every rank.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
-    elsewhere = context.wire is not None or context.devices is not None
+    elsewhere = context.transfers.wire is not None or context.transfers.devices is not None
     fusable = all(isinstance(rule, FusableUpdateRule) for rule in rules)
     if clips or alone or elsewhere or not context.sharded or not fusable:
         return False
@@ -69,8 +69,8 @@ class FusedOptimizerUpdate:
         before: Bucket | None = None
         copies: list[PendingCollective] = []
         met = False
-        self._m.order.begin()
-        for bucket in self._m.order.buckets:
+        self._m.transfers.order.begin()
+        for bucket in self._m.transfers.order.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
             # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
             is_last = before is self._last  # whose weights are there when nothing is left to do with other ranks
@@ -78,53 +78,55 @@ class FusedOptimizerUpdate:
                 self.arrivals.arrived(before)
                 before = None
             if is_early and met:
-                self._m.catch_up_until_complete(self._inbox, bucket, self.number)
+                self._m.copies.catch_up_until_complete(self._inbox, bucket, self.number)
             if not self._inbox.wait_complete(bucket.index):
                 raise UpdateAbandoned
             if bucket.local or not bucket.size:
                 self._update_alone(bucket)
-                self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
+                self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
                 continue
             copies += self._update(bucket)
-            self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
+            self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
             met = True  # all ranks have done the update before
             if before is not None:
                 self.arrivals.arrived(before)
             before = bucket
         for copy in copies:
             copy.wait()
-        self._m.order.end(self.number)
+        self._m.transfers.order.end(self.number)
         self.arrivals.release()
 
     def _update(self, bucket: Bucket) -> list[PendingCollective]:
         """Return what is under way to second homes."""
-        arenas, mirrors, undo, spans = self._m.arenas, self._m.mirrors, self._m.undo, self._spans[bucket.index]
+        arenas, shard, mirrors = self._m.arenas, self._m.shard, self._m.copies.mirrors
+        spans = self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
         state = arenas.state[bucket.index]
         room = mirrors[0].room(bucket, self.number) if mirrors else None
         scale = self._m.mean_scale(bucket, self._inbox.micro_steps)
         change = ChunkUpdate(
-            spans.rule(self._rules, self._m.missed, scale),
+            spans.rule(self._rules, shard.missed, scale),
             arenas.weights(bucket),
-            tuple(state[name] for name in self._m.state_names),
+            tuple(state[name] for name in shard.state_names),
             state.get(MASTER),
             last=bucket is self._last,
             reduced=own if mirrors and room is None else room,
-            kept=None if undo is None else undo.room(bucket.index, self.number),
+            kept=None if shard.undo is None else shard.undo.room(bucket.index, self.number),
         )
         with timeline.span(f"reduce and update bucket {bucket.index}", "bucket"):
             self._m.group.update(arenas.gradients(bucket), bucket.bounds, Average if bucket.half else Sum, change)
-        spans.note(self.number, self._m.missed)
-        return self._m.exchange_copies(bucket, own if room is None else room, UpdateReplay(self._rules, scale))
+        spans.note(self.number, shard.missed)
+        return self._m.copies.exchange(bucket, own if room is None else room, UpdateReplay(self._rules, scale))
 
     def _update_alone(self, bucket: Bucket) -> None:
         began_ns = time.perf_counter_ns()
         with HIDDEN_UPDATE:
-            if self._m.undo is not None:
-                self._m.undo.keep(bucket.index, self.number)
+            if self._m.shard.undo is not None:
+                self._m.shard.undo.keep(bucket.index, self.number)
             part = self._m.arenas.part(bucket)
             scale = self._m.mean_scale(bucket, self._inbox.micro_steps)
-            self._rules.apply(part, self._m.spans[bucket.index], self._m.missed, scale, self._m.kernels)
+            shard = self._m.shard
+            self._rules.apply(part, shard.spans[bucket.index], shard.missed, scale, shard.kernels)
             self._m.arenas.store(bucket, part)
         timeline.record_since(began_ns, f"update bucket {bucket.index}", "update")
         self.arrivals.arrived(bucket)
@@ -132,4 +134,4 @@ class FusedOptimizerUpdate:
 
 def shared_buckets(context: UpdateContext) -> list[Bucket]:
     """The buckets that ranks update together."""
-    return [bucket for bucket in context.order.buckets if bucket.size and not bucket.local]
+    return [bucket for bucket in context.transfers.order.buckets if bucket.size and not bucket.local]

@@ -27,13 +27,13 @@ def shard_takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[
 def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
     """Have a rank that stays keep each shard that only ranks of `leaving` have. Collective, after update `updates`
     on all ranks of the world."""
-    group, homes = context.group, [mirror.homes for mirror in context.mirrors]
+    group, homes = context.group, [mirror.homes for mirror in context.copies.mirrors]
     if not homes or not (taken := shard_takers(group.size, homes, sorted(leaving))):
         return
     own = [owner for owner, taker in taken.items() if taker == group.rank]
-    missed = group.allgather_object({name: n for name, n in context.missed.counts.items() if n}, "missed")
+    missed = group.allgather_object({name: n for name, n in context.shard.missed.counts.items() if n}, "missed")
     kept = {owner: KeptShard(updates, {}, missed[owner]) for owner in own}
-    for bucket in context.mirrors[0].buckets:
+    for bucket in context.copies.mirrors[0].buckets:
         slots = context.slots(bucket)
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])
         nothing = np.empty(0, np.uint8)
@@ -43,8 +43,8 @@ def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[i
         received = group.all_to_all(parts, origins).wait()
         for owner in own:
             kept[owner].values[bucket.index] = _unpacked_bucket(bucket, owner, slots, received[owner])
-    context.kept_shards.clear()
-    context.kept_shards.update(kept)
+    context.copies.kept.clear()
+    context.copies.kept.update(kept)
 
 
 def _unpacked_bucket(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:

@@ -142,7 +142,7 @@ class HostOptimizer:
             for arena in context.arenas.synced_arenas():
                 context.group.broadcast(arena)
         context.arenas.refresh_masters(context.layout.buckets)
-        for mirror in context.mirrors:
+        for mirror in context.copies.mirrors:
             mirror.take_weights(context.arenas)
 
     @property
@@ -219,7 +219,7 @@ class HostOptimizer:
         self._raise_if_broken()
         self._require_world("gradient")
         self._end_update()
-        if self._cut.context.devices is not None:
+        if self._cut.context.transfers.devices is not None:
             raise ConfigurationError(f'gradient("{name}") was asked for, and gradients are reduced on the devices')
         return self._cut.inbox.room(name)
 
@@ -327,7 +327,7 @@ class HostOptimizer:
         was made; False: there were none. Every rank does after as many. `takes_weights`: as `take_weights`."""
         self._raise_if_broken()
         self._end_update()
-        if self._cut.context.devices is not None:
+        if self._cut.context.transfers.devices is not None:
             raise ConfigurationError("flush() was called, and gradients are reduced on the devices; end the update")
         if not self._cut.inbox.flush():
             return False
@@ -367,7 +367,7 @@ class HostOptimizer:
             current().attached(LastUpdate, LastUpdate).note(group, self._settle, in_words_of_updates)
         if not wait:
             drain_before_leaving(self)
-        self._cut.context.order.overlaps = not wait
+        self._cut.context.transfers.order.overlaps = not wait
         if wait:
             self._end_update()
         self._step_began_ns = timeline.step_ended(self._step_began_ns, self._updates)
@@ -478,7 +478,7 @@ class HostOptimizer:
 
         Raises ConfigurationError with `elastic`, whose replicas of shards would differ.
         """
-        if self._cut.context.undo is not None:
+        if self._cut.context.shard.undo is not None:
             raise ConfigurationError(
                 f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled: its replicas have no "
                 "part in it. Pass momentum_correction=False to the callback that changes the learning rate"
@@ -495,7 +495,7 @@ class HostOptimizer:
         Without `elastic` there is nothing to do: an update reads the weights that are there. With it a rank takes
         them for the shard that it is the second home of, and the updates so far can't be undone any more.
         """
-        if self._cut.context.undo is None:
+        if self._cut.context.shard.undo is None:
             return
         if not self.waits_for_step:
             self._require_idle("take_weights")
@@ -506,8 +506,8 @@ class HostOptimizer:
         self._raise_if_broken()
 
     def _take_weights(self) -> None:
-        missed = self._cut.context.missed.counts
-        for mirror in self._cut.context.mirrors:
+        missed = self._cut.context.shard.missed.counts
+        for mirror in self._cut.context.copies.mirrors:
             mirror.settle(self._updates)
             mirror.take_weights(self._cut.context.arenas)
             missed = merged_missed_steps([missed, mirror.missed.counts])
@@ -526,7 +526,7 @@ class HostOptimizer:
         update had begun to change weights, those of other ranks' shards are whole again after `reform`.
         An update whose step() was called is waited for: its world must have failed, or have all its ranks.
         """
-        undo = self._cut.context.undo
+        undo = self._cut.context.shard.undo
         if undo is None:
             raise ConfigurationError("rollback() needs HostOptimizer(elastic=True), which keeps what it undoes")
         if self._closed:
@@ -540,8 +540,8 @@ class HostOptimizer:
         if chosen not in (done, done - 1) or chosen < 0:
             raise ConfigurationError(f"rollback: to is {to}; expected {done}, the updates done, or one less")
         restored = undo.restore(chosen)
-        self._cut.context.missed.undo(chosen)
-        for mirror in self._cut.context.mirrors:
+        self._cut.context.shard.missed.undo(chosen)
+        for mirror in self._cut.context.copies.mirrors:
             if chosen < done:
                 mirror.settle(chosen)
             else:  # whether the others have done that update is not known: it may have to be undone as well
@@ -578,7 +578,7 @@ class HostOptimizer:
         Raises StateLost, on every rank, when a shard is on none of them; MismatchError where survivors are at
         different updates, or a newcomer has another model.
         """
-        if self._cut.context.undo is None:
+        if self._cut.context.shard.undo is None:
             raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")
         self._require_idle("reform")
         self._prepared = None

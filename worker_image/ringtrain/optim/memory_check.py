@@ -42,7 +42,7 @@ class MemoryCheck:
     def __init__(self, context: UpdateContext) -> None:
         """`context` has mirrors."""
         self._context = context
-        self._mirrors = context.mirrors
+        self._mirrors = context.copies.mirrors
         self._own_parts = cut_update_in_parts(_shard_arrays(context, self._mirrors[0]))
         self._copy_parts = [cut_update_in_parts(mirror.all_values()) for mirror in self._mirrors]
         self._gradient_parts = [

@@ -55,61 +55,50 @@ class DeviceReducer(Protocol):
 
 
 @dataclass(frozen=True)
-class UpdateContext:
-    """What stays the same from update to update. `sharded`: each rank updates its own shard only. `spans`: of what
-    this rank updates of each bucket. `missed`: what its parameters have missed.
+class ShardUpdate:
+    """How this rank updates its own shard.
 
-    `order`: of buckets in an update.
-    `wire`: sends the buckets that it carries in fewer bytes. `lane`: gathers beside the group's reductions.
-    `undo`: gets what is about to be changed. `mirrors`: this rank as the second home of other ranks' shards, one
-    for each copy that every shard has. `kept_shards`: shards of ranks that leave, by rank. `devices`: has the
-    gradients, in place of the arena.
+    `state_names`: of what rules keep for each element. `spans`: of what this rank updates of each bucket. `missed`:
+    what its parameters have missed. `undo`: gets what is about to be changed.
     """
 
-    group: CollectiveGroup
-    layout: Layout
-    arenas: ParameterArenas
-    state_names: tuple[str, ...]
-    settings: OptimizerSettings
     kernels: OptimizerKernels
-    order: BucketOrder
-    norms: GradientNorms
-    sharded: bool
+    state_names: tuple[str, ...]
     spans: tuple[tuple[ParamLocation, ...], ...]
     missed: MissedGradients
+    norms: GradientNorms
+    undo: OptimizerUndo | None = None
+
+
+@dataclass(frozen=True)
+class BucketTransfers:
+    """How buckets travel. `order`: of buckets in an update. `wire`: sends the buckets that it carries in fewer bytes.
+    `lane`: gathers beside the group's reductions. `devices`: has the gradients, in place of the arena."""
+
+    order: BucketOrder
     wire: OptimizerWire | None = None
     lane: CollectiveGroup | None = None
-    undo: OptimizerUndo | None = None
-    mirrors: tuple[OptimizerShardMirror, ...] = ()
-    kept_shards: dict[int, KeptShard] = field(default_factory=dict)
     devices: DeviceReducer | None = None
 
-    def stays_here(self, bucket: Bucket) -> bool:
-        """Whether no other rank has to do with `bucket`."""
-        return bucket.local or bucket.size == 0 or self.group.size == 1
 
-    def wire_of(self, bucket: Bucket) -> OptimizerWire | None:
-        """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
-        wire = self.wire
-        return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
+@dataclass(frozen=True)
+class ShardCopies:
+    """Shards of other ranks that are copied here.
 
-    def slots(self, bucket: Bucket) -> dict[str, Flat]:
-        """What this rank alone keeps of `bucket`: the state of the elements that it updates, and what compression
-        owes them."""
-        state = dict(self.arenas.state[bucket.index])
-        if self.wire is not None and self.wire.carries(bucket):
-            state[LOST_CHANGE] = self.wire.lost_change(bucket)
-        return state
+    `mirrors`: this rank as the second home of other ranks' shards, one for each copy that every shard has. `kept`:
+    shards of ranks that leave, by rank.
+    """
+
+    mirrors: tuple[OptimizerShardMirror, ...] = ()
+    kept: dict[int, KeptShard] = field(default_factory=dict)
 
     def kept_after(self, updates: int) -> list[int]:
         """The ranks whose shards are kept here as they are after `updates`."""
-        return sorted(rank for rank, kept in self.kept_shards.items() if kept.updates == updates)
+        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
 
-    def copies(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
+    def of(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
         """Whose shards of `bucket` are copied here, and what there is of them."""
-        kept = [
-            (rank, one.values[bucket.index]) for rank, one in self.kept_shards.items() if bucket.index in one.values
-        ]
+        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
         return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
 
     def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
@@ -117,9 +106,40 @@ class UpdateContext:
         for mirror in self.mirrors:
             mirror.catch_up_until(inbox.is_complete, awaited, number)
 
-    def exchange_copies(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
+    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
         """Send the own shard's `reduced` gradient to its second homes. As `OptimizerShardMirror.exchange`."""
         return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
+
+
+@dataclass(frozen=True)
+class UpdateContext:
+    """What stays the same from update to update. `sharded`: each rank updates its own shard only."""
+
+    group: CollectiveGroup
+    layout: Layout
+    arenas: ParameterArenas
+    settings: OptimizerSettings
+    sharded: bool
+    shard: ShardUpdate
+    transfers: BucketTransfers
+    copies: ShardCopies
+
+    def stays_here(self, bucket: Bucket) -> bool:
+        """Whether no other rank has to do with `bucket`."""
+        return bucket.local or bucket.size == 0 or self.group.size == 1
+
+    def wire_of(self, bucket: Bucket) -> OptimizerWire | None:
+        """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
+        wire = self.transfers.wire
+        return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
+
+    def slots(self, bucket: Bucket) -> dict[str, Flat]:
+        """What this rank alone keeps of `bucket`: the state of the elements that it updates, and what compression
+        owes them."""
+        state, wire = dict(self.arenas.state[bucket.index]), self.transfers.wire
+        if wire is not None and wire.carries(bucket):
+            state[LOST_CHANGE] = wire.lost_change(bucket)
+        return state
 
     def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
         """What turns the sum over ranks and all micro-steps into the mean."""
@@ -218,7 +238,7 @@ class OptimizerUpdate:
         self.is_mean = False  # the gradient arenas have means over ranks and micro-steps, on all ranks
         clips = context.settings.clip_norm is not None  # no weight is new before all buckets are reduced
         self._late = clips or hold is not None
-        self._order = context.layout.buckets if self._late else context.order.buckets
+        self._order = context.layout.buckets if self._late else context.transfers.order.buckets
         self._reductions: dict[int, list[PendingCollective]] = {}  # by bucket, in order
         self.arrivals = WeightArrivals(context.layout.buckets)
         self.norm: float | None = None
@@ -226,7 +246,7 @@ class OptimizerUpdate:
     def run(self) -> None:
         """Return when every weight is new on this rank. Raises what a collective raised, and `UpdateAbandoned`."""
         if not self._late:
-            self._m.order.begin()
+            self._m.transfers.order.begin()
         clip_norm = self._m.settings.clip_norm
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
         # Where all are reduced by now, what the next forward pass needs first comes first.
@@ -236,23 +256,23 @@ class OptimizerUpdate:
         met = False
         for place, bucket in enumerate(buckets):
             if met:
-                self._m.catch_up_until_complete(self._inbox, bucket, self.number)
+                self._m.copies.catch_up_until_complete(self._inbox, bucket, self.number)
             self._reduce_through(place)
             self._wait_reduced(bucket)
             if not self._late:
-                self._m.order.reduced(bucket, self._inbox.completed_s[bucket.index])
+                self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
             met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
-            if self._m.lane is not None:
+            if self._m.transfers.lane is not None:
                 self._reduce_next_if_complete(place)
             reduced, replay = self._change(bucket, clip)
             gathers.append(self._gather(bucket))
             if reduced is not None:
-                gathers[-1] += self._m.exchange_copies(bucket, reduced, replay)
+                gathers[-1] += self._m.copies.exchange(bucket, reduced, replay)
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
             if bucket is last and not self._late:  # when all weights are there, nothing is left to do with others
-                self._m.order.end(self.number)
+                self._m.transfers.order.end(self.number)
             self.arrivals.arrived(bucket)
 
     def wait_for_step(self) -> None:
@@ -289,15 +309,15 @@ class OptimizerUpdate:
         """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
         began_ns = time.perf_counter_ns()
         with HIDDEN_UPDATE:
-            if self._m.undo is not None:
-                self._m.undo.keep(bucket.index, self.number)
+            if self._m.shard.undo is not None:
+                self._m.shard.undo.keep(bucket.index, self.number)
             if (wire := self._m.wire_of(bucket)) is not None:
                 wire.remember(bucket)
             part = self._m.arenas.part(bucket)
             scale = self._scale(bucket) * (1.0 if bucket.local else clip)
             reduced = self._kept_for_mirror(bucket)
-            spans = self._m.spans[bucket.index]
-            present = self._rules.apply(part, spans, self._m.missed, scale, self._m.kernels)
+            spans = self._m.shard.spans[bucket.index]
+            present = self._rules.apply(part, spans, self._m.shard.missed, scale, self._m.shard.kernels)
             layer_rates: dict[str, float] = {}
             if any(isinstance(rule, LayerUpdateRule) for rule in self._rules.rules):
                 layer_rates = self._descend_by_layer(bucket, part, present)
@@ -307,10 +327,10 @@ class OptimizerUpdate:
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
         """The reduced gradient of the own shard, which the rule consumes."""
-        if not self._m.mirrors or self._m.stays_here(bucket):
+        if not self._m.copies.mirrors or self._m.stays_here(bucket):
             return None
         own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
-        kept = self._m.mirrors[0].room(bucket, self.number)
+        kept = self._m.copies.mirrors[0].room(bucket, self.number)
         if kept is None:
             return own.copy()
         kept[:] = own
@@ -333,12 +353,12 @@ class OptimizerUpdate:
         if self._m.stays_here(bucket):
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
-            if self._m.undo is not None:
-                self._m.undo.keep_lost(bucket.index, self.number)
+            if self._m.shard.undo is not None:
+                self._m.shard.undo.keep_lost(bucket.index, self.number)
             absent = frozenset(at.spec.name for at in bucket.locations if self._inbox.is_absent(at.spec.name))
             return [wire.reduce_scatter(bucket, absent)]
-        if self._m.devices is not None:
-            return [self._m.devices.reduce_scatter(bucket)]
+        if self._m.transfers.devices is not None:
+            return [self._m.transfers.devices.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
         # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
         # update multiplies by 1 / size in a pass that it makes anyway.
@@ -355,9 +375,9 @@ class OptimizerUpdate:
             return []
         if (wire := self._m.wire_of(bucket)) is not None:
             return [wire.all_gather(bucket)]
-        if self._m.devices is not None:
-            return [self._m.devices.all_gather(bucket)]
-        return [(self._m.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
+        if self._m.transfers.devices is not None:
+            return [self._m.transfers.devices.all_gather(bucket)]
+        return [(self._m.transfers.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
 
     def _clip_factor(self, clip_norm: float) -> float:
         """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""
@@ -368,7 +388,7 @@ class OptimizerUpdate:
             self._reduce_next_if_complete(place)
             if not bucket.local:
                 self._wait_reduced(bucket)
-                own.append(self._m.norms.of_owned(bucket, self._m.arenas.part(bucket).gradients))
+                own.append(self._m.shard.norms.of_owned(bucket, self._m.arenas.part(bucket).gradients))
         whole = self._exchanged(own, synced)
         scaled = [
             squares * self._scale(bucket) ** 2
@@ -391,7 +411,7 @@ class OptimizerUpdate:
         self, bucket: Bucket, part: OwnedBucketPart, present: Sequence[ParamLocation]
     ) -> dict[str, float]:
         """Return the rate of each parameter."""
-        own = [self._m.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
+        own = [self._m.shard.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)
         direction_squares = squares_by_parameter(bucket, direction_sums)
@@ -401,9 +421,9 @@ class OptimizerUpdate:
             if isinstance(rule, LayerUpdateRule):
                 ratio = rule.trust_ratio(math.sqrt(weight), math.sqrt(direction))
                 rates[at.spec.name] = rule.lr * self._rules.factor * ratio
-        descend_weights(part, present, rates, self._m.kernels)
+        descend_weights(part, present, rates, self._m.shard.kernels)
         return rates
 
     def _exchanged(self, own: list[Sums], buckets: list[Bucket]) -> list[Sums]:
         alone = not self._m.sharded or all(self._m.stays_here(bucket) for bucket in buckets)
-        return own if alone else self._m.norms.gathered(own, buckets)
+        return own if alone else self._m.shard.norms.gathered(own, buckets)

@@ -103,7 +103,7 @@ def move_into_optimizer_cut(
     """
     members = _meet_shard_members(group, former, own)
     if members.former[group.rank] is not None:
-        for mirror in own.cut.context.mirrors:
+        for mirror in own.cut.context.copies.mirrors:
             mirror.settle(own.updates)
     missed = _missed_of_members(group, members, own)
     new = make_cut(model, group)
@@ -116,7 +116,7 @@ def move_into_optimizer_cut(
             transfer.run()
     if not members.updates:
         new.context.arenas.refresh_masters(new.context.layout.buckets)
-    for mirror in new.context.mirrors:
+    for mirror in new.context.copies.mirrors:
         mirror.take_weights(new.context.arenas, masters=not members.updates)
     new.begin_at(members.updates, missed)
     return OwnOptimizerShard(new, members.updates, frozenset())
@@ -130,7 +130,8 @@ def _meet_shard_members(
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
         "torn": sorted(own.torn), "former": list(former),
-        "homes": [list(mirror.homes) for mirror in context.mirrors], "kept": context.kept_after(own.updates),
+        "homes": [list(mirror.homes) for mirror in context.copies.mirrors],
+        "kept": context.copies.kept_after(own.updates),
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
@@ -157,8 +158,8 @@ def _missed_of_members(
     """How many updates each parameter had no gradient in, from the owners of its elements and their second
     homes."""
     context = own.cut.context
-    known = [context.missed.counts, *(mirror.missed.counts for mirror in context.mirrors)]
-    known += [context.kept_shards[rank].missed for rank in context.kept_after(own.updates)]
+    known = [context.shard.missed.counts, *(mirror.missed.counts for mirror in context.copies.mirrors)]
+    known += [context.copies.kept[rank].missed for rank in context.copies.kept_after(own.updates)]
     told = group.allgather_object({name: n for name, n in merged_missed_steps(known).items() if n}, "reform missed")
     return merged_missed_steps(told[rank] for rank in members.survivors)
 
@@ -258,7 +259,7 @@ class _OptimizerStateTransfer:
         """Which elements' state `rank` keeps from now on."""
         if not self.model.sharded:
             return [(0, self.bucket.size)]
-        wards = [mirror.homes.index(rank) for mirror in self.new.context.mirrors]
+        wards = [mirror.homes.index(rank) for mirror in self.new.context.copies.mirrors]
         shards = [self.bucket.shard(one) for one in (rank, *wards)]
         return [(shard.start, shard.stop) for shard in shards if shard.start < shard.stop]
 
@@ -280,7 +281,7 @@ class _OptimizerStateTransfer:
 
     def _source(self, slot: str, move: ShardMove) -> Flat:
         context, bucket = self.old.context, self._old_bucket
-        if slot == WEIGHTS and not any(self._is_of(mirror, bucket, move) for mirror in context.mirrors):
+        if slot == WEIGHTS and not any(self._is_of(mirror, bucket, move) for mirror in context.copies.mirrors):
             return context.arenas.weights(bucket)[move.start : move.stop]
         found = self._part(context, bucket, MASTER if slot == WEIGHTS and bucket.half else slot, move)
         return found.astype(bucket.dtype) if slot == WEIGHTS else found
@@ -293,7 +294,7 @@ class _OptimizerStateTransfer:
     def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: ShardMove) -> Flat:
         """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
         values, start = context.slots(bucket), context.arenas.owned(bucket).start
-        for owner, copied in context.copies(bucket):
+        for owner, copied in context.copies.of(bucket):
             shard = bucket.shard(owner)
             if shard.start <= move.start and move.stop <= shard.stop:
                 values, start = copied, shard.start
@@ -311,11 +312,11 @@ class _OptimizerStateTransfer:
     def _carry_feedback(self) -> None:
         """Owe what this rank owed, so that the mean over ranks is what survivors owed of the former one."""
         old, new = (cut.context for cut in (self.old, self.new))
-        if new.wire is None or old.wire is None or not new.wire.carries(self.bucket):
+        if new.transfers.wire is None or old.transfers.wire is None or not new.transfers.wire.carries(self.bucket):
             return
         if self.members.former[new.group.rank] is not None:
-            lost = new.wire.lost(self.bucket)
-            lost[:] = old.wire.lost(self._old_bucket)
+            lost = new.transfers.wire.lost(self.bucket)
+            lost[:] = old.transfers.wire.lost(self._old_bucket)
             if self.members.size != new.group.size:
                 lost *= np.float32(new.group.size / self.members.size)
 

@@ -98,7 +98,7 @@ def _missed_of_bucket(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[
     own = _own_bucket_cut(context, bucket)
     for at in bucket.locations:
         counts = (bucket.local and context.group.rank == 0) or own.start <= at.start < own.stop
-        values = np.array([context.missed.of(at.spec.name)] if counts else [], np.int64)
+        values = np.array([context.shard.missed.of(at.spec.name)] if counts else [], np.int64)
         yield at.spec.name, ArrayPart(values, (1,), 0)
 
 
@@ -141,7 +141,7 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
             cut = slice(0, bucket.size) if values.size == bucket.size else context.arenas.owned(bucket)
             _fill_optimizer_state(context, bucket, state["arrays"][slot], values, cut)
     _restore_feedback(context, state.get(FEEDBACK, {}))
-    for mirror in context.mirrors:
+    for mirror in context.copies.mirrors:
         _restore_mirror(context, mirror, state)
     counted = {name: int(elements_of_cut(count, 0, 1)[0]) for name, count in state["arrays"].get(MISSED, {}).items()}
     return int(state["updates"]), {name: count for name, count in counted.items() if count}
@@ -159,7 +159,7 @@ def _restore_mirror(context: UpdateContext, mirror: OptimizerShardMirror, state:
 
 
 def _own_missed(context: UpdateContext) -> dict[str, int]:
-    return {name: count for name, count in context.missed.counts.items() if count}
+    return {name: count for name, count in context.shard.missed.counts.items() if count}
 
 
 def _begin_optimizer_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> PendingCollective | None:
