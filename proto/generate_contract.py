@@ -41,7 +41,20 @@ def module(contract: dict[str, Any], side: str) -> str:
             if side in row.get("sides", table["sides"])
         ]
         parts += ["\n".join(lines) + "\n"] if lines else []
+    if side == "operator":
+        parts.append(_fields_of_spec(contract))
     return "\n".join(parts)
+
+
+def _fields_of_spec(contract: dict[str, Any]) -> str:
+    """Which variables of launchers and of workers are a field of the spec."""
+    rows = [row for table in contract["environment"] for row in table["rows"] if "field" in row]
+    lines = ["# Variables that are a field of the spec, by the role of the pod."]
+    for role in ("launcher", "worker"):
+        named = [row for row in rows if row["on"].split(",")[0].split(" ")[0] in ("both", role)]
+        entries = [f'    ({constant_of(row["name"])}, "{row["field"]}"),' for row in named]
+        lines += [f"{role.upper()}_FIELDS: Final = (", *entries, ")"]
+    return "\n".join(lines) + "\n"
 
 
 def constant_of(variable: str) -> str:

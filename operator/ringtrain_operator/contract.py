@@ -114,3 +114,27 @@ ENV_DATA_SLOTS: Final = "RINGTRAIN_DATA_SLOTS"
 ENV_DATA_PORT: Final = "RINGTRAIN_DATA_PORT"
 ENV_DATA_DISPATCHERS: Final = "RINGTRAIN_DATA_DISPATCHERS"
 ENV_SITE_LABEL: Final = "RINGTRAIN_SITE_LABEL"
+
+# Variables that are a field of the spec, by the role of the pod.
+LAUNCHER_FIELDS: Final = (
+    (ENV_BACKEND, "backend"),
+    (ENV_LOG_REPORT, "logs.report"),
+    (ENV_METRICS, "logs.metrics"),
+    (ENV_FAIL_ON_NAN, "runPolicy.failOnNaN"),
+    (ENV_START_TIMEOUT, "networking.startTimeoutSeconds"),
+    (ENV_ELASTIC, "elastic.onLoss"),
+    (ENV_ELASTIC_REPLACE_TIMEOUT, "elastic.replaceTimeoutSeconds"),
+    (ENV_ELASTIC_JOIN_DELAY, "elastic.joinDelaySeconds"),
+    (ENV_ELASTIC_FORMATION_LIMIT, "elastic.formationLimit"),
+    (ENV_DATA_WORKERS, "dataWorkers.replicas"),
+    (ENV_DATA_KIND, "dataWorkers.kind"),
+    (ENV_SITE_LABEL, "networking.sites"),
+)
+WORKER_FIELDS: Final = (
+    (ENV_BACKEND, "backend"),
+    (ENV_METRICS, "logs.metrics"),
+    (ENV_START_TIMEOUT, "networking.startTimeoutSeconds"),
+    (ENV_ELASTIC, "elastic.onLoss"),
+    (ENV_DATA_WORKERS, "dataWorkers.replicas"),
+    (ENV_DATA_KIND, "dataWorkers.kind"),
+)

@@ -2,9 +2,11 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from .. import contract
+from ..spec.base import field_at
 from ..spec.data_workers import DataWorkers
 from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
@@ -21,6 +23,7 @@ def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0)
     """Variables of the main container of worker `index`."""
     return _env_of_container(
         _common_pod_variables(job, contract.ROLE_WORKER, attempt)
+        | _field_variables(job, contract.WORKER_FIELDS)
         | {
             contract.ENV_WORKER_INDEX: str(index),
             contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
@@ -49,20 +52,29 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
     control_port, status_port = launcher_ports(job)
     return _env_of_container(
         _common_pod_variables(job, contract.ROLE_LAUNCHER, attempt)
+        | _field_variables(job, contract.LAUNCHER_FIELDS)
         | {
             contract.ENV_LAUNCHER_PORT: str(control_port),
             contract.ENV_STATUS_PORT: str(status_port),
             contract.ENV_STATUS_TOKEN: status_token,
             contract.ENV_LOG_DIR: contract.LOG_DIR,
-            **({contract.ENV_SITE_LABEL: job.spec.networking.sites} if job.spec.networking.sites else {}),
-            **({contract.ENV_LOG_REPORT: "1"} if job.spec.logs.report else {}),
-            **({contract.ENV_FAIL_ON_NAN: "1"} if job.spec.run_policy.fail_on_nan else {}),
             **_image_variables(job),
             **_log_uri_variables(job),
             ENV_NVIDIA_VISIBLE_DEVICES: "void",
             **_elastic_bounds_variables(job, formation),
         }
     )
+
+
+def _field_variables(job: Job, fields: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Variables that the contract names a field of the spec for; none for one that is unset or false."""
+    found = {name: field_at(job.spec, path) for name, path in fields}
+    # $$: Kubernetes reads $(NAME) as another variable
+    return {
+        name: "1" if value is True else str(value).replace("$", "$$")
+        for name, value in found.items()
+        if value is not None and value is not False
+    }
 
 
 def _image_variables(job: Job) -> dict[str, str]:
@@ -131,23 +143,14 @@ def _common_pod_variables(job: Job, role: str, attempt: int) -> dict[str, str]:
     variables = {
         **_identity_variables(job, role),
         contract.ENV_ATTEMPT: str(attempt),
-        contract.ENV_BACKEND: job.spec.backend,
         contract.ENV_NUM_WORKERS: str(job.most_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
-        contract.ENV_START_TIMEOUT: str(job.spec.networking.start_timeout_seconds),
         **_grace_variables(job),
         **_mpi_variables(job),
     }
-    if job.spec.elastic is not None:
-        variables[contract.ENV_ELASTIC] = job.spec.elastic.on_loss
     if job.spec.networking.encrypts != "none":
         variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
-    if job.spec.logs.metrics:  # $$: Kubernetes reads $(NAME) as another variable
-        variables[contract.ENV_METRICS] = job.spec.logs.metrics.replace("$", "$$")
-    data = job.spec.data_workers
-    if data is not None:
-        variables |= {contract.ENV_DATA_WORKERS: str(data.replicas), contract.ENV_DATA_KIND: data.kind}
     return variables | _checkpoint_variables(job)
 
 
@@ -188,9 +191,6 @@ def _elastic_bounds_variables(job: Job, formation: int) -> dict[str, str]:
         contract.ENV_ELASTIC_MIN_RANKS: str(elastic.min_replicas * job.spec.slots),
         contract.ENV_ELASTIC_MAX_RANKS: str(elastic.max_replicas * job.spec.slots),
         contract.ENV_ELASTIC_START_RANKS: str(job.world_size),
-        contract.ENV_ELASTIC_REPLACE_TIMEOUT: str(elastic.replace_timeout_seconds),
-        contract.ENV_ELASTIC_JOIN_DELAY: str(elastic.join_delay_seconds),
-        contract.ENV_ELASTIC_FORMATION_LIMIT: str(elastic.formation_limit),
         contract.ENV_ELASTIC_FORMATION: str(formation),
     }
 

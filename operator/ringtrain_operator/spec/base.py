@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -84,6 +85,22 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
+
+
+@cache
+def _attributes(model: type[BaseModel]) -> dict[str, str]:
+    """The attributes of `model` by the names that users write."""
+    return {info.alias or name: name for name, info in model.model_fields.items()}
+
+
+def field_at(spec: BaseModel, path: str) -> Any:
+    """Return the field at `path` as users write it (`logs.report`); None where it, or a section, is unset."""
+    value: Any = spec
+    for word in path.split("."):
+        if value is not None:
+            model: type[BaseModel] = type(value)
+            value = getattr(value, _attributes(model)[word])
+    return value
 
 
 class StatusModel(BaseModel):
