@@ -112,6 +112,7 @@ def pod_environment(directory: Path, role: str, name: str, workers: int, slots: 
     """What the operator tells every pod of the job `job`."""
     return {
         "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "RINGTRAIN_ROLE": role,
         "RINGTRAIN_JOB_NAME": "job",
         "RINGTRAIN_JOB_NAMESPACE": "default",

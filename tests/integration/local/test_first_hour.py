@@ -15,6 +15,11 @@ BIN = Path(sys.executable).parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`([\w.-]+)`[^`\n]*:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOME = "/home/you/first"
+PAGE = ROOT / "docs/contributors-hour.md"
+# Files that a patch changes.
+CHANGED = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
+# Of one field of the resource, by hand.
+MOST_FILES = 8
 DEADLINE_S = patient(240.0)
 
 
@@ -74,10 +79,28 @@ def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path)
 @pytest.mark.sampled(one_in=3)
 def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In a copy of the repository, whose code is the installed one's."""
-    parts = ("operator", "sdk", "worker_image", "tests", "proto", "manifests")
-    for part in parts:
+    for part in ("operator", "sdk", "worker_image", "tests", "proto", "manifests", "charts", "docs"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    path = ":".join(str(tmp_path / part) for part in parts[:3])
-    env = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "COLUMNS": "300"}
-    play((ROOT / "docs/contributors-hour.md").read_text(), tmp_path, env)
+    for file in ("pyproject.toml", "Makefile", "CHANGELOG.md", "requirements-dev.txt", ".importlinter"):
+        shutil.copy(ROOT / file, tmp_path)
+    venv = tmp_path / ".venv"  # for make: it is there, and younger than what it is made of
+    venv.mkdir()
+    for part in ("bin", "lib", "pyvenv.cfg"):
+        (venv / part).symlink_to(BIN.parent / part)
+    (venv / ".installed").touch()
+    author = {f"GIT_{who}_{what}": "you@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    path = ":".join(str(tmp_path / part) for part in ("operator", "sdk", "worker_image"))
+    env = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "COLUMNS": "300", **author}
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "The repository"]):
+        subprocess.run(["git", *command], cwd=tmp_path, env={**os.environ, **author}, check=True)
+    play(PAGE.read_text(), tmp_path, env)
+
+
+def test_a_field_of_the_resource_costs_at_most_eight_files_by_hand() -> None:
+    """From the manifest to the status, with tests and the word to users; the rest is generated."""
+    page = dict(FILE.findall(PAGE.read_text()))
+    written = {name for patch in ("tail-test.patch", "tail.patch") for name in CHANGED.findall(page[patch])}
+    assert any("/spec/" in name for name in written)
+    assert 0 < len(written) <= MOST_FILES
+    shown = next(printed for command, printed in transcript(PAGE.read_text()) if command == "git diff --name-only")
+    assert written <= set(shown)
