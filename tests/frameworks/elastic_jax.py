@@ -178,38 +178,3 @@ def resumes(kind: str, folder: str, source: str, steps: int) -> dict[str, Any]:
 def calls_first(collective: str) -> list[int]:
     hvd.init()
     return call_first(hvd, jnp.ones, collective, lambda: rt.elastic.State(step=0, sizes=[]))
-
-
-def in_sites(told: int, keeps: bool = True) -> dict[str, Any]:
-    """Train with DiLoCo in the sites of the world, with momentum; tell the step `told`, and wait in it."""
-    rt.init()
-    update = optax.sgd(0.25, momentum=0.5)
-    params = begun(rt.rank())
-    diloco = hvd.DiLoCo(params, inner=update.init(params), outer=rt.optim.SGD(lr=1.0), sync_every=4, elastic=True)
-    state: Any = rt.elastic.State(diloco=diloco, step=0)
-    made: list[int] = []
-
-    @rt.elastic.run
-    def train(state: Any) -> None:
-        params, moments = diloco.params(), diloco.inner
-        while state.step < STEPS:
-            if state.step + 1 == told:
-                pause(told)
-            rows = np.random.default_rng([state.step, rt.rank()]).integers(0, SAMPLES, 8)
-            gradients = diloco.average(jax.grad(loss_of)(params, X[rows], Y[rows], 1.0, 1.0))
-            change, moments = update.update(gradients, moments, params)
-            params = diloco.step(optax.apply_updates(params, change), inner=moments)
-            state.step += 1
-            made.append(state.step)
-            if diloco.due:
-                state.commit()
-                params = diloco.params()
-            elif keeps:
-                state.keep()
-        diloco.finish(params)
-
-    train(state)
-    leaves = {"params": diloco.params(), "moments": diloco.inner}
-    return {"made": made} | {
-        name: [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)] for name, tree in leaves.items()
-    }

@@ -4,7 +4,7 @@ import tempfile
 from typing import Any
 
 from frameworks import elastic_jax
-from frameworks.scenarios import forked_slots, newcomer_that_calls, with_and_without_a_loss
+from frameworks.scenarios import forked_slots, newcomer_that_calls
 
 
 def _as_if_nothing_had_happened(kind: str) -> None:
@@ -92,31 +92,3 @@ def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
         assert "leave it to the function that elastic.run enters" in outcome.error
         slots.form()
         assert slots.results() == {0: [1, 1, 1, 1]}
-
-
-def check_sites_go_on_between_two_commits() -> None:
-    """One of a site's two ranks is killed in the middle of 4 steps, and replaced: nobody takes a step again, and
-    the newcomer has its site's momentum from the commit on."""
-    with forked_slots(elastic_jax.in_sites, 4, 3, sites=("far", "far", "near", "near")) as slots:
-        assert slots.formed() == [3] * 4
-        slots.replace(1)
-        slots.form(0, 2, 3)
-        assert [slots.message(slot) for slot in (0, 2, 3)] == [3] * 3
-        slots.go_on(0, 2, 3)
-        results = slots.results()
-    whole = [*range(1, elastic_jax.STEPS + 1)]
-    assert [results[slot]["made"] for slot in range(4)] == [whole, whole[4:], whole, whole]
-    assert all(result["params"] == results[0]["params"] for result in results.values())
-    assert results[0]["moments"] == results[1]["moments"]
-    assert results[2]["moments"] == results[3]["moments"] != results[0]["moments"]
-
-
-def check_sites_that_go_back_have_the_inner_state_of_the_commit() -> None:
-    """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: parameters and
-    momentum end as without a loss, to the bit."""
-    found = with_and_without_a_loss(elastic_jax.in_sites, 7, 7, False)
-    whole = [*range(1, elastic_jax.STEPS + 1)]
-    made = [found[1][slot].pop("made") for slot in range(4)]
-    assert made == [[*whole[:6], *whole[4:]]] * 3 + [whole[4:]]
-    assert [found[0][slot].pop("made") for slot in range(4)] == [whole] * 4
-    assert found[0] == found[1]

@@ -41,20 +41,6 @@ def newcomer_that_calls(calls_first: Any, collective: str) -> Iterator[Slots]:
         yield slots
 
 
-def with_and_without_a_loss(in_sites: Any, step: int, *args: Any) -> list[dict[int, Any]]:
-    """What four ranks in two sites end with; in the second training one is killed at `step` and replaced."""
-    found = []
-    for is_lost in (False, True):
-        with forked_slots(in_sites, 4, *args, sites=("far", "far", "near", "near")) as slots:
-            assert slots.formed() == [step] * 4
-            if is_lost:
-                slots.replace(3)
-                assert slots.formed(0, 1, 2) == [step] * 4
-            slots.go_on(0, 1, 2, 3)
-            found.append(slots.results())
-    return found
-
-
 def main(framework: str, module: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print is not an answer

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from frameworks import elastic_torch
-from frameworks.scenarios import forked_slots, newcomer_that_calls, with_and_without_a_loss
+from frameworks.scenarios import forked_slots, newcomer_that_calls
 
 from ringtrain.torch.elastic.state import OptimizerStateHandler
 
@@ -154,33 +154,3 @@ def check_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved(
         handler.restore()
         assert torch.equal(optimizer.state[parameter]["exp_avg"], committed)
         assert optimizer.param_groups[0]["lr"] == 0.2
-
-
-def check_sites_go_on_between_two_commits() -> None:
-    """One of a site's two ranks is killed in the middle of 6 steps, and replaced: nobody takes a step again, the
-    newcomer enters at the commit, and ranks of one site end with the same moments of AdamW."""
-    with forked_slots(elastic_torch.in_sites, 4, 15, (4,), sites=("far", "far", "near", "near")) as slots:
-        assert slots.formed() == [4] * 4
-        slots.replace(1)
-        slots.form(0, 2, 3)
-        assert [slots.message(slot) for slot in (0, 2, 3)] == [4] * 3
-        slots.go_on(0, 2, 3)
-        results = slots.results()
-    assert [results[slot]["made"] for slot in range(4)] == [
-        [*range(1, 16)],
-        [*range(7, 16)],
-        *[[*range(1, 16)]] * 2,
-    ]
-    assert len({result["digest"] for result in results.values()}) == 1
-    assert results[0]["moments"] == results[1]["moments"]
-    assert results[2]["moments"] == results[3]["moments"] != results[0]["moments"]
-
-
-def check_sites_that_go_back_have_the_inner_optimizer_of_the_commit() -> None:
-    """A rank is killed two steps after a commit, nothing was kept since, and its place is taken: weights, AdamW's
-    moments and the rate end as without a loss, to the bit."""
-    found = with_and_without_a_loss(elastic_torch.in_sites, 9, 15, (9,), False)
-    made = [found[1][slot].pop("made") for slot in range(4)]
-    assert made == [[*range(1, 9), *range(7, 16)]] * 3 + [[*range(7, 16)]]
-    assert [found[0][slot].pop("made") for slot in range(4)] == [[*range(1, 16)]] * 4
-    assert found[0] == found[1]

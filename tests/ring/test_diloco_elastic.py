@@ -20,6 +20,7 @@ from support.ranks import tell
 import ringtrain as rt
 from ring.mortal_weights import SHAPES, STEPS, SYNC_EVERY, Array, MortalWeights, Point, due, has_weights
 from ringtrain import elastic
+from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, DiLoCo, Nesterov
 
 SIZE, LOST = 3, 1
@@ -60,9 +61,32 @@ def _change(slot: int, step: int, name: str) -> Array:
     return random.integers(-4, 5, SHAPES[name]).astype(np.float64)
 
 
-def _made(case: Case, local: MortalWeights) -> DiLoCo:
+class _Momentum:
+    """An inner optimizer with a state: a rank that goes back to a commit needs the one that it had there."""
+
+    def __init__(self) -> None:
+        self._moments = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+
+    def state_dict(self) -> dict[str, Array]:
+        return self._moments
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        self._moments = state
+
+    def step(self, weights: dict[str, Array], slot: int, step: int) -> dict[str, Array]:
+        self._moments = {name: MOMENTUM * m + _change(slot, step, name) for name, m in self._moments.items()}
+        return {name: array + self._moments[name] for name, array in weights.items()}
+
+
+def _step(local: MortalWeights, inner: _Momentum, slot: int, step: int) -> None:
+    for name, weights in inner.step(local.arrays, slot, step).items():
+        local.arrays[name][...] = weights
+
+
+def _made(case: Case, local: MortalWeights, inner: _Momentum) -> DiLoCo:
     options: dict[str, Any] = {key: value for key, value in vars(case).items() if key != "is_replaced"}
     options |= {"initial": dict(local.arrays), "sync_every": SYNC_EVERY, "redundancy": 2, "elastic": True}
+    options["inner"] = inner
     return DiLoCo(local, outer=Nesterov(lr=LR, momentum=MOMENTUM), **options)
 
 
@@ -75,7 +99,8 @@ def _train(case: Case, point: Point) -> dict[str, Any]:
     rt.init()
     slot = rt.rank()
     local = MortalWeights(point if slot == LOST and os.environ["RINGTRAIN_FORMATION"] == "1" else None)
-    diloco = _made(case, local)
+    inner = _Momentum()
+    diloco = _made(case, local, inner)
     state: Any = elastic.State(diloco=diloco, step=0)
     if os.environ["RINGTRAIN_FORMATION"] != "1":
         slot = LOST
@@ -86,8 +111,7 @@ def _train(case: Case, point: Point) -> dict[str, Any]:
         entered.append(state.step)
         while state.step < STEPS:
             local.come_to("step", state.step + 1)
-            for name, weights in local.arrays.items():
-                weights += _change(slot, state.step + 1, name)
+            _step(local, inner, slot, state.step + 1)
             state.step += 1
             if state.step == STEPS:
                 local.point = None  # after this commit the others may have finished
@@ -109,6 +133,7 @@ class _Reference:
         self.outer = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         self._velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
         self.local = [dict(self.outer) for _ in range(SIZE)]
+        self._inner = [_Momentum() for _ in range(SIZE)]
         self._ranks = list(range(SIZE))
         self._sent_at, self._entered_at = dict.fromkeys(SHAPES, 0), [0] * SIZE
         self._sent: dict[str, Array] = {}
@@ -116,9 +141,7 @@ class _Reference:
             self._change_world(0)
         for step in range(1, STEPS + 1):
             for rank in self._ranks:
-                self.local[rank] = {
-                    name: weights + _change(rank, step, name) for name, weights in self.local[rank].items()
-                }
+                self.local[rank] = self._inner[rank].step(self.local[rank], rank, step)
             if self._sent and step == max(self._sent_at.values()) + case.overlap_steps:
                 self._take(case.mix)
             names = due(step, self._case.fragments)
@@ -156,6 +179,7 @@ class _Reference:
     def _change_world(self, step: int) -> None:
         if self._case.is_replaced:
             self.local[LOST], self._entered_at[LOST] = dict(self.outer), step
+            self._inner[LOST] = _Momentum()
         else:
             self._ranks.remove(LOST)
 
@@ -172,7 +196,7 @@ def _reference(case: Case, lost_at: int, counted: bool) -> _Reference:
 )
 def test_a_rank_that_is_lost_anywhere_costs_its_own_inner_steps(case: Case, point: Point) -> None:
     """All that are left have the weights of a computation in which it has no part from some commit on."""
-    with started_slots(_train, SIZE, case, point) as slots:
+    with started_slots(_train, SIZE, case, point, sites=("a", "b", "c")) as slots:
         slots.form()
         outcome = slots.ended(LOST)
         assert outcome.ok or outcome.exit_code == -signal.SIGKILL, outcome
@@ -205,7 +229,8 @@ def _train_with_a_rank_that_leaves_between_commits(case: Case) -> dict[str, Any]
     rt.init()
     slot = rt.rank()
     local = _Telling(None)
-    diloco = _made(case, local)
+    inner = _Momentum()
+    diloco = _made(case, local, inner)
     state: Any = elastic.State(diloco=diloco, step=0)
     entered: list[int] = []
 
@@ -219,8 +244,7 @@ def _train_with_a_rank_that_leaves_between_commits(case: Case) -> dict[str, Any]
             if is_first and slot and state.step == 2:
                 pause("waits")
                 rt.barrier()
-            for name, weights in local.arrays.items():
-                weights += _change(slot, state.step + 1, name)
+            _step(local, inner, slot, state.step + 1)
             state.step += 1
             if state.diloco.step() or state.step == STEPS:
                 local.tells = is_first
@@ -320,3 +344,38 @@ def test_a_rank_whose_next_commit_is_too_far_away_goes_back_to_its_last() -> Non
         slots.kill(1)
         slots.form()
         assert slots.results() == {0: (0, 0.0)}
+
+
+def _refused(size: int) -> str:
+    """Train until the world has `size` ranks; the error then."""
+    rt.init()
+    try:
+        diloco = DiLoCo({"w": np.zeros(1)}, sync_every=4, elastic=True)
+        state: Any = elastic.State(diloco=diloco)
+
+        @elastic.run
+        def run(state: Any) -> None:
+            pause("alone")
+            while rt.size() < size:
+                state.commit()
+
+        run(state)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("starts", [3, 2], ids=["at-the-start", "as-a-rank-joins"])
+def test_a_site_of_several_ranks_is_refused_on_all_of_them(starts: int) -> None:
+    """One line says what was found and what to do; also on ranks that were in the world before."""
+    with started_slots(_refused, starts, 3, sites=("a", "b", "a")) as slots:
+        slots.form()
+        if starts < 3:
+            assert [slots.message(slot) for slot in range(starts)] == ["alone"] * starts
+            slots.start(2)
+            slots.tell_change()
+            slots.go_on(0, 1)
+            slots.form()
+        results = slots.results()
+    (said,) = set(results.values())
+    assert said.startswith("DiLoCo: site 'a' has ranks [0, 2]; expected one rank per site with elastic=True"), said

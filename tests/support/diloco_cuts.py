@@ -53,9 +53,9 @@ class Event:
     """One thing that happens when slot `slot` is at inner step `step`, and `delay_s` later.
 
     `act`: `kill` and `stop` its process (`wake`: for `more_s`); `pod`, whose agent is killed, and made anew after
-    `more_s`; `cut`, the lines of its pod lose what goes the `way` "to" or "from" it, or "both"; `site-pod` and
-    `site-cut`, the same of all pods of its site; `part`, its pod and pod `other` lose what they send each other;
-    `launcher-cut`; `join`, one more pod is asked for. Cuts end after `more_s`, None: never.
+    `more_s`; `cut`, the lines of its pod lose what goes the `way` "to" or "from" it, or "both"; `part`, its pod
+    and pod `other` lose what they send each other; `launcher-cut`; `join`, one more pod is asked for. Cuts end
+    after `more_s`, None: never.
     """
 
     slot: int
@@ -70,7 +70,7 @@ class Event:
 @dataclass(frozen=True)
 class History:
     """A job of at most `pods` pods with `slots` ranks each, which begins with `first` of them. `options`: of its
-    DiLoCo. `sites`: the name of each pod's, if any."""
+    DiLoCo."""
 
     pods: int
     slots: int
@@ -79,29 +79,18 @@ class History:
     transport: str
     options: Mapping[str, float]
     events: tuple[Event, ...]
-    sites: tuple[str, ...] = ()
-
-    def struck(self, event: Event) -> list[int]:
-        """The pods that an event is of."""
-        pod = event.slot // self.slots
-        whole = event.act.startswith("site-")
-        return [one for one in range(self.pods) if one == pod or (whole and self.sites[one] == self.sites[pod])]
 
 
 def history_of(seed: int) -> History:
-    """The history of a seed: one to three events, the last of which may be a cut that never ends. One in three has
-    two sites of two ranks."""
+    """The history of a seed: one to three events, the last of which may be a cut that never ends."""
     chance = random.Random(f"cuts {seed}")
-    has_sites = seed % 3 == 2
-    pods, slots = chance.choice([(4, 1), (4, 1), (2, 2)] if has_sites else _SHAPES)
-    sites = tuple("far" if pod < pods // 2 else "near" for pod in range(pods)) if has_sites else ()
+    pods, slots = chance.choice(_SHAPES)
     events: list[Event] = []
     first = pods
     step = chance.randint(1, 6)
     while step <= STEPS - 3 * SYNC_EVERY and len(events) < 3:
         acts = [act for act in _ACTS if not (act == "join" and (first < pods or pods == 2 or events))]
         acts = [act for act in acts if not (act == "part" and pods < 3)]
-        acts += ["site-pod", "site-cut", "site-cut"] if has_sites and pods > 2 else []
         act = chance.choice(acts)
         if act == "join":
             first = pods - 1
@@ -111,7 +100,7 @@ def history_of(seed: int) -> History:
         longest = chance.choice([TIMEOUT_S / 4, TIMEOUT_S, 2 * TIMEOUT_S])
         more_s: float | None = chance.uniform(0.1, longest)
         is_last = step + 8 > STEPS - 3 * SYNC_EVERY or len(events) == 2
-        if act in ("cut", "site-cut") and is_last and chance.random() < 0.6:
+        if act == "cut" and is_last and chance.random() < 0.6:
             more_s = None
         events.append(
             Event(
@@ -125,11 +114,10 @@ def history_of(seed: int) -> History:
             )
         )
         # With two pods one after the other: where both are lost at once, so is the training.
-        is_near = pods > 2 and len(events) < 2 and not act.startswith("site-")
-        step += chance.choice([1, 5, 9, 12] if is_near else [9, 12])
+        step += chance.choice([1, 5, 9, 12] if pods > 2 and len(events) < 2 else [9, 12])
     on_loss = chance.choice(["Replace", "Shrink"])
     options = random.Random(f"options {seed}").choice(_OPTIONS)
-    return History(pods, slots, first, on_loss, "auto" if slots > 1 else "grpc", options, tuple(events), sites)
+    return History(pods, slots, first, on_loss, "auto" if slots > 1 else "grpc", options, tuple(events))
 
 
 def why_not() -> str:
@@ -190,7 +178,6 @@ class _Playing:
             self._job.launcher(
                 inside=net.hosts[0].enter,
                 RINGTRAIN_SECRET_DIR=str(directory / "launcher"),
-                **({"RINGTRAIN_WORKER_SITES": ",".join(history.sites)} if history.sites else {}),
             )
         )
         self._agents: dict[int, PodProcess] = {}
@@ -262,13 +249,11 @@ class _Playing:
     def _strike(self, event: Event) -> None:
         pod = event.slot // self._history.slots
         match event.act:
-            case "pod" | "site-pod":
-                for one in self._history.struck(event):
-                    self._absent[one] = time.monotonic() + (event.more_s or 0.0)
-                    self._agents[one].kill()
-            case "cut" | "site-cut":
-                for one in self._history.struck(event):
-                    self._net.drop(self._host(one), event.way)
+            case "pod":
+                self._absent[pod] = time.monotonic() + (event.more_s or 0.0)
+                self._agents[pod].kill()
+            case "cut":
+                self._net.drop(self._host(pod), event.way)
             case "launcher-cut":
                 self._net.drop(self._net.hosts[0], event.way)
             case "part":
@@ -283,11 +268,10 @@ class _Playing:
             case "wake":
                 with suppress(ProcessLookupError):
                     os.kill(self._pids[index], signal.SIGCONT)
-            case "cut" | "site-cut" if event.more_s is None:
-                self._gone.update(self._history.struck(event))
-            case "cut" | "site-cut":
-                for one in self._history.struck(event):
-                    self._net.thin(self._host(one))
+            case "cut" if event.more_s is None:
+                self._gone.add(pod)
+            case "cut":
+                self._net.thin(self._host(pod))
             case "launcher-cut":
                 self._net.thin(self._net.hosts[0])
             case "part":
@@ -321,7 +305,7 @@ def _told(seed: int) -> str:
     history = history_of(seed)
     acts = [event.act for event in history.events]
     acts += [f"{name}={value}" for name, value in history.options.items()]
-    return " ".join([*acts, "sites"] if history.sites else acts)
+    return " ".join(acts)
 
 
 if __name__ == "__main__":

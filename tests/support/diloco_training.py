@@ -6,9 +6,9 @@ not count, and the last weight is the number of steps. `FAULTS` in the environme
 slot, an inner step, the seconds from its beginning on, and what the slot's process does then: `1:4:0.003:kill`.
 It kills or stops itself; of anything else it tells, by `fired-<index>` in `DIRECTORY`, to those who play it
 (`support.diloco_cuts`). So many steps later as `HOLDS` says all ranks wait until `over-<index>` is there, and the
-world has as many ranks as the file `expected` says. Ranks of one site move the samples of all of them. Each
-process writes a line for each world that it enters, for each commit that it begins, and for each that it has come
-through, to `events-<slot>-<pid>`.
+world has as many ranks as the file `expected` says. Each process writes a line
+for each world that it enters, for each commit that it begins, and for each that it has come through, to
+`events-<slot>-<pid>`.
 
     python -m support.diloco_training 100        # seeds 0 to 99
     python -m support.diloco_training --seed 41        # one of them again
@@ -31,7 +31,6 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain import elastic
-from ringtrain._core.process_groups.context import current
 from support.commands import completed
 from support.deadlines import patient
 from support.seeds import play_histories
@@ -76,7 +75,6 @@ def train() -> None:
         outer=rt.optim.SGD(lr=1.0),
         sync_every=SYNC_EVERY,
         elastic=True,
-        inner=(),
         redundancy=int(os.environ["COPIES"]),
         **json.loads(os.environ.get("OPTIONS", "{}")),
     )
@@ -93,35 +91,23 @@ def train() -> None:
             time.sleep(0.02)
             state.check_host_updates()
 
-    taken: list[tuple[int, list[int]]] = []  # since the last commit: step, and samples
-
     @elastic.run
     def run(state: Any) -> None:
-        tell(
-            entered=int(os.environ.get("RINGTRAIN_FORMATION", "0")), rank=rt.rank(), size=rt.size(),
-            step=state.step, site=rt.site(),
-        )  # fmt: skip
-        is_new = current().former.ranks[rt.rank()] is None  # the others went on without what it has taken
-        taken[:] = [(step, used) for step, used in taken if step <= state.step and not is_new]
-        if not state.others_wait:
-            hold()
+        tell(entered=int(os.environ.get("RINGTRAIN_FORMATION", "0")), rank=rt.rank(), size=rt.size(), step=state.step)
+        hold()
+        fresh: list[int] = []  # samples since the last commit
         own: dict[int, list[int]] = {}  # since "counted" was synchronized last, by the next commit
         while state.step < STEPS:
             for batch in state.shard:
                 strike(state.step + 1)
                 time.sleep(STEP_S)
                 used = (state.shard.epoch * SAMPLES + batch.indices[batch.mask]).tolist()
-                moved = {name: np.zeros_like(array) for name, array in params.items() if array.size}
-                moved["counted"][used] = len(diloco.site.ranks or ()) if diloco.site else 1.0  # the mean is 1
-                moved["steps"] += 1.0
-                diloco.average(moved)
-                for name, array in moved.items():
-                    params[name] += array
+                params["counted"][used] += 1.0
+                params["steps"] += 1.0
                 state.step += 1
-                taken.append((state.step, used))
+                fresh += used
                 if state.diloco.step():
-                    own[state.step] = [sample for _, samples in taken for sample in samples]
-                    taken.clear()
+                    own[state.step], fresh = fresh, []
                     is_due = state.step % SYNC_EVERY == SYNC_EVERY // diloco.undoable % SYNC_EVERY
                     tell(begins=state.step, samples=own if is_due and not overlaps else {}, before=digest())
                     own = {} if is_due else own
@@ -129,8 +115,6 @@ def train() -> None:
                     tell(through=state.step, **({} if overlaps else {"digest": digest()}))
                     if state.step < STEPS:
                         hold()
-                else:
-                    state.keep()
                 if state.step == STEPS:
                     break
             state.shard.next_epoch()
@@ -197,31 +181,23 @@ def wrong_in(folder: Path, code: int) -> str:
     for step in range(1, STEPS + 1):
         if len({one.get("digest") for events in processes for one in events if one.get("through") == step}) > 1:
             return f"ranks have other outer weights after step {step}"
-        values: dict[str, dict[str, set[float]]] = {}  # by commit and site
-        own_shares: dict[str, list[float]] = {}  # by commit, of the processes in no site
+        values: dict[str, set[float]] = {}  # by commit
+        own_shares: dict[str, list[float]] = {}  # by commit, of each process
         before = set()
         for events in processes:
             for index, one in enumerate(events):
                 if one.get("begins") != step or _is_undone(events, index):
                     continue
-                stayed, site = _stayed(events, index, formations), _site(events, index)
+                stayed = _stayed(events, index, formations)
                 before |= {one["before"]} if stayed else set()
                 for commit, samples in one["samples"].items():
                     own = set(counted[samples].tolist())
-                    values.setdefault(commit, {}).setdefault(site, set()).update(own - {0.0})
-                    own_shares.setdefault(commit, []).extend([] if site else own - {0.0})
-                    # What a rank has averaged with its site before it was lost counts, and nothing after.
-                    if len(own - {0.0}) > 1 or (0.0 in own and (stayed or not site) and (stayed or own != {0.0})):
+                    values.setdefault(commit, set()).update(own - {0.0})
+                    own_shares.setdefault(commit, []).extend(own - {0.0})
+                    if len(own) > 1 or (own == {0.0} and stayed):
                         return f"samples of a process that came on from step {step} count {own}"
-        counts = [
-            found
-            for commit, by_site in values.items()
-            for found in by_site.values()
-            if is_whole or not _are_halves(own_shares[commit])
-        ]
-        sites = [by_site for by_site in values.values() if "" not in by_site]
-        shares = [sum(sum(found) for found in by_site.values()) for by_site in sites]
-        if any(len(found) > 1 for found in counts) or len(before) > 1 or max(shares, default=0) > 1 + 1e-6:
+        counts = [found for commit, found in values.items() if is_whole or not _are_halves(own_shares[commit])]
+        if any(len(found) > 1 for found in counts) or len(before) > 1:
             return f"samples of step {step} count {values}, and ranks had {len(before)} kinds of outer weights"
     return ""
 
@@ -229,11 +205,6 @@ def wrong_in(folder: Path, code: int) -> str:
 def _are_halves(shares: list[float]) -> bool:
     """Whether some have half the share of the others, and all together everything."""
     return {round(share / max(shares, default=1), 6) for share in shares} <= {0.5, 1.0} and abs(sum(shares) - 1) < 1e-6
-
-
-def _site(events: list[dict[str, Any]], begun: int) -> str:
-    """The name of the site that the process was in at its event `begun`."""
-    return next((one.get("site", "") for one in reversed(events[:begun]) if "entered" in one), "")
 
 
 def _is_undone(events: list[dict[str, Any]], begun: int) -> bool:

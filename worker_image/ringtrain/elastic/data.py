@@ -81,8 +81,6 @@ class ElasticShard:
         self._consumed = 0
         self._first_global = 0  # the global batch of the first world
         self._step = 0  # the global batch of the last world that it was iterated in
-        self._cut_of: tuple[int, int] | None = None  # rank and size in the world whose steps are taken
-        self._stays = False
         self._entered = 0  # counts worlds and loaded positions: an iterator of another one has ended
 
     @property
@@ -100,15 +98,6 @@ class ElasticShard:
         """Samples of the epoch that all ranks together have used."""
         return self._consumed
 
-    def enter_world(self) -> None:
-        """Cut steps for the present world from here on."""
-        world = current().config
-        self._cut_of, self._stays = (world.place.rank, world.place.size), False
-
-    def stay_in_world(self) -> None:
-        """Cut steps as in the last world that was entered: others have taken their parts of them already."""
-        self._stays = True
-
     def steps_since(self, state: Mapping[str, Any]) -> int:
         """Steps of one epoch from a position to the present one."""
         if self._epoch != state["epoch"]:
@@ -123,7 +112,7 @@ class ElasticShard:
     @property
     def passes(self) -> int:
         """Micro-batches a step of the present world, the same on every rank: see `FixedGlobal`."""
-        return self.batch.passes(self._place()[1])
+        return self.batch.passes(current().config.place.size)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs from the present one up to `count`; the next one begins when the loop asks for it."""
@@ -145,14 +134,14 @@ class ElasticShard:
 
     def batches(self) -> Iterator[Batch]:
         """As iterating, for a loop that reads ahead: a batch counts as used once `used` was called with it."""
-        rank, size = self._place()
+        world = current().config
         begun, epoch = self._entered, self._epoch
         step = self._step = self._global_batch()
         order = self._order.order(epoch)
         for start in range(*self._starts(step)):
             if begun != self._entered:
                 return  # the world or the position has changed
-            yield self._cut(order[start : start + step], start, (rank, size))
+            yield self._cut(order[start : start + step], start, (world.rank, world.size))
 
     def used(self, batch: Batch) -> None:
         """Count `batch` and those before it as used by all ranks. Raises ConfigurationError for one that was."""
@@ -175,7 +164,7 @@ class ElasticShard:
         """One line for a person."""
         return (
             f"epoch {self._epoch}, {self._consumed} of {self._order.samples} samples used, global batch "
-            f"{self._global_batch()} on {self._place()[1]} ranks"
+            f"{self._global_batch()} on {current().config.place.size} ranks"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,13 +197,7 @@ class ElasticShard:
             self.batch.scale_rate(self._global_batch() / self._first_global)
 
     def _global_batch(self) -> int:
-        return self.batch.global_batch(self._place()[1])
-
-    def _place(self) -> tuple[int, int]:
-        if self._stays and self._cut_of is not None:
-            return self._cut_of
-        world = current().config
-        return world.place.rank, world.place.size
+        return self.batch.global_batch(current().config.place.size)
 
     def _starts(self, step: int) -> tuple[int, int, int]:
         """The range of the positions at which the steps left begin."""

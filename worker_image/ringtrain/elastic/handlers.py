@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.transfer import broadcast
@@ -110,50 +109,6 @@ class ElasticCommitFinishing(Protocol):
     def finish_commit(self, whole: bool) -> None: ...
 
 
-@runtime_checkable
-class ElasticSites(Protocol):
-    """A DiLoCo of an elastic job. `in_sites`: what keeps the state of this rank's site; None without sites."""
-
-    @property
-    def in_sites(self) -> ElasticSiteState | None: ...
-
-
-class ElasticSiteState(Protocol):
-    """What the ranks of a site have alike between two synchronizations; see `optim.recovery`."""
-
-    @property
-    def site_group(self) -> ProcessGroup: ...
-
-    @property
-    def knows_site(self) -> bool: ...
-
-    @property
-    def steps_interrupted(self) -> int: ...
-
-    @property
-    def outer_steps(self) -> int: ...
-
-    def keep(self) -> None: ...
-
-    def forget_site(self) -> None: ...
-
-    def part_sites(self, sites: Sequence[Sequence[int]]) -> ProcessGroup | None: ...
-
-    def whole_sites(self) -> None: ...
-
-    def interrupted_state(self) -> dict[str, Any]: ...
-
-    def go_on(self, state: Mapping[str, Any]) -> None: ...
-
-    def meet(self, group: CollectiveGroup) -> None: ...
-
-    def site_state(self) -> dict[str, Any]: ...
-
-    def enter_site(self, state: Mapping[str, Any]) -> None: ...
-
-    def begin_site(self) -> None: ...
-
-
 class ElasticOptimizerHandler:
     """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
 
@@ -162,11 +117,6 @@ class ElasticOptimizerHandler:
         self._made_in = current_or_none()
         self._is_prepared = False
         self.save()
-
-    @property
-    def in_sites(self) -> ElasticSiteState | None:
-        """What keeps the state of this rank's site, if this is a DiLoCo in sites."""
-        return self.value.in_sites if isinstance(self.value, ElasticSites) else None
 
     @property
     def committed_updates(self) -> int:

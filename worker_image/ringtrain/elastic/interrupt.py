@@ -1,4 +1,4 @@
-"""What ends a pass through the training function when the world is to change, or has become whole."""
+"""What ends a pass through the training function when the world is to change."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
@@ -11,8 +11,3 @@ class HostsUpdatedInterrupt(RuntimeError):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the world is to change; elastic.run goes on in the next one")
         self.skip_sync = skip_sync
-
-
-class IntervalEnded(HostsUpdatedInterrupt):
-    """Raised by `State.commit` where a site has taken the inner steps that a loss had interrupted: all ranks of
-    the world are at the same commit again, and `elastic.run` enters the function anew in it."""

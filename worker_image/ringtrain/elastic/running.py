@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.formations import CARRIED, FormationPlace, own_agent
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.state import State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 
@@ -50,7 +50,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                 if is_reset:
                     state.on_reset()
                 state.sync()
-                return _enter_elastic_function(func, state, *args, **kwargs)
+                return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 lost = _handed_over_state(state)
             except Exception as error:
@@ -61,15 +61,6 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
             lost, is_reset = None, True  # its traceback holds all that the function held
 
     return wrapper
-
-
-def _enter_elastic_function(func: Callable[..., T], state: State, *args: Any, **kwargs: Any) -> T:
-    """Call `func`, and again where this rank has only taken steps that others had taken already."""
-    while True:
-        try:
-            return func(state, *args, **kwargs)
-        except IntervalEnded:
-            log.info("formation %d: all sites are at commit %d", CARRIED.formation, state.committed)
 
 
 class _ElasticInconsistency:

@@ -21,12 +21,11 @@ from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import (
     ElasticOptimizer,
     ElasticOptimizerHandler,
-    ElasticSiteState,
     ShardHandler,
     StatefulObjectHandler,
     sync_handler,
 )
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt, IntervalEnded
+from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.transfer import broadcast, check_sendable
 from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
 from ringtrain.optim.recovery import StatefulObject, is_stateful
@@ -63,14 +62,6 @@ ADAPTERS: list[ElasticStateAdapter] = []
 
 
 @dataclass(frozen=True)
-class _KeptElasticStep:
-    """What `keep` has copied after an inner step: plain values, and positions in data and schedules."""
-
-    values: dict[str, Any]
-    positions: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class _OwnElasticState:
     """A committed step as a rank keeps it: how many commits, plain values, and what handlers keep of theirs."""
 
@@ -102,9 +93,6 @@ class State:
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
         self._begins_anew = 0  # the step that was committed before all that had the state were lost
-        self._kept_step: _KeptElasticStep | None = None
-        self._interval: ElasticCommonStep | None = None  # while a site takes the steps that a loss has interrupted
-        self._waits = False  # whether this rank enters its site when such an interval ends
         self._own: _OwnElasticState | None = None  # what this rank had itself, while it takes what others have
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name, value in values.items():
@@ -132,12 +120,6 @@ class State:
         """How many commits have gone into these values, on whichever ranks."""
         return self._committed
 
-    @property
-    def others_wait(self) -> bool:
-        """Whether other ranks wait at the next commit for steps that a loss has interrupted here: call no
-        collective of all ranks before it."""
-        return self._interval is not None
-
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call these after each change of the world, in order, before `sync`: to scale a learning rate with
         `size()`, for example."""
@@ -163,31 +145,22 @@ class State:
         self.save()
         # A rank that gets through this exchange knows that all others have saved the step.
         self._under_way = False
-        interval = self._interval
-        self._meet_at_commit(self._committed, interval)
-        if interval is not None:
-            raise IntervalEnded
-
-    def keep(self) -> None:
-        """Keep the values as they are after an inner step of a DiLoCo at which no commit is due. Local.
-
-        Where a rank is lost, sites go on from here, and not from their last commit. Weights are not copied.
-        Without sites it does nothing. Raises PeerLost where a rank was lost.
-        """
-        if (site := self._site) is None:
-            return
-        values = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
-        positions = {name: copy.deepcopy(handler.value.state_dict()) for name, handler in self._positions()}
-        self._kept_step = _KeptElasticStep(values, positions)
-        site.keep()
+        changes = self._exchange()
+        for _, handler in self._reforming():
+            handler.finish_commit(whole=changes)
+        self._under_way = True
+        if (agent := own_agent()) is not None:
+            CARRIED.committed = self._committed
+            agent.committed(self._committed)
+        if changes:
+            self._host_messages = 0
+            raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt, on all ranks, where the world is to change; what the values are now is
         committed then. Collective."""
         self._refuse_amid_updates("check_host_updates")
-        if self._interval is not None:
-            return  # others wait at the next commit
-        if self._exchange(self._committed):
+        if self._exchange():
             self._host_messages = 0
             self._refuse_to_begin_anew()
             for _, handler in self._reforming():
@@ -235,27 +208,13 @@ class State:
         goes_on = bool(world.former.survivors) and agreed.committed > 0
         self._begins_anew = 0 if goes_on else world.config.numbers.committed
         if goes_on and agreed.committed < world.config.numbers.committed:
-            log.warning(
-                "commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed
-            )
-        self._interval, before = None, self._committed
-        for shard in () if agreed.sites else self._shards():
-            shard.value.enter_world()
+            log.warning("commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed)
         self._transfer(agreed)
-        goes_apart = bool(agreed.site_of(world.config.place.rank))
-        if goes_apart and before != agreed.committed:
-            self._restore_plain()  # of its own commit, to which others have still to come
-        # Others of its site are further: it is there for the outer optimizer's state, and enters its site again.
-        is_behind = not goes_apart and before < agreed.last and world.former.ranks[world.config.place.rank] is not None
         # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
         # and where one is lost afterwards, they are those of the agreed step.
         for name, handler in self._reforming():
-            is_own = bool(agreed.sites) or is_behind or self._waits
-            handler.go_back(world, handler.committed_updates if is_own else agreed.updates.get(name, 0))
-        if self._site is not None and is_behind and not self._waits:
-            self._site.forget_site()
-        self._committed = CARRIED.committed = before if goes_apart else agreed.committed
-        self._waits = bool(agreed.sites) and not goes_apart
+            handler.go_back(world, agreed.updates.get(name, 0))
+        self._committed = CARRIED.committed = agreed.committed
         self.save()
         prepared = [handler for _, handler in self._reforming() if handler.prepare(world)]
         place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
@@ -267,93 +226,9 @@ class State:
         if world.config.numbers.formation:
             CARRIED.adopted, CARRIED.prepared = place, None
         self._own = None
-        if agreed.sites:
-            self._go_on(world, agreed)
-            return
-        self._enter_sites()
         for _, handler in self._reforming():
             handler.finish_commit()
         world.state_is_synced = self._under_way = True
-        self.keep()
-
-    def _meet_at_commit(self, committed: int, interval: ElasticCommonStep | None) -> None:
-        """Go on from a commit that all ranks have come to; `interval`: which ended with it. Collective."""
-        changes = self._exchange(committed)
-        if interval is not None:
-            self._end_interval(committed, interval)
-        for _, handler in self._reforming():
-            handler.finish_commit(whole=changes)
-        self._under_way = True
-        if (agent := own_agent()) is not None:
-            CARRIED.committed = self._committed
-            agent.committed(self._committed)
-        if changes:
-            self._host_messages = 0
-            raise HostsUpdatedInterrupt
-        self.keep()
-
-    def _go_on(self, world: ProcessGroupContext, agreed: ElasticCommonStep) -> None:
-        """Be where a loss has interrupted this rank's site between two commits; or wait for others at the second.
-        Collective."""
-        assert self._site is not None
-        group = self._site.part_sites([sorted(ranks) for ranks in agreed.sites])
-        world.state_is_synced = True
-        if group is None or self._committed > agreed.committed:
-            self._meet_at_commit(agreed.committed + 1, agreed)
-            return
-        ranks = agreed.site_of(world.config.place.rank)
-        giver, own = sorted(ranks).index(ranks[0]), None
-        if group.rank == giver:
-            assert self._kept_step is not None
-            own = {"site": self._site.interrupted_state(), **vars(self._kept_step)}
-        state = broadcast(own, giver, "of a site", self._known(), group)
-        if own is not None:
-            site, steps = world.config.sites[world.config.place.rank], state["site"]["steps"]
-            log.warning("site %s goes on after inner step %d, with %d ranks", site, steps, group.size)
-        self._site.go_on(state["site"])
-        self._set_values(state["values"])
-        for shard in self._shards():
-            shard.value.stay_in_world()
-        for name, handler in self._positions():
-            handler.value.load_state_dict(copy.deepcopy(state["positions"][name]))
-        self._interval, self._under_way = agreed, True
-        self.keep()
-
-    def _end_interval(self, committed: int, interval: ElasticCommonStep) -> None:
-        """Have all ranks be at a commit to which sites have come one by one, and newcomers not at all.
-        Collective."""
-        assert self._site is not None
-        self._interval = None
-        for shard in self._shards():
-            shard.value.enter_world()
-        donor = min(rank for ranks in interval.sites for rank in ranks)
-        self._transfer(ElasticCommonStep(committed, donor, interval.transfers, {}))
-        self._site.meet(current().group())
-        self._enter_sites()
-        self._committed, self._waits = committed, False
-        self.save()
-
-    def _enter_sites(self) -> None:
-        """Have all ranks of a site begin the next steps alike. Collective."""
-        if (site := self._site) is None:
-            return
-        site.whole_sites()
-        group = site.site_group
-        knows = group.allgather_object(site.knows_site, "DiLoCo's site")
-        if not any(knows):
-            site.begin_site()
-        if group.size > 1:
-            giver = max(range(group.size), key=lambda place: (knows[place], -place))
-            own = site.site_state() if group.rank == giver else None
-            state = broadcast(own, giver, "of a site", self._known(), group)
-            if group.rank != giver:
-                site.enter_site(state)
-        for _, handler in self._reforming():
-            handler.save()
-
-    @property
-    def _site(self) -> ElasticSiteState | None:
-        return next(filter(None, (handler.in_sites for _, handler in self._reforming())), None)
 
     def hand_over(self) -> bool:
         """Have ranks that stay hold what those that leave hold alone; whether they have it. Collective, when all
@@ -463,12 +338,6 @@ class State:
     def _plain(self) -> list[tuple[str, Any]]:
         return [(name, one) for name, one in self._handlers.items() if not isinstance(one, ElasticOptimizerHandler)]
 
-    def _positions(self) -> list[tuple[str, StatefulObjectHandler]]:
-        return [(name, one) for name, one in self._plain() if isinstance(one, StatefulObjectHandler)]
-
-    def _shards(self) -> list[ShardHandler]:
-        return [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
-
     def _reforming(self) -> list[tuple[str, ElasticOptimizerHandler]]:
         return [(name, one) for name, one in self._handlers.items() if isinstance(one, ElasticOptimizerHandler)]
 
@@ -501,21 +370,17 @@ class State:
         kinds = {name: _state_kind_of(handler.value) for name, handler in self._handlers.items()}
         updates = {name: handler.committed_updates for name, handler in self._reforming()}
         kinds |= dict.fromkeys(self._saved, "value")
-        if (site := self._site) is None:
-            return ElasticStateSummary(self._committed, updates, kinds)
-        config, steps = current().config, site.steps_interrupted if self._kept_step is not None else -1
-        name = config.sites[config.place.rank]
-        return ElasticStateSummary(self._committed, updates, kinds, name, steps, site.outer_steps, self._waits)
+        return ElasticStateSummary(self._committed, updates, kinds)
 
-    def _exchange(self, committed: int) -> bool:
+    def _exchange(self) -> bool:
         """Tell all ranks of changes that this one has heard of; whether any has. Compares the commits."""
         agent = own_agent()
         heard = bool(self._host_messages) or (agent is not None and agent.change_pending)
-        numbers = np.array([heard, committed, -committed], np.int64)
+        numbers = np.array([heard, self._committed, -self._committed], np.int64)
         current().group().call(lambda ring: ring.all_reduce(_COMMIT, numbers, numbers, Max))
         if numbers[1] != -numbers[2]:
             raise MismatchError(
-                f"State.commit: rank {current().config.place.rank} is at commit {committed}, and ranks are at "
+                f"State.commit: rank {current().config.place.rank} is at commit {self._committed}, and ranks are at "
                 f"{-numbers[2]} to {numbers[1]}; every rank must commit the same steps"
             )
         return bool(numbers[0])

@@ -5,23 +5,19 @@ from typing import Any
 import numpy as np
 
 from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.wire.objects import is_wire_refusal, pack_object, unpack_object
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.wire.values import ForeignWireValues, encode_value
 from ringtrain.errors import ConfigurationError
 
 
-def broadcast(
-    value: Any, root: int, what: str, foreign: ForeignWireValues | None = None, group: ProcessGroup | None = None
-) -> Any:
-    """Return `value` of rank `root` on every rank of `group` (default: all), by its place there; the root gets its
-    own object back. Collective.
+def broadcast(value: Any, root: int, what: str, foreign: ForeignWireValues | None = None) -> Any:
+    """Return `value` of rank `root` on every rank; the root gets its own object back. Collective.
 
     `what`: names it, for messages of ranks that wait. `foreign`: what a framework adds to plain data. Raises
     ConfigurationError on every rank for a value that can't be sent.
     """
-    group = group or current().group()
+    group = current().group()
     is_root = group.rank == root
     message = pack_object(value, foreign=foreign) if is_root else b""
     data = np.frombuffer(message, np.uint8)

@@ -57,9 +57,9 @@ class DiLoCo(OnHostDiLoCo):
     by their paths in the tree, and what it tells of synchronizations.
 
     With `elastic=True` give it to a `ringtrain.elastic.State`, and where `due` is True after a step call
-    `state.commit()` of that, and take `params()`. With sites say what the inner optimizer's state is (`inner`, a
-    pytree; () if there is none) at the start and at each step, and have the function that `elastic.run` enters
-    begin with `params()` and `inner`: those of the commit or step that it goes on from, or of this rank's site.
+    `state.commit()` of that, and take `params()`. Pass the inner optimizer's state (`inner`, a pytree) at the start
+    and at each step: a commit copies it. Begin the function that `elastic.run` enters with `params()` and `inner`:
+    those of the commit that this rank goes on from.
 
     Nothing here is for compiled code: call it between steps. The state of the inner optimizer is this rank's own.
     Collective: every rank makes it of the same tree with the same arguments, and makes as many steps, else
@@ -73,7 +73,7 @@ class DiLoCo(OnHostDiLoCo):
         leaves = {jax.tree_util.keystr(path): jnp.asarray(leaf) for path, leaf in paths}
         self._leaves = _PytreeLeaves(leaves)
         initial = {name: np.array(leaf) for name, leaf in leaves.items()}
-        self._state = _InnerPytree(inner)
+        self._state, self._is_elastic = _InnerPytree(inner), bool(options.get("elastic"))
         state = None if inner is None else self._state
         self.outer = self._host = ArrayDiLoCo(self._leaves, initial=initial, inner=state, **options)
 
@@ -93,7 +93,7 @@ class DiLoCo(OnHostDiLoCo):
 
     @property
     def inner(self) -> Any:
-        """The inner optimizer's state of the last step, or of this rank's site."""
+        """The inner optimizer's state of the last step, or of the commit that this rank went back to."""
         return self._state.now
 
     def step(self, params: Any, samples: float = 1, inner: Any = None) -> Any:
@@ -103,10 +103,10 @@ class DiLoCo(OnHostDiLoCo):
         Raises ConfigurationError for another tree, or where the inner optimizer's state is missing, PeerLost when
         the ring failed, MismatchError where ranks took other numbers of steps.
         """
-        if inner is None and self.in_sites is not None and jax.tree.leaves(self._state.now):
+        if self._is_elastic and inner is None and jax.tree.leaves(self._state.now):
             raise ConfigurationError(
-                "DiLoCo: step() was not told the inner optimizer's state in an elastic job with sites; pass it as "
-                "inner, as at the start"
+                "DiLoCo: step() got no state of the inner optimizer, and DiLoCo was made with one; pass inner=..., "
+                "as at the start"
             )
         self._take(params)
         self._state.now = self._state.now if inner is None else inner

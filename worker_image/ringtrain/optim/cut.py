@@ -1,6 +1,6 @@
 """How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from ringtrain.optim.fused import can_fuse, shared_buckets
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
-from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, copies_needed, second_homes
+from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, second_homes
 from ringtrain.optim.norms import GradientNorms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import BucketTransfers, DeviceReducer, ShardCopies, ShardUpdate, UpdateContext
@@ -35,8 +35,6 @@ class OptimizedModel:
 
     `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
     `elastic`: updates can be undone, and the state outlives the loss of a rank, or of as many as `redundancy`.
-    `places`: of each rank of the present world, what may be lost as a whole, and the state outlives it; None: that
-    is no more than a pod.
     """
 
     specs: tuple[ParamSpec, ...]
@@ -48,7 +46,6 @@ class OptimizedModel:
     compression: str | None
     elastic: bool
     redundancy: int = 1
-    places: Callable[[], Sequence[int]] | None = None
 
     def layout(self, size: int) -> Layout:
         """Where everything lies in a world of `size` ranks."""
@@ -197,13 +194,9 @@ def _shard_mirrors(
     group, lane = groups
     if not model.elastic or not model.sharded or group.size == 1:
         return ()
-    if model.places is not None:
-        places = model.places()
-        copies = second_homes(places, copies_needed(places, model.redundancy))
-    else:
-        context = current_or_none()
-        pod = group.rank if context is None else context.config.pod
-        copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
+    context = current_or_none()
+    pod = group.rank if context is None else context.config.pod
+    copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
     return tuple(OptimizerShardMirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
 
 

@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessG
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import check_rule, described_parameter_arrays
-from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_optimizer_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
@@ -81,7 +81,7 @@ class DiLoCo(DiLoCoRecovery):
     order: a slow one takes fewer. The mean is weighted by samples, of which a step is 1 unless `step` is told.
     `sites`: the ranks of each site, within which all ranks make the same inner steps, on gradients that `average`
     has averaged: else MismatchError. Default: the sites that the world has (`ringtrain.sites()`); without any, and
-    with (), each rank is one. Each byte of an exchange travels between sites once, without `elastic`.
+    with (), each rank is one. Each byte of an exchange travels between sites once.
     `fragments`: parameters are cut in so many groups, in their order and of about as many bytes, which are
     synchronized in turns.
     `overlap_steps`: a synchronization runs beside the next so many inner steps, and its outer weights are taken
@@ -96,11 +96,10 @@ class DiLoCo(DiLoCoRecovery):
     commit of each fragment, and nobody else's; the mean is over those that are left. A newcomer begins at a
     commit, from the outer weights. An exchange that was under way when a rank was lost is made again, by all from
     the weights of its commit: with `overlap_steps` inner steps since then are taken again. Before ranks join or
-    leave by plan, all fragments are synchronized. `redundancy`: as of `HostOptimizer`; with sites each shard has
-    a copy in another site, too.
-    With sites, which each world names, call `keep()` of the state where no commit is due: after a loss a site goes
-    on from the last step that one of its ranks has kept, and newcomers enter it at the next commit. `inner`: the
-    inner optimizer, whose state newcomers get from their site (`state_dict()`, `load_state_dict()`).
+    leave by plan, all fragments are synchronized. `redundancy`: as of `HostOptimizer`. Each rank is a site of its
+    own: a site of several ranks raises ConfigurationError.
+    `inner`: the inner optimizer (`state_dict()`, `load_state_dict()`). A commit copies its state, and a rank that
+    goes back to a commit loads it again. Without it, or with (), the inner optimizer stays as it is then.
 
     With H = 1, one fragment, `SGD(lr=1)` outside and SGD(lr) inside this is synchronous SGD(lr): to the bit where
     weights, `lr` times gradients, and their sums are numbers that the dtype holds; elsewhere a weight `w` is off
@@ -147,8 +146,8 @@ class DiLoCo(DiLoCoRecovery):
                 f"{len(chosen.ranks)} sites"
             )
         self._schedule = schedules[0 if self._every_site_alike else chosen.own]
-        self._elastic, self._follows_sites = elastic, chosen.follows
-        self._inner = _checked_inner(inner, chosen.follows)
+        self._elastic, self._takes_sites_of_world = elastic, elastic and sites is None and group is None
+        self._inner = _checked_inner(inner)
         self._opened = []
         self._group = group or first_optimizer_group(elastic, self._open_group)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
@@ -156,8 +155,7 @@ class DiLoCo(DiLoCoRecovery):
         check_same_model(
             self._group, Layout(specs, ()), {name: described_parameter_arrays(v) for name, v in compared.items()}
         )
-        has_sites = not isinstance(self._group, UnjoinedOptimizerGroup) if chosen.follows else not chosen.alone
-        self._sites = DiLoCoSiteGroups(chosen) if has_sites else None
+        self._sites = None if chosen.alone else DiLoCoSiteGroups(chosen)
         self._fragments = []
         for index, (first, end) in enumerate(pairwise(fragment_bounds([s.nbytes for s in specs], fragments))):
             names = tuple(spec.name for spec in specs[first:end])
@@ -169,12 +167,10 @@ class DiLoCo(DiLoCoRecovery):
                 "compression": compression,
             }
             host: HostOptimizer | SiteOptimizer
-            if self._sites is not None and not elastic:
+            if self._sites is not None:
                 host = SiteOptimizer(values, outer, self._sites, **options)
             else:
                 options |= {"elastic": elastic, "redundancy": redundancy}
-                if self._follows_sites:
-                    options["places"] = lambda: DiLoCoSites.of_world().by_rank
                 host = HostOptimizer(values, outer, group=self._group, **options)
             carries = host.carries if isinstance(host, SiteOptimizer) else names
             self._fragments.append(DiLoCoFragment(index, names, carries, host))
@@ -246,7 +242,6 @@ class DiLoCo(DiLoCoRecovery):
         Collective in the site; nothing happens where the rank trains alone."""
         if self._sites is not None:
             self._sites.average(gradients)
-            self.averaged()
 
     @property
     def site(self) -> ProcessSet | None:
@@ -297,8 +292,7 @@ class DiLoCo(DiLoCoRecovery):
     def sync_bytes(self) -> int:
         """Bytes that this rank sends for one synchronization of all fragments in a ring, headers not counted; with
         sites, to other sites."""
-        is_far = self._sites is not None and not self._elastic
-        size = len(self._sites.sites.ranks) if self._sites is not None and is_far else self._group.size
+        size = self._group.size if self._sites is None else len(self._sites.sites.ranks)
         return round(2 * self._bytes * (size - 1) / size)
 
     @property
@@ -386,9 +380,7 @@ class DiLoCo(DiLoCoRecovery):
 
     @property
     def _site_ranks(self) -> str:
-        if self._sites is None or self._elastic:
-            return ""
-        return str([list(ranks) for ranks in self._sites.sites.ranks])
+        return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
 
     def _open_group(self) -> ProcessGroup:
         """A group of all ranks whose collectives need not wait for the script's."""
@@ -501,24 +493,21 @@ class DiLoCo(DiLoCoRecovery):
                     "of a site make the same inner steps: average their gradients first, by average()"
                 )
         total = sum(samples)
-        # The mean is over sites, or in an elastic job over ranks, of which those of a site bring the same.
-        parts = len(samples) / len(sites[own_site]) if self._elastic else len(sites)
-        return parts * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
+        return len(sites) * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
 
 
 def _weight_octets(array: Flat) -> Flat:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _checked_inner(inner: Any, is_needed: bool) -> StatefulObject | None:
+def _checked_inner(inner: Any) -> StatefulObject | None:
     if is_stateful(inner):
         return inner
-    if (isinstance(inner, tuple) and not inner) or (inner is None and not is_needed):
+    if inner is None or (isinstance(inner, tuple) and not inner):
         return None
     raise ConfigurationError(
-        f"DiLoCo: inner is {inner if inner is None else kind_of(inner)}; expected an object with state_dict() and "
-        "load_state_dict(), or () for an inner optimizer without a state: in an elastic job with sites its state "
-        "goes back and on with the weights"
+        f"DiLoCo: inner is {kind_of(inner)}; expected an object with state_dict() and load_state_dict(), or () for "
+        "an inner optimizer without a state"
     )
 
 

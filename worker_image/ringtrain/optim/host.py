@@ -74,8 +74,6 @@ class HostOptimizer:
     `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
     of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
     `elastic`: its world may change: `rollback` undoes a step that failed, and `reform` goes on in another world.
-    `places`: by rank of the present world, what may be lost as a whole, where that is more than a pod: then each
-    shard has copies enough that one is in another place.
     `redundancy`: of an elastic one's shards, how many other ranks have a copy, each in a pod of its own as far as
     there are pods: so many ranks, or pods, may be lost at once. Each costs its memory, and a gradient on the wire.
 
@@ -103,7 +101,6 @@ class HostOptimizer:
         compression: str | None = None,
         elastic: bool = False,
         redundancy: int = 1,
-        places: Callable[[], Sequence[int]] | None = None,
         group: CollectiveGroup | None = None,
         devices: DeviceReducer | None = None,
         update_during_backward: bool = False,
@@ -113,13 +110,13 @@ class HostOptimizer:
             accumulate, clip_norm, schedule or Constant(), check_finite, update_during_backward
         )
         check_arguments(arrays, local, bucket_bytes, settings)
-        rules, group_of_name = grouped_rules(rule, groups, list(arrays))
+        rules, places = grouped_rules(rule, groups, list(arrays))
         if compression is not None and not sharded:
             raise ConfigurationError(f'compression is "{compression}" with sharded=False; compression needs shards')
         check_redundancy(redundancy, elastic, sharded)
         specs = tuple(ParamSpec(name, array.shape, array.dtype, name in local) for name, array in arrays.items())
         self._model = OptimizedModel(
-            specs, rules, group_of_name, settings, bucket_bytes, sharded, compression, elastic, redundancy, places
+            specs, rules, places, settings, bucket_bytes, sharded, compression, elastic, redundancy
         )
         self._rules = self._committed = rules
         self._cut = make_cut(self._model, group or first_optimizer_group(elastic, group_of), devices)

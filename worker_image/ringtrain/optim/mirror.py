@@ -49,16 +49,6 @@ def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
     return [tuple(order[(place[rank] + shift) % len(order)] for rank in range(len(pods))) for shift in shifts]
 
 
-def copies_needed(places: Sequence[int], copies: int) -> int:
-    """The fewest copies, from `copies` on, of which one of each shard is in another place than its owner, where
-    there are several."""
-    for enough in range(copies, len(places)):
-        homes = second_homes(places, enough)
-        if all(any(places[copy[rank]] != places[rank] for copy in homes) for rank in range(len(places))):
-            return enough
-    return copies
-
-
 @dataclass(frozen=True)
 class UpdateReplay:
     """How an update changed a bucket. `scale` made the mean of the gradients. `layer_rates`: of rules that have a

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
-from ringtrain.optim.recovery import DiLoCoRecovery
 
 
 class OnHostOptimizer:
@@ -65,11 +64,6 @@ class OnHostDiLoCo(OnHostOptimizer):
     def due(self) -> bool:
         """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
         return self.outer.due
-
-    @property
-    def in_sites(self) -> DiLoCoRecovery | None:
-        """What keeps the state of this rank's site; for `ringtrain.elastic`, as what follows."""
-        return self.outer.in_sites
 
     @property
     def undoable(self) -> int:

@@ -8,27 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.context import current, joins_survivors
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
-from ringtrain._core.process_groups.process_sets import (
-    group_of,
-    open_group,
-    process_set_of,
-    process_set_of_world,
-)
+from ringtrain._core.process_groups.process_sets import group_of, open_group, process_set_of
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.fragments import fragment_bounds
 from ringtrain.optim.host import HostOptimizer
 from ringtrain.optim.rules import Rule
 
+_ONE_RANK_PER_SITE = (
+    "expected one rank per site with elastic=True, because a lost rank interrupts the others of its site amid a step; "
+    "start one rank per site, pass sites=() so that each rank trains alone, or leave elastic out"
+)
+
+
+def check_elastic_sites() -> None:
+    """Raise ConfigurationError on all ranks if a site that this world names has several ranks."""
+    config = current().config
+    for name, ranks in config.ranks_by_site.items() if config.sites else ():
+        if len(ranks) > 1:
+            raise ConfigurationError(f"DiLoCo: site {name!r} has ranks {ranks}; {_ONE_RANK_PER_SITE}")
+
 
 @dataclass(frozen=True)
 class DiLoCoSites:
-    """The world's ranks by site, each ascending, and this rank. `follows`: each world names its own."""
+    """The world's ranks by site, each ascending, and this rank."""
 
     ranks: tuple[tuple[int, ...], ...]
     rank: int
-    follows: bool = False
 
     @classmethod
     def chosen(
@@ -36,14 +43,14 @@ class DiLoCoSites:
     ) -> "DiLoCoSites":
         """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
 
-        Raises ConfigurationError unless each rank is in one site, and where an elastic job is given sites.
+        Raises ConfigurationError unless each rank is in one site, and if `elastic` and a site has several ranks.
         """
         if group is not None:
             return cls(tuple((rank,) for rank in range(group.size)), group.rank)
         config = current().config
-        if elastic and given is None and config.sites:
-            return cls.of_world()
-        named = config.ranks_by_site if given is None else {}
+        if elastic and given is None and not joins_survivors():  # they check it in `prepare`, together
+            check_elastic_sites()
+        named = config.ranks_by_site if given is None and not elastic else {}
         found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
         sites = cls(tuple(found) or tuple((rank,) for rank in range(config.place.size)), config.place.rank)
         if sorted(rank for ranks in found for rank in ranks) != list(range(config.place.size)) and found:
@@ -51,17 +58,8 @@ class DiLoCoSites:
                 f"DiLoCo: sites is {given}; expected each rank from 0 to {config.place.size - 1} in one of them"
             )
         if elastic and not sites.alone:
-            raise ConfigurationError(
-                f"DiLoCo: sites is {sites.ranks} with elastic=True, and ranks have other numbers in each world; "
-                "leave it out, and have the job name sites (-H a:4@x,b:4@y, networking.sites), or pass sites=()"
-            )
+            raise ConfigurationError(f"DiLoCo: sites is {sites.ranks}; {_ONE_RANK_PER_SITE}")
         return sites
-
-    @classmethod
-    def of_world(cls) -> "DiLoCoSites":
-        """Those that the world of now names."""
-        config = current().config
-        return cls(tuple(map(tuple, config.ranks_by_site.values())), config.place.rank, follows=True)
 
     @property
     def alone(self) -> bool:
@@ -73,12 +71,6 @@ class DiLoCoSites:
         """The number of this rank's site."""
         return next(number for number, ranks in enumerate(self.ranks) if self.rank in ranks)
 
-    @property
-    def by_rank(self) -> list[int]:
-        """The number of each rank's site."""
-        size = sum(map(len, self.ranks))
-        return [next(number for number, ranks in enumerate(self.ranks) if rank in ranks) for rank in range(size)]
-
 
 class DiLoCoSiteGroups:
     """This rank's site, and its peers: the ranks that have its place in theirs. Collective over the world.
@@ -88,14 +80,11 @@ class DiLoCoSiteGroups:
 
     def __init__(self, sites: DiLoCoSites) -> None:
         self.sites = sites
-        self.far: ProcessGroup | None = None  # of an elastic job: all ranks take part in an exchange
-        add = process_set_of_world if sites.follows else process_set_of
-        self.site = [add(ranks) for ranks in sites.ranks][sites.own]
+        self.site = [process_set_of(ranks) for ranks in sites.ranks][sites.own]
         self.near = open_group(self.site)
         self.carriers = min(map(len, sites.ranks))
-        if sites.follows:
-            return
         peers = [process_set_of(sorted(column)) for column in zip(*sites.ranks, strict=False)]
+        self.far: ProcessGroup | None = None
         if self.near.rank < self.carriers:
             self.far = open_group(peers[self.near.rank])
 

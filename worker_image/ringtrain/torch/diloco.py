@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 
 from ringtrain._core.process_groups.context import joins_survivors
 from ringtrain._core.process_groups.group import Flat
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.optim.on_host import OnHostDiLoCo
@@ -73,10 +72,8 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
     `skip_synchronize()`; both do nothing where a rank trains alone.
 
     With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
-    synchronizes. The inner optimizer's state is no part of a commit: after a change of the world each rank's stays
-    as it is, and a newcomer's begins anew. In sites it is: a commit copies it to host memory, and a newcomer gets
-    its site's. Call `state.keep()` there where `due` is False; a step with a closure is none to go on from, and
-    buffers go back to the last commit in any case.
+    synchronizes. A commit copies the state of `inner` to host memory, and a rank that goes back to a commit loads it
+    again. A newcomer's begins anew.
 
     A parameter that requires no gradient is sent once, with rank 0's other values, and never again; one that has a
     gradient later is refused. Buffers, as the averages of BatchNorm, are each rank's own between the start and
@@ -114,11 +111,8 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         self.param_groups, self.state = inner.param_groups, inner.state
         self.trained = frozenset(trained)  # names that a state keeps by this optimizer
         self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_TorchInnerState(inner), **options)
-        self._skips = False
-        if self.outer.site is not None or self.outer.in_sites is not None:
-            site = self.outer.site or global_process_set  # until it has joined the others
-            self._inner = DistributedOptimizer(inner, params.items(), process_set=site)
-            self.outer.watch_site(self._join_site)
+        if self.outer.site is not None:
+            self._inner = DistributedOptimizer(inner, params.items(), process_set=self.outer.site)
         others = {name: value for name, value in model.state_dict().items() if name not in trained}
         if not joins_survivors():
             broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
@@ -135,13 +129,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
                 f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was made, and has one now; '
                 "each rank would train it alone: make DiLoCo after requires_grad_()"
             )
-        if self.outer.in_sites is None or closure is not None or self._skips:
-            self.outer.averaged()
-            result = self._inner.step(closure)
-        else:  # a loss is noticed before weights are changed, or not in this step
-            self.synchronize()
-            with self._inner.skip_synchronize():
-                result = self._inner.step()
+        result = self._inner.step(closure)
         self.count_step(samples)
         return result
 
@@ -161,22 +149,11 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         """Wait until gradients are the means of this site's ranks; then they may be changed."""
         if self._sync is not None:
             self._inner.synchronize()
-            self.outer.averaged()
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step()` takes the gradients as they are, which `synchronize()` has averaged."""
-        with contextlib.nullcontext() if self._sync is None else self._inner.skip_synchronize():
-            self._skips = True
-            try:
-                yield
-            finally:
-                self._skips = False
-
-    def _join_site(self, site: ProcessSet) -> None:
-        """Average gradients over other ranks; those of a step that was interrupted are forgotten."""
-        self._inner.move_to(site)
-        self._inner.zero_grad()
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which `step()` takes the gradients as they are, which `synchronize()` has averaged."""
+        skipped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        return skipped if self._sync is None else self._inner.skip_synchronize()
 
     def finish(self) -> None:
         """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.

@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -169,13 +169,6 @@ class TorchGradientSync:
         self._enter_world()
         return self._alone
 
-    def move_to(self, process_set: ProcessSet) -> None:
-        """Reduce over other ranks from now on; what was under way is forgotten."""
-        self.options = replace(self.options, process_set=process_set)
-        self._world = weakref.ref(current())
-        self._begin_world()
-        self.watch()
-
     def add(self, names: dict[Param, str]) -> None:
         """Reduce the gradients of more parameters from now on, in buckets of their own."""
         self._members |= {param: _Member(param, name) for param, name in names.items()}
@@ -254,13 +247,10 @@ class TorchGradientSync:
         world = current()
         if self._world() is not world:
             self._world = weakref.ref(world)
-            self._begin_world()
-
-    def _begin_world(self) -> None:
-        self._alone = trains_alone(self.options.process_set)
-        for bucket in self._buckets:  # the former world may still write to their memory
-            bucket.memory = TorchBucketMemory()
-        self.reset()
+            self._alone = trains_alone(self.options.process_set)
+            for bucket in self._buckets:  # the former world may still write to their memory
+                bucket.memory = TorchBucketMemory()
+            self.reset()
 
     def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
         return _Bucket(tuple(self._members[param] for param in params), asked_for)

@@ -52,12 +52,6 @@ class DistributedTorchMixin:
             self.sync.finish()
         self._synchronized = True
 
-    def move_to(self, process_set: ProcessSet) -> None:
-        """Reduce over the ranks of `process_set` from now on. On all of them, between two steps."""
-        self.sync.move_to(process_set)
-        self.replicas = OptimizerReplicas(min(self.sync.names.values(), default=""), process_set)
-        self._synchronized = False
-
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within it `step()` takes the gradients as they are."""

@@ -135,15 +135,6 @@ def process_set_of(ranks: Sequence[int]) -> ProcessSet:
     return found
 
 
-def process_set_of_world(ranks: Sequence[int]) -> ProcessSet:
-    """A set of these ranks (ascending) in this world alone: whoever enters another one makes its own there. Every
-    rank of the world calls this with the same ranks, in the same order; nothing is compared."""
-    context = current()
-    made = ProcessSet(ranks)
-    made.bind(context, context.add_set(tuple(ranks), is_carried=False))
-    return made
-
-
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this.
 

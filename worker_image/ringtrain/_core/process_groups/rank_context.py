@@ -95,7 +95,6 @@ class ProcessGroupContext:
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
         self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
-        self._of_this_world = {WORLD}  # sets that the next world makes anew
         self._left_sets: set[int] = set()  # of the former world, which nobody here has added in this one
         self.groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all, by number
@@ -112,20 +111,18 @@ class ProcessGroupContext:
         """The group that the public collectives of all ranks run on."""
         return self.groups[WORLD]
 
-    def add_set(self, ranks: tuple[int, ...], *, is_carried: bool = True) -> int:
+    def add_set(self, ranks: tuple[int, ...]) -> int:
         """Return the number of a new set; all ranks add the same sets in the same order. `is_carried`: the next
         world of an elastic job has it, too."""
         number = next(self._set_numbers)  # never that of a set that was removed
         self._sets[number] = ranks
-        if not is_carried:
-            self._of_this_world.add(number)
         if self.config.place.rank in ranks:
             self.groups[number] = self._open(number, number, self._executor)
         return number
 
     def added_set(self, ranks: Sequence[int]) -> int | None:
         """The number of the set of these ranks that was added; None: none was."""
-        added = {own: number for number, own in self._sets.items() if number not in self._of_this_world}
+        added = {own: number for number, own in self._sets.items() if number != WORLD}
         return added.get(tuple(ranks))
 
     def bind_set(self, process_set: BoundProcessSet, number: int) -> None:
@@ -164,9 +161,7 @@ class ProcessGroupContext:
         """Note what the next world takes over from this one."""
         carried.formation = self.config.numbers.formation
         carried.sets = [
-            (list(ranks), self._set_objects.get(number))
-            for number, ranks in self._sets.items()
-            if number not in self._of_this_world
+            (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
         ]
 
     def ranks_of_set(self, process_set: int) -> list[int] | None:
