@@ -327,7 +327,7 @@ def _wrong(arguments: dict[str, Any]) -> None:
         ({"sync_every": [2, 2, 2]}, "sync_every is [2, 2, 2]; expected one number, or"),
         ({"sync_every": [2, 0]}, "sync_every is 0; expected at least 1 inner step"),
         ({"sync_every": [8, 2], "fragments": 3}, "fragments is 3; expected 1 to 2"),
-        ({"sites": [[0, 1]], "elastic": True}, "sites is ((0, 1),) with elastic=True"),
+        ({"sites": [[0, 1]], "elastic": True}, "sites is ((0, 1),); expected one rank per site with elastic=True"),
         ({}, "a step was of -1 samples; expected a number, 0 or more"),
     ],
     ids=str,

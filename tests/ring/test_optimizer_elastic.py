@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.formations import FormerFormation
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.elastic.handlers import ElasticOptimizerHandler
+from ringtrain.elastic.optimizers import OptimizerParticipant
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError, StateCorrupt, StateLost
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import UnjoinedOptimizerGroup
@@ -695,15 +695,15 @@ class _Opened:
         return context.arenas.own_values(bucket)["mean" if where == "state" else "weights"]
 
 
-def _made_and_updated(rank: int) -> ElasticOptimizerHandler:
+def _made_and_updated(rank: int) -> OptimizerParticipant:
     """An optimizer that all ranks of this world have made, after its first update."""
-    handler = ElasticOptimizerHandler(HostOptimizer({"w": np.zeros(4)}, SGD(1.0), elastic=True))
-    assert not handler.prepare(current())
-    handler.settle(was_adopted=True)
-    handler.value.submit("w", np.ones(4))
-    handler.value.step()
-    handler.save()
-    return handler
+    participant = OptimizerParticipant(HostOptimizer({"w": np.zeros(4)}, SGD(1.0), elastic=True))
+    participant.prepare(current())
+    participant.adopt()
+    participant.value.submit("w", np.ones(4))
+    participant.value.step()
+    participant.commit()
+    return participant
 
 
 def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adopted() -> None:
@@ -713,13 +713,13 @@ def test_a_rank_that_was_lost_to_the_last_exchange_goes_on_with_what_others_adop
 
     def join(rank: int) -> tuple[int, list[float]]:
         current().former = FormerFormation(1, (0, None))
-        handler = (
-            survivor if rank == 0 else ElasticOptimizerHandler(HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True))
-        )
-        handler.go_back(current(), 1)
-        assert handler.prepare(current())
-        handler.settle(was_adopted=True)
-        return handler.committed_updates, handler.value.weights["w"].tolist()
+        newcomer = HostOptimizer({"w": [0.0] * 4}, SGD(1.0), elastic=True) if rank else None
+        participant = survivor if newcomer is None else OptimizerParticipant(newcomer)
+        participant.plan([1])
+        participant.go_back(current())
+        participant.prepare(current())
+        participant.adopt()
+        return participant.offer(), participant.value.weights["w"].tolist()
 
     with world_of(2) as world:
         assert world.run(join) == [(1, [-1.0] * 4)] * 2

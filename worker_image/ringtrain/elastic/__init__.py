@@ -15,6 +15,7 @@ Maturity: Beta.
 from ringtrain.elastic.data import ElasticShard, FixedGlobal, PerRank, shard
 from ringtrain.elastic.handlers import StateHandler
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.participants import Participant, StateExtension, register_extension
 from ringtrain.elastic.running import run
 from ringtrain.elastic.state import ObjectState, State
 
@@ -23,9 +24,12 @@ __all__ = [
     "FixedGlobal",
     "HostsUpdatedInterrupt",
     "ObjectState",
+    "Participant",
     "PerRank",
     "State",
+    "StateExtension",
     "StateHandler",
+    "register_extension",
     "run",
     "shard",
 ]

@@ -1,26 +1,30 @@
-"""How values of different kinds are kept, restored and sent: a handler a value."""
+"""Handlers of values that one rank can send whole: one handler for each value."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.process_groups.context import current
 from ringtrain._core.wire.values import ForeignWireValues
+from ringtrain.elastic.agreement import ElasticCommonStep, joins_others
+from ringtrain.elastic.participants import Participant
 from ringtrain.elastic.transfer import broadcast
-from ringtrain.optim.recovery import StatefulObject
+from ringtrain.optim.recovery import StatefulObject, is_stateful
+
+# Pairs of a type and what makes a handler, or a participant, of a value of that type.
+HandlerPairs = Sequence[tuple[type, Callable[[Any], Any]]]
 
 
 class StateHandler(ABC):
-    """Keeps one value of a `State`. Derive from it for types that no handler knows, and put the class into the
-    registry of handlers.
+    """Copies, restores and sends one value of a `State`. Derive from it for a type that no handler knows, and pass it
+    as `State(handlers=[(MyType, MyHandler)], ...)`.
 
-    A handler with Horovod's `sync(self)`, without a rank, is taken as well. A method `refresh(self)` is called
-    in the place of `sync` where nobody needs the value: the world has another size now.
+    Horovod's `sync(self)`, without a rank, works as well. If a handler has a method `refresh(self)`, it is called
+    instead of `sync` when all ranks have the value already and the world has another size.
     """
 
     def __init__(self, value: Any) -> None:
@@ -39,18 +43,20 @@ class StateHandler(ABC):
         """Make the value that of rank `root`. Collective."""
 
     def set_value(self, value: Any) -> None:
-        """Keep `value` from now on."""
+        """Handle `value` from now on."""
         self.value = value
         self.save()
 
 
 class StatefulObjectHandler(StateHandler):
-    """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position."""
+    """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position.
 
-    foreign: ForeignWireValues | None = None  # what the framework of a handler derived from this one adds to plain data
+    `foreign`: what a framework adds to plain values.
+    """
 
-    def __init__(self, value: StatefulObject) -> None:
+    def __init__(self, value: StatefulObject, foreign: ForeignWireValues | None = None) -> None:
         super().__init__(value)
+        self._foreign = foreign
         self.save()
 
     def save(self) -> None:
@@ -60,7 +66,7 @@ class StatefulObjectHandler(StateHandler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self, root: int = 0) -> None:
-        received = broadcast(self.value.state_dict(), root, type(self.value).__name__, self.foreign)
+        received = broadcast(self.value.state_dict(), root, type(self.value).__name__, self._foreign)
         self.value.load_state_dict(copy.deepcopy(received))
 
     def refresh(self) -> None:
@@ -71,145 +77,87 @@ class ShardHandler(StatefulObjectHandler):
     """For a shard of the data: its position."""
 
     @property
+    def kind(self) -> str:
+        """What ranks have alike of a shard before its position was sent."""
+        return str(self.value.cut)
+
+    @property
     def steps_ahead(self) -> int:
         """Steps begun since the last commit."""
         return int(self.value.steps_since(self._saved))
 
 
-@runtime_checkable
-class ElasticOptimizer(Protocol):
-    """A host optimizer, whose state is spread over the ranks, and which rebuilds what a lost rank had."""
+class HandlerParticipant(Participant):
+    """A value that `handler` copies, restores and sends."""
+
+    def __init__(self, handler: StateHandler) -> None:
+        self.handler = handler
+        self._own: dict[str, Any] | None = None  # what the handler had before this rank joined others
 
     @property
-    def updates(self) -> int: ...
+    def value(self) -> Any:
+        return self.handler.value
+
+    def set_value(self, value: Any) -> None:
+        self.handler.set_value(value)
 
     @property
-    def accumulating(self) -> bool: ...
+    def steps_ahead(self) -> int | None:
+        return getattr(self.handler, "steps_ahead", None)
 
-    def wait_for(self) -> None: ...
+    def kinds(self, name: str) -> Mapping[str, str]:
+        return {name: getattr(self.handler, "kind", type(self.value).__name__)}
 
-    def commit(self) -> None: ...
-
-    def rollback(self, to: int) -> Any: ...
-
-    def prepare(self, group: Any, former: Sequence[int | None]) -> None: ...
-
-    def adopt(self) -> None: ...
-
-    def discard(self) -> None: ...
-
-    def hand_over(self, leaving: Collection[int]) -> None: ...
-
-
-@runtime_checkable
-class ElasticCommitFinishing(Protocol):
-    """What ranks do together once all have committed a step, and once more in the next world if that failed;
-    `whole`: ranks are about to leave by plan, or to join."""
-
-    def finish_commit(self, whole: bool) -> None: ...
-
-
-class ElasticOptimizerHandler:
-    """For host optimizers. Nothing is copied: the optimizer can undo its last update."""
-
-    def __init__(self, value: ElasticOptimizer) -> None:
-        self.value = value
-        self._made_in = current_or_none()
-        self._is_prepared = False
-        self.save()
-
-    @property
-    def committed_updates(self) -> int:
-        """Updates at the last commit."""
-        return self._updates
-
-    @property
-    def updates_ahead(self) -> int:
-        """Updates since the last commit."""
-        return int(self.value.updates) - self._updates
-
-    @property
-    def is_accumulating(self) -> bool:
-        """Whether an update has begun and is not made."""
-        return self.value.accumulating
-
-    def wait(self) -> None:
-        """Return when the weights are those of the last step. Raises what made it fail."""
-        self.value.wait_for()
-
-    def set_value(self, value: ElasticOptimizer) -> None:
-        """Keep `value` from now on."""
-        self.value = value
-        self.save()
-
-    def save(self) -> None:
-        """Note that its updates are committed."""
-        self.value.commit()
-        self._updates = int(self.value.updates)
+    def commit(self) -> None:
+        self.handler.save()
 
     def restore(self) -> None:
-        """Go back to the last commit."""
-        self.value.rollback(self._updates)
+        self.handler.restore()
 
-    def settle(self, was_adopted: bool) -> None:
-        """What became of a cut that was prepared in a world that broke: others have adopted it, or nobody. Nothing
-        was prepared in the world in which the optimizer was made."""
-        if self._is_prepared and was_adopted:
-            self.adopt()
-        elif self._is_prepared:
-            self._is_prepared = False
-            self.value.discard()
-
-    @property
-    def undoable(self) -> int:
-        """How many of its last updates can be undone."""
-        return int(getattr(self.value, "undoable", 1))
-
-    def finish_commit(self, whole: bool = False) -> None:
-        """Do what is left to all ranks together, after a commit or in a new world; `whole`: before a planned
-        change of the world. Collective."""
-        if isinstance(self.value, ElasticCommitFinishing):
-            self.value.finish_commit(whole)
-            self._updates = int(self.value.updates)
-
-    def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay hold what only those of `leaving` hold. Collective, at a commit."""
-        self.value.hand_over(leaving)
-
-    def go_back(self, world: ProcessGroupContext, updates: int) -> None:
-        """Undo what goes beyond `updates`, where this rank has a state."""
-        if world.former.ranks[world.config.place.rank] is not None:
-            self.value.rollback(updates)
-
-    def prepare(self, world: ProcessGroupContext) -> bool:
-        """Build this world's cut of the state beside the former one. Collective.
-
-        False: the optimizer was made in this world, by all its ranks together.
-        """
-        is_new = self._made_in is world and not world.former.survivors
-        self._made_in = None
-        if is_new:
-            return False
-        self.value.prepare(world.group(), world.former.ranks)
-        self._is_prepared = True
-        return True
+    def receive(self, agreed: ElasticCommonStep) -> None:
+        if agreed.transfers:
+            self._own = copy.deepcopy(_fields_of(self.handler)) if joins_others(current()) else None
+            _sync_handler(self.handler, agreed.donor)
+        elif hasattr(self.handler, "refresh"):
+            self.handler.refresh()
 
     def adopt(self) -> None:
-        """Go on with the cut that was prepared."""
-        self._is_prepared = False
-        self.value.adopt()
-        self.save()
+        self._own = None
+
+    def discard(self) -> None:
+        if self._own is not None:
+            vars(self.handler).update(self._own)
+            self._own = None
+            self.handler.restore()
 
 
-def sync_handler(handler: Any, root: int) -> None:
+def participants_by_type(values: Mapping[str, Any], pairs: HandlerPairs) -> dict[str, Participant]:
+    """Return the participants of those `values` whose type is in `pairs`, of which the first that fits is taken."""
+    made = {}
+    for name, value in values.items():
+        fitting = (make for kind, make in pairs if _is_of_kind(value, kind) and not isinstance(value, type))
+        if (make := next(fitting, None)) is not None:
+            one = make(value)
+            made[name] = one if isinstance(one, Participant) else HandlerParticipant(one)
+    return made
+
+
+def _is_of_kind(value: Any, kind: type) -> bool:
+    return is_stateful(value) if kind is StatefulObject else isinstance(value, kind)
+
+
+def _fields_of(handler: StateHandler) -> dict[str, Any]:
+    return {name: value for name, value in vars(handler).items() if name != "value"}
+
+
+def _sync_handler(handler: StateHandler, root: int) -> None:
     """Make the handler's value that of rank `root`, whichever `sync` it has. Collective."""
     if inspect.signature(handler.sync).parameters:
         handler.sync(root)
         return
-    if root == 0:  # all that Horovod's know
+    if root == 0:  # the only rank that Horovod's handlers send from
         handler.sync()
         return
     handler.save()
-    kept = {name: value for name, value in vars(handler).items() if name != "value"}
-    vars(handler).update(broadcast(kept, root, type(handler).__name__))
+    vars(handler).update(broadcast(_fields_of(handler), root, type(handler).__name__))
     handler.restore()

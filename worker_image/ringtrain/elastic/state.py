@@ -1,11 +1,9 @@
-"""What survives a change of the world: values that are committed with a step, restored, and given to newcomers."""
+"""What survives a change of the world: values that are committed with a step, restored, and sent to newcomers."""
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -16,58 +14,16 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import Max
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step
-from ringtrain.elastic.data import ElasticShard
-from ringtrain.elastic.handlers import (
-    ElasticOptimizer,
-    ElasticOptimizerHandler,
-    ShardHandler,
-    StatefulObjectHandler,
-    sync_handler,
-)
+from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step, joins_others
+from ringtrain.elastic.composition import make_participants
+from ringtrain.elastic.handlers import HandlerPairs
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
-from ringtrain.elastic.transfer import broadcast, check_sendable
+from ringtrain.elastic.participants import Participant, extensions
 from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
-from ringtrain.optim.recovery import StatefulObject, is_stateful
 
 log = logging.getLogger("ringtrain")
 
-Registry = Sequence[tuple[type, Callable[[Any], Any]]]
-HANDLERS: list[tuple[type, Callable[[Any], Any]]] = [
-    (ElasticOptimizer, ElasticOptimizerHandler),
-    (ElasticShard, ShardHandler),
-    (StatefulObject, StatefulObjectHandler),
-]
-# What makes handlers, by a name, of what goes with a value: buffers of a model that an optimizer trains. It gets
-# the value, and all values of the state.
-COMPANIONS: list[Callable[[Any, Sequence[Any]], dict[str, Any]]] = []
 _COMMIT = WireSignature("commit", (WireTensorSignature(None, "int64", (3,)),))
-
-
-@dataclass(frozen=True)
-class ElasticStateAdapter:
-    """What a framework adds to every state, where its adapter was imported.
-
-    `values`: to plain data, in a state that has no addition of its own. `handler`: makes a handler of a value that
-    is no plain data and that no pair of `HANDLERS` knows, or returns None. `meet`: called before each `sync`;
-    collective.
-    """
-
-    values: ForeignWireValues
-    handler: Callable[[Any], Any]
-    meet: Callable[[], object]
-
-
-ADAPTERS: list[ElasticStateAdapter] = []
-
-
-@dataclass(frozen=True)
-class _OwnElasticState:
-    """A committed step as a rank keeps it: how many commits, plain values, and what handlers keep of theirs."""
-
-    committed: int
-    values: dict[str, Any]
-    handlers: dict[str, dict[str, Any]]
 
 
 class State:
@@ -75,44 +31,35 @@ class State:
 
         state = elastic.State(optimizer=optimizer, shard=shard, epoch=0)
 
-    Numbers, texts, containers and arrays are copied. Objects with `state_dict()` and `load_state_dict()` are asked
-    for their state. A host optimizer's state stays where it is, spread over the ranks; it needs a commit after
-    every update. Raises ConfigurationError for other values.
+    Numbers, texts, containers and arrays are copied. Of objects with `state_dict()` and `load_state_dict()` the state
+    is copied. A host optimizer's state stays where it is, spread over the ranks; it needs a commit after every update.
+    Raises ConfigurationError for other values. `ringtrain.elastic.participants` says how a feature adds its own.
 
-    Collective: `commit`, `check_host_updates` and `sync`. A step is committed or never was: after a loss all
-    survivors have the values of the last step that all of them had committed.
+    Collective: `commit`, `check_host_updates` and `sync`. A step is committed by all ranks or by none: after a loss
+    all survivors have the values of the last step that all of them had committed.
     """
 
-    _foreign: ForeignWireValues | None = None  # what a framework's State adds to plain data
+    _foreign: ForeignWireValues | None = None  # what a framework's State adds to plain values
 
-    def __init__(self, *, handlers: Registry = (), **values: Any) -> None:
-        """`handlers`: pairs of a type and what keeps a value of that type; they are looked at before ours."""
-        self._handlers: dict[str, Any] = {}
-        self._saved: dict[str, Any] = {}
+    def __init__(self, *, handlers: HandlerPairs = (), **values: Any) -> None:
+        """`handlers`: pairs of a type and its handler, which come before those that are known for the type."""
+        self._participants: dict[str, Participant] = {}
         self._committed = 0
+        self._own_committed: int | None = None  # before this rank joined others, until it has all that they have
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
         self._begins_anew = 0  # the step that was committed before all that had the state were lost
-        self._own: _OwnElasticState | None = None  # what this rank had itself, while it takes what others have
         self._reset_callbacks: list[Callable[[], Any]] = []
-        for name, value in values.items():
+        for name in values:
             if hasattr(type(self), name) or name.startswith("_"):
                 raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
-            handler = _state_handler_of(value, [*handlers, *HANDLERS]) or self._plain_or_handler(name, value)
-            if handler is None:
-                self._saved[name] = copy.deepcopy(value)
-            else:
-                self._handlers[name] = handler
-            super().__setattr__(name, value)
-        for name, value in values.items():
-            for make in COMPANIONS:
-                more = make(value, [*values.values()])
-                self._handlers |= {f"{name}.{of}": handler for of, handler in more.items()}
+        vars(self).update(values)
+        self._participants = make_participants(vars(self), values, handlers, self._foreign)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        handler = vars(self).get("_handlers", {}).get(name)
-        if handler is not None and handler.value is not value:
-            handler.set_value(value)
+        participant = vars(self).get("_participants", {}).get(name)
+        if participant is not None and participant.value is not value:
+            participant.set_value(value)
         super().__setattr__(name, value)
 
     @property
@@ -128,231 +75,194 @@ class State:
     def commit(self) -> None:
         """Make the step count: what is lost from now on is restored to here. Collective.
 
-        Raises HostsUpdatedInterrupt, on all ranks, where the world is to change; MismatchError where ranks have
-        committed different numbers of steps.
+        Raises HostsUpdatedInterrupt, on all ranks, if the world is to change; MismatchError if ranks have committed
+        different numbers of steps.
         """
-        self._refuse_amid_updates("commit")
+        self._check("commit")
         self._refuse_to_begin_anew()
-        for name, handler in self._reforming():
-            handler.wait()
-            if handler.updates_ahead > handler.undoable:
+        for name, participant in self._participants.items():
+            participant.wait()
+            ahead, undoable = participant.steps_ahead, participant.undoable
+            if ahead is not None and undoable is not None and ahead > undoable:
                 raise ConfigurationError(
-                    f"State.commit: {name!r} has made {handler.updates_ahead} updates since the last commit; "
-                    "commit after every update: a host optimizer can undo one, and copies nothing for it. After "
-                    "load_state_dict() call save() of the state first"
+                    f"State.commit: {name!r} has made {ahead} updates since the last commit; commit after every "
+                    "update: a host optimizer can undo one, and copies nothing for it. After load_state_dict() call "
+                    "save() of the state first"
                 )
         self._committed += 1
         self.save()
         # A rank that gets through this exchange knows that all others have saved the step.
         self._under_way = False
-        changes = self._exchange()
-        for _, handler in self._reforming():
-            handler.finish_commit(whole=changes)
+        is_planned = self._exchange()
+        self._finish_commit(is_planned)
         self._under_way = True
         if (agent := own_agent()) is not None:
             CARRIED.committed = self._committed
             agent.committed(self._committed)
-        if changes:
+        if is_planned:
             self._host_messages = 0
             raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on all ranks, where the world is to change; what the values are now is
-        committed then. Collective."""
-        self._refuse_amid_updates("check_host_updates")
-        if self._exchange():
-            self._host_messages = 0
-            self._refuse_to_begin_anew()
-            for _, handler in self._reforming():
-                handler.wait()
-            self._committed += 1
-            CARRIED.committed = self._committed
-            self.save()
-            for _, handler in self._reforming():
-                handler.finish_commit(whole=True)
-            raise HostsUpdatedInterrupt
+        """Raise HostsUpdatedInterrupt, on all ranks, if the world is to change; the present values are committed
+        then. Collective."""
+        self._check("check_host_updates")
+        if not self._exchange():
+            return
+        self._host_messages = 0
+        self._refuse_to_begin_anew()
+        for participant in self._participants.values():
+            participant.wait()
+        self._committed += 1
+        CARRIED.committed = self._committed
+        self.save()
+        self._finish_commit(is_planned=True)
+        raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         """Copy all values."""
-        for handler in self._handlers.values():
-            handler.save()
-        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._saved}
+        for participant in self._participants.values():
+            participant.commit()
 
     def restore(self) -> None:
         """Make all values what they were at the last commit."""
-        for _, handler in self._reforming():
-            handler.restore()
-        self._restore_plain()
+        for participant in self._participants.values():
+            participant.restore()
+        self._show_values()
 
     def sync(self) -> None:
         """Give all ranks the values of the last committed step. Collective, once in each world, on every rank.
 
-        Survivors agree on the last step that each of them has committed. The lowest rank that is at it gives its
-        values to newcomers and to ranks that are a step ahead; host optimizers rebuild what lost ranks had.
-        Raises MismatchError where ranks have made their states of different values.
+        1. Agree: ranks exchange their commits. The least one that a survivor has is the step that all go on from.
+        2. Send: the lowest rank that has it sends its values to newcomers and to ranks that are a step ahead. After a
+           loss up to here each rank restores its own last commit.
+        3. Restore: ranks undo what goes beyond the step, and save it. After a loss from here on they have that step.
+        4. Adopt: each rank builds its part of what is spread over the ranks, and uses it when all have theirs. If a
+           rank is lost before, the next world learns whether any rank came so far: all do then, or none.
+        5. Commit: ranks do together what follows a commit, as a lost rank may have prevented it.
+
+        Raises MismatchError if ranks have made their states of different values, PeerLost if a rank is lost.
         """
-        for adapter in ADAPTERS:
-            adapter.meet()
-        world = current()
-        self._under_way = was_adopted = False
-        if CARRIED.prepared is not None:
-            was_adopted = CARRIED.prepared.formation == world.former.formation
-            for _, handler in self._reforming():
-                handler.settle(was_adopted)
-            CARRIED.adopted, CARRIED.prepared = (CARRIED.prepared if was_adopted else CARRIED.adopted), None
-        if self._own is not None and not was_adopted:
-            # Who was to give it all was lost: their values without their optimizer would be nobody's state.
-            self._put_back(self._own)
-        self._own = self._kept() if self._is_joining(world) else None
-        agreed = agree_on_common_step(world, self._said())
-        goes_on = bool(world.former.survivors) and agreed.committed > 0
-        self._begins_anew = 0 if goes_on else world.config.numbers.committed
-        if goes_on and agreed.committed < world.config.numbers.committed:
-            log.warning("commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed)
-        self._transfer(agreed)
-        # All that can't be undone, at once: where a rank is lost before, the values are those of the last commit,
-        # and where one is lost afterwards, they are those of the agreed step.
-        for name, handler in self._reforming():
-            handler.go_back(world, agreed.updates.get(name, 0))
+        for extension in extensions():
+            extension.before_sync()
+        world, self._under_way = current(), False
+        self._settle(world)
+        self._own_committed = self._committed if joins_others(world) else None
+        agreed = agree_on_common_step(world, self._summary())
+        self._note_lost_commits(world, agreed)
+        for name, participant in self._participants.items():
+            participant.plan(agreed.offers[name])
+        for participant in self._participants.values():
+            participant.receive(agreed)
+        self._show_values()
+        for participant in self._participants.values():
+            participant.go_back(world)
         self._committed = CARRIED.committed = agreed.committed
         self.save()
-        prepared = [handler for _, handler in self._reforming() if handler.prepare(world)]
-        place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
-        if world.config.numbers.formation:
-            CARRIED.prepared = place
-        world.group().call(lambda ring: ring.barrier(WireSignature("elastic sync")))
-        for handler in prepared:
-            handler.adopt()
-        if world.config.numbers.formation:
-            CARRIED.adopted, CARRIED.prepared = place, None
-        self._own = None
-        for _, handler in self._reforming():
-            handler.finish_commit()
+        self._adopt(world)
+        self._finish_commit(is_planned=False)
         world.state_is_synced = self._under_way = True
 
     def hand_over(self) -> bool:
-        """Have ranks that stay hold what those that leave hold alone; whether they have it. Collective, when all
-        leave their world at the same commit."""
+        """Have ranks that stay receive what only those that leave have. Collective, when all leave their world at the
+        same commit. Return whether they have it."""
         agent, group = own_agent(), current().group()
-        heard = None if agent is None or agent.leaving is None else sorted(agent.leaving)
-        said = [set(one) for one in group.allgather_object(heard, "elastic leavers") if one is not None]
-        if not said:
+        known = None if agent is None or agent.leaving is None else sorted(agent.leaving)
+        everyone = [set(one) for one in group.allgather_object(known, "elastic leavers") if one is not None]
+        if not everyone:
             return False
-        leaving = set.intersection(*said)  # who was told to leave may be told to stay, never the other way
+        leaving = set.intersection(*everyone)  # a rank that is to leave may be ordered to stay, never the other way
         if len(leaving) == group.size:
             return False
         if leaving:
-            for _, handler in self._reforming():
-                handler.hand_over(leaving)
+            for participant in self._participants.values():
+                participant.hand_over(leaving)
             group.call(lambda ring: ring.barrier(WireSignature("elastic hand-over")))
         return True
 
     def begin_from(self, what: str) -> None:
-        """Say that this training goes on from `what`, a checkpoint that was read by other means than
-        `ringtrain.checkpoint`, whose `latest()` says so itself. On any rank, before the first commit."""
+        """Name the checkpoint `what` that this training goes on from, if it was read by other means than
+        `ringtrain.checkpoint`, whose `latest()` does so itself. On any rank, before the first commit."""
         CARRIED.restored = what or "a checkpoint"
 
     def reset(self) -> None:
         """Called after each change of the world, before the callbacks; for classes derived from this one."""
 
     def on_reset(self) -> None:
-        """The world has changed: `reset`, then the registered callbacks."""
+        """Call `reset`, then the registered callbacks: the world has changed."""
         self._host_messages = 0
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Have the next commit raise HostsUpdatedInterrupt on all ranks, as it does at the agent's word."""
+        """Have the next commit raise HostsUpdatedInterrupt on all ranks, as an order of the agent does."""
         self._host_messages += 1
 
     def steps_under_way(self) -> int:
-        """How many steps are lost with what is not committed: 1 unless a shard or host optimizer knows better."""
+        """Return how many steps are lost with what is not committed: 1 unless a shard or optimizer counts them."""
         if not self._under_way:
             return 0
-        ahead = [handler.updates_ahead for _, handler in self._reforming()]
-        shards = [one for one in self._handlers.values() if isinstance(one, ShardHandler)]
-        return max([*ahead, *(one.steps_ahead for one in shards)], default=1)
+        counts = [participant.steps_ahead for participant in self._participants.values()]
+        return max([count for count in counts if count is not None], default=1)
 
-    def _is_joining(self, world: ProcessGroupContext) -> bool:
-        """Whether this rank takes its values from others, and its optimizers' state after them."""
-        is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
-        return is_new and bool(self._reforming())
+    def _settle(self, world: ProcessGroupContext) -> None:
+        """Adopt or discard what was prepared in a world that broke: it counts if any rank has adopted it there."""
+        prepared, CARRIED.prepared = CARRIED.prepared, None
+        if prepared is not None and prepared.formation == world.former.formation:
+            CARRIED.adopted = prepared
+            for participant in self._participants.values():
+                participant.adopt()
+            return
+        # The values of others without their optimizer's state would be nobody's state.
+        for participant in self._participants.values():
+            participant.discard()
+        if self._own_committed is not None:
+            self._committed = CARRIED.committed = self._own_committed
+            self._show_values()
 
-    def _kept(self) -> _OwnElasticState:
-        kept = {
-            name: copy.deepcopy({key: value for key, value in vars(handler).items() if key != "value"})
-            for name, handler in self._plain()
-        }
-        return _OwnElasticState(self._committed, self._saved, kept)
+    def _adopt(self, world: ProcessGroupContext) -> None:
+        """Go on with the state of this world when all ranks have prepared theirs. Collective."""
+        for participant in self._participants.values():
+            participant.prepare(world)
+        place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
+        if world.config.numbers.formation:
+            CARRIED.prepared = place
+        world.group().call(lambda ring: ring.barrier(WireSignature("elastic sync")))
+        for participant in self._participants.values():
+            participant.adopt()
+        if world.config.numbers.formation:
+            CARRIED.adopted, CARRIED.prepared = place, None
+        self._own_committed = None
 
-    def _put_back(self, own: _OwnElasticState) -> None:
-        self._committed = CARRIED.committed = own.committed
-        self._saved = own.values
-        for name, handler in self._plain():
-            vars(handler).update(own.handlers[name])
-            handler.restore()
-            self._show(name, handler)
-        self._set_values(self._saved)
+    def _finish_commit(self, is_planned: bool) -> None:
+        for participant in self._participants.values():
+            participant.finish_commit(is_planned)
 
-    def _restore_plain(self) -> None:
-        for name, handler in self._plain():
-            handler.restore()
-            self._show(name, handler)
-        self._set_values(self._saved)
+    def _check(self, call: str) -> None:
+        for name, participant in self._participants.items():
+            participant.check(name, call)
 
-    def _transfer(self, agreed: ElasticCommonStep) -> None:
-        for name, handler in self._plain():
-            if agreed.transfers:
-                sync_handler(handler, agreed.donor)
-                self._show(name, handler)
-            elif hasattr(handler, "refresh"):
-                handler.refresh()
-        if agreed.transfers and self._saved:
-            values = {name: getattr(self, name) for name in self._saved}
-            self._set_values(broadcast(values, agreed.donor, "values", self._known()))
+    def _show_values(self) -> None:
+        """Set the attributes to the participants' values, which may be other objects than before."""
+        shown = vars(self)
+        shown.update({name: one.value for name, one in self._participants.items() if name in shown})
 
-    def _plain_or_handler(self, name: str, value: Any) -> Any:
-        """None for plain data, else a handler. Raises ConfigurationError where there is none."""
-        try:
-            check_sendable(value, repr(name), self._known())
-        except ConfigurationError:
-            found = next(filter(None, (adapter.handler(value) for adapter in ADAPTERS)), None)
-            if found is None:
-                raise
-            return found
-        return None
+    def _summary(self) -> ElasticStateSummary:
+        kinds: dict[str, str] = {}
+        for name, participant in self._participants.items():
+            kinds |= participant.kinds(name)
+        offers = {name: participant.offer() for name, participant in self._participants.items()}
+        return ElasticStateSummary(self._committed, kinds, offers)
 
-    def _known(self) -> ForeignWireValues | None:
-        return self._foreign or next((adapter.values for adapter in ADAPTERS), None)
-
-    def _show(self, name: str, handler: Any) -> None:
-        """Have the attribute be the handler's value, which may be another object than before."""
-        if name in vars(self):
-            super().__setattr__(name, handler.value)
-
-    def _set_values(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            super().__setattr__(name, copy.deepcopy(value))
-
-    def _plain(self) -> list[tuple[str, Any]]:
-        return [(name, one) for name, one in self._handlers.items() if not isinstance(one, ElasticOptimizerHandler)]
-
-    def _reforming(self) -> list[tuple[str, ElasticOptimizerHandler]]:
-        return [(name, one) for name, one in self._handlers.items() if isinstance(one, ElasticOptimizerHandler)]
-
-    def _refuse_amid_updates(self, what: str) -> None:
-        for name, handler in self._reforming():
-            if handler.is_accumulating:
-                raise ConfigurationError(
-                    f"State.{what}: {name!r} has gradients of an update that is not made, which would be lost "
-                    f"with a rank, or as the world changes; call {what}() after the step() that returns True: "
-                    "after as many backward passes as set_backward_passes_per_step() or `accumulate` told the "
-                    "optimizer"
-                )
+    def _note_lost_commits(self, world: ProcessGroupContext, agreed: ElasticCommonStep) -> None:
+        goes_on = bool(world.former.survivors) and agreed.committed > 0
+        self._begins_anew = 0 if goes_on else world.config.numbers.committed
+        if goes_on and agreed.committed < world.config.numbers.committed:
+            log.warning("commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed)
 
     def _refuse_to_begin_anew(self) -> None:
-        """Raise NotRestored on all ranks where committed steps are lost and nobody has read a checkpoint."""
+        """Raise NotRestored on all ranks if committed steps are lost and no rank has read a checkpoint."""
         if not self._begins_anew:
             return
         read = current().group().allgather_object(CARRIED.restored, "elastic checkpoint")
@@ -366,17 +276,11 @@ class State:
         log.warning("commit %d is lost; training goes on from %s", self._begins_anew, max(read))
         self._begins_anew = 0
 
-    def _said(self) -> ElasticStateSummary:
-        kinds = {name: _state_kind_of(handler.value) for name, handler in self._handlers.items()}
-        updates = {name: handler.committed_updates for name, handler in self._reforming()}
-        kinds |= dict.fromkeys(self._saved, "value")
-        return ElasticStateSummary(self._committed, updates, kinds)
-
     def _exchange(self) -> bool:
-        """Tell all ranks of changes that this one has heard of; whether any has. Compares the commits."""
+        """Compare the ranks' commits, and return whether any rank knows of a planned change. Collective."""
         agent = own_agent()
-        heard = bool(self._host_messages) or (agent is not None and agent.change_pending)
-        numbers = np.array([heard, self._committed, -self._committed], np.int64)
+        is_planned = bool(self._host_messages) or (agent is not None and agent.change_pending)
+        numbers = np.array([is_planned, self._committed, -self._committed], np.int64)
         current().group().call(lambda ring: ring.all_reduce(_COMMIT, numbers, numbers, Max))
         if numbers[1] != -numbers[2]:
             raise MismatchError(
@@ -389,7 +293,7 @@ class State:
 class ObjectState(State):
     """A state of plain values, with Horovod's arguments.
 
-    `bcast_object`, `get_rank`: accepted for Horovod's sake and not used: the world knows its ranks.
+    `bcast_object`, `get_rank`: accepted as Horovod accepts them, and not used: the world knows its ranks.
     """
 
     def __init__(
@@ -399,16 +303,3 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-
-
-def _state_kind_of(value: Any) -> str:
-    """What ranks have alike of a value before any of it was sent."""
-    return value.cut if isinstance(value, ElasticShard) else type(value).__name__
-
-
-def _state_handler_of(value: Any, registry: Registry) -> Any:
-    for kind, make in registry:
-        fits = is_stateful(value) if kind is StatefulObject else isinstance(value, kind)
-        if fits and not isinstance(value, type):
-            return make(value)
-    return None

@@ -6,14 +6,15 @@ addition to plain data. Others, of which a part is no data (the functions of Fla
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from ringtrain._core.negotiation import queues
-from ringtrain.elastic.handlers import StateHandler
-from ringtrain.elastic.state import ADAPTERS, ElasticStateAdapter
+from ringtrain.elastic.handlers import HandlerParticipant, StateHandler
+from ringtrain.elastic.participants import Participant, StateExtension, register_extension
 from ringtrain.elastic.transfer import broadcast
 from ringtrain.jax.objects import JAX_VALUES
 from ringtrain.jax.trees import filled_tree, to_state_dict
@@ -57,10 +58,13 @@ class PytreeHandler(StateHandler):
         self.value = filled_tree(self.value, received, checks=False)
 
 
-def _pytree_handler_of(value: Any) -> PytreeHandler | None:
-    has_arrays = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
-    return PytreeHandler(value) if has_arrays else None
+def _pytree_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    return {name: HandlerParticipant(PytreeHandler(value)) for name, value in left.items() if _has_arrays(value)}
 
 
-# Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
-ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, queues.join))
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+
+
+# Ranks join before a sync: the others add zeros to what newcomers reduce on their way, and broadcasts fail at once.
+register_extension(StateExtension(_pytree_participants, JAX_VALUES, queues.join))

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.elastic.state import HANDLERS
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.elastic_state import SessionVariablesHandler, VariablesHandler, VariablesState, run
 from ringtrain.tensorflow.keras.elastic_state import TensorFlowKerasState
@@ -42,5 +41,5 @@ class TensorFlowState(VariablesState):
         def keep(value: Any) -> VariablesHandler:
             return VariablesHandler(value) if used is None else SessionVariablesHandler(value, used)
 
-        super().__init__(handlers=[(_Variables, keep), *HANDLERS], variables=held, **kwargs)
+        super().__init__(handlers=[(_Variables, keep)], variables=held, **kwargs)
         self.session = used

@@ -32,7 +32,7 @@ def test_survivors(words: list[dict[str, Any]], formation: int, ranks: tuple[int
 
 
 def said(*committed: int) -> list[ElasticStateSummary]:
-    return [ElasticStateSummary(count, {"optimizer": count}, {}) for count in committed]
+    return [ElasticStateSummary(count, {}, {"optimizer": count}) for count in committed]
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_the_agreed_step(commits: tuple[int, ...], ranks: tuple[int | None, ...]
     """The least step of any survivor, from the lowest rank that has it."""
     agreed = conclude_elastic_step(said(*commits), FormerFormation(1, ranks))
     assert (agreed.committed, agreed.donor, agreed.transfers) == expected
-    assert agreed.updates == {"optimizer": agreed.committed}
+    assert {*agreed.offers["optimizer"]} == {agreed.committed}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringtrain.common.keras_backend import check_backend
-from ringtrain.elastic.handlers import ElasticOptimizerHandler
-from ringtrain.elastic.state import COMPANIONS, HANDLERS
+from ringtrain.elastic.handlers import HandlerParticipant
+from ringtrain.elastic.optimizers import OptimizerParticipant
+from ringtrain.elastic.participants import Participant, StateExtension, register_extension
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
 from ringtrain.tensorflow.keras.api import is_keras_optimizer, keras, variables_of
@@ -64,8 +65,8 @@ class TensorFlowKerasState(VariablesState):
                 "model with one"
             )
         _make_keras_variables(chosen, model)
-        kind: Any = ElasticOptimizerHandler if isinstance(chosen, HostKerasMixin) else KerasOptimizerHandler
-        handlers = [(keras.Model, KerasModelHandler), (type(chosen), kind), *HANDLERS]
+        kind: Any = OptimizerParticipant if isinstance(chosen, HostKerasMixin) else KerasOptimizerHandler
+        handlers = [(keras.Model, KerasModelHandler), (type(chosen), kind)]
         super().__init__(handlers=handlers, model=model, optimizer=chosen, **kwargs)
         self.backend = backend
 
@@ -80,9 +81,13 @@ def _make_keras_variables(optimizer: Any, model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _keras_numbers(value: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """What a host optimizer of Keras has beside its state: learning rate and count of updates."""
-    return {"variables": KerasOptimizerHandler(value)} if isinstance(value, HostKerasMixin) else {}
+def _host_optimizer_numbers(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    """Return participants of the learning rates and counts of updates of Keras' host optimizers."""
+    return {
+        f"{name}.variables": HandlerParticipant(KerasOptimizerHandler(value))
+        for name, value in values.items()
+        if isinstance(value, HostKerasMixin)
+    }
 
 
-COMPANIONS.append(_keras_numbers)
+register_extension(StateExtension(_host_optimizer_numbers))

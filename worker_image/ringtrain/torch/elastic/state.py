@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from ringtrain._core.negotiation import queues
 from ringtrain.elastic.handlers import (
-    ElasticOptimizer,
-    ElasticOptimizerHandler,
+    HandlerParticipant,
     StatefulObjectHandler,
     StateHandler,
+    participants_by_type,
 )
-from ringtrain.elastic.state import COMPANIONS, HANDLERS, State
-from ringtrain.optim.recovery import StatefulObject
+from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
+from ringtrain.elastic.participants import Participant, StateExtension, register_extension
+from ringtrain.elastic.state import State
 from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
@@ -64,15 +65,6 @@ class BuffersHandler(ModelStateHandler):
         self.leave_out(optimizer.trained)
 
 
-def _model_buffers(value: Any, values: Sequence[Any]) -> dict[str, Any]:
-    """What keeps the buffers of the model that a host optimizer trains, if nothing else in a state keeps them."""
-    model = getattr(value, "model", None)
-    if not isinstance(value, HostOptimizer | DiLoCo) or not isinstance(model, torch.nn.Module):
-        return {}
-    is_kept = any(isinstance(one, torch.nn.Module) and any(part is model for part in one.modules()) for one in values)
-    return {} if is_kept else {"buffers": BuffersHandler(value)}
-
-
 class OptimizerStateHandler(StateHandler):
     """For torch's optimizers and `DistributedOptimizer`: state and options."""
 
@@ -112,14 +104,8 @@ class SamplerStateHandler(StatefulObjectHandler):
     """For samplers: what has been used of the epoch."""
 
 
-class TorchValueHandler(StatefulObjectHandler):
-    """For whatever else has `state_dict()` and `load_state_dict()`: schedulers of the learning rate, scalers."""
-
-    foreign = TORCH_VALUES
-
-
 _handler_registry: Registry = [
-    (ElasticOptimizer, ElasticOptimizerHandler),
+    (ElasticOptimizer, OptimizerParticipant),
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
@@ -152,14 +138,12 @@ class TorchState(State):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
-        elsewhere = [pair for pair in HANDLERS if pair[1] is not StatefulObjectHandler]
-        everything = [*_handler_registry, *elsewhere, (StatefulObject, TorchValueHandler)]
-        super().__init__(handlers=everything, **given)
+        super().__init__(handlers=_handler_registry, **given)
         hosts = [value for value in given.values() if isinstance(value, HostOptimizer | DiLoCo)]
         trained = {name for host in hosts for name in host.trained}
-        for handler in self._handlers.values():
-            if isinstance(handler, ModelStateHandler):
-                handler.leave_out(trained)
+        for participant in self._participants.values():
+            if isinstance(participant, HandlerParticipant) and isinstance(participant.handler, ModelStateHandler):
+                participant.handler.leave_out(trained)
 
     def sync(self) -> None:
         """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here the
@@ -169,6 +153,17 @@ class TorchState(State):
         super().sync()
 
 
-# A plain `ringtrain.elastic.State` takes them as well.
-HANDLERS[1:1] = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
-COMPANIONS.append(_model_buffers)
+def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    """Return participants of models and optimizers, and of the buffers of models that only a host optimizer holds."""
+    pairs = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
+    made = participants_by_type(left, pairs)
+    models = [value for value in values.values() if isinstance(value, torch.nn.Module)]
+    known = {id(part) for model in models for part in model.modules()}
+    for name, value in values.items():
+        model = getattr(value, "model", None) if isinstance(value, HostOptimizer | DiLoCo) else None
+        if isinstance(model, torch.nn.Module) and id(model) not in known:
+            made[f"{name}.buffers"] = HandlerParticipant(BuffersHandler(value))
+    return made
+
+
+register_extension(StateExtension(_torch_participants))  # a plain `ringtrain.elastic.State` takes them as well

@@ -1,0 +1,53 @@
+"""Which participant each value of an elastic state gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ringtrain._core.wire.values import ForeignWireValues
+from ringtrain.elastic.data import ElasticShard
+from ringtrain.elastic.handlers import HandlerPairs, ShardHandler, StatefulObjectHandler, participants_by_type
+from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
+from ringtrain.elastic.participants import Participant, extensions
+from ringtrain.elastic.transfer import check_sendable
+from ringtrain.elastic.values import PlainValues
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.optim.recovery import StatefulObject, is_stateful
+
+
+def make_participants(
+    attributes: dict[str, Any], values: Mapping[str, Any], pairs: HandlerPairs, foreign: ForeignWireValues | None
+) -> dict[str, Participant]:
+    """Return the participants of `values` by attribute, and under "" that of all plain ones.
+
+    `attributes`: those of the state. `pairs`: handlers that come before all others. Optimizers come first in the
+    result: they are restored before what depends on them. Raises ConfigurationError for a value that has no handler.
+    """
+    foreign = foreign or next((one.wire_values for one in extensions() if one.wire_values is not None), None)
+    made = participants_by_type(values, [*pairs, (ElasticOptimizer, OptimizerParticipant)])
+    objects = _without(values, made)
+    refusals = {name: None if is_stateful(value) else _refusal(name, value, foreign) for name, value in objects.items()}
+    objects = {name: value for name, value in objects.items() if is_stateful(value) or refusals[name]}
+    for extension in extensions():
+        made |= extension.participants(_without(objects, made), values)
+    stateful = partial(StatefulObjectHandler, foreign=foreign)
+    made |= participants_by_type(_without(objects, made), [(ElasticShard, ShardHandler), (StatefulObject, stateful)])
+    for name, value in _without(objects, made).items():
+        raise refusals[name] or ConfigurationError(f"State: {name!r} is {kind_of(value)}; expected an object")
+    made[""] = PlainValues(attributes, [name for name in values if name not in made], foreign)
+    return dict(sorted(made.items(), key=lambda item: not isinstance(item[1], OptimizerParticipant)))
+
+
+def _without(values: Mapping[str, Any], made: Mapping[str, Participant]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in made}
+
+
+def _refusal(name: str, value: Any, foreign: ForeignWireValues | None) -> ConfigurationError | None:
+    """Return why `value` is not plain; None if it is."""
+    try:
+        check_sendable(value, repr(name), foreign)
+    except ConfigurationError as error:
+        return error
+    return None

@@ -1,0 +1,122 @@
+"""Optimizers whose state is spread over the ranks, as parts of an elastic state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from ringtrain._core.process_groups.context import current_or_none
+from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain.elastic.participants import Participant
+from ringtrain.errors import ConfigurationError
+
+
+@runtime_checkable
+class ElasticOptimizer(Protocol):
+    """An optimizer with state spread over the ranks, which rebuilds what a lost rank had; see `HostOptimizer`."""
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def accumulating(self) -> bool: ...
+
+    def wait_for(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self, to: int) -> Any: ...
+
+    def prepare(self, group: Any, former: Sequence[int | None]) -> None: ...
+
+    def adopt(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def hand_over(self, leaving: Collection[int]) -> None: ...
+
+
+@runtime_checkable
+class ElasticCommitFinishing(Protocol):
+    """An optimizer whose ranks make updates together once all have committed a step; `whole`: a change is planned."""
+
+    def finish_commit(self, whole: bool) -> None: ...
+
+
+class OptimizerParticipant(Participant):
+    """An `ElasticOptimizer`. A commit copies nothing: the optimizer can undo its last update."""
+
+    def __init__(self, value: ElasticOptimizer) -> None:
+        self.value = value
+        self._made_in = current_or_none()
+        self._is_prepared = False
+        self.commit()
+        self._planned = self._committed
+
+    def set_value(self, value: ElasticOptimizer) -> None:
+        self.value = value
+        self.commit()
+
+    @property
+    def steps_ahead(self) -> int:
+        return int(self.value.updates) - self._committed
+
+    @property
+    def undoable(self) -> int:
+        return int(getattr(self.value, "undoable", 1))
+
+    def check(self, name: str, call: str) -> None:
+        if self.value.accumulating:
+            raise ConfigurationError(
+                f"State.{call}: {name!r} has gradients of an update that is not made, which would be lost with a rank, "
+                f"or as the world changes; call {call}() after the step() that returns True: after as many backward "
+                "passes as set_backward_passes_per_step() or `accumulate` told the optimizer"
+            )
+
+    def wait(self) -> None:
+        self.value.wait_for()
+
+    def commit(self) -> None:
+        self.value.commit()
+        self._committed = int(self.value.updates)
+
+    def finish_commit(self, is_planned: bool) -> None:
+        optimizer: object = self.value
+        if isinstance(optimizer, ElasticCommitFinishing):
+            optimizer.finish_commit(is_planned)
+            self._committed = int(self.value.updates)
+
+    def restore(self) -> None:
+        self.value.rollback(self._committed)
+
+    def hand_over(self, leaving: Collection[int]) -> None:
+        self.value.hand_over(leaving)
+
+    def offer(self) -> int:
+        return self._committed
+
+    def plan(self, offers: Sequence[int]) -> None:
+        # An optimizer may update after the commit: one rank may have made that update, and another one not.
+        self._planned = min(offers)
+
+    def go_back(self, world: ProcessGroupContext) -> None:
+        if world.former.ranks[world.config.place.rank] is not None:
+            self.value.rollback(self._planned)
+
+    def prepare(self, world: ProcessGroupContext) -> None:
+        is_new = self._made_in is world and not world.former.survivors  # all ranks have made it in this world
+        self._made_in = None
+        if not is_new:
+            self.value.prepare(world.group(), world.former.ranks)
+            self._is_prepared = True
+
+    def adopt(self) -> None:
+        if self._is_prepared:
+            self._is_prepared = False
+            self.value.adopt()
+            self.commit()
+
+    def discard(self) -> None:
+        if self._is_prepared:
+            self._is_prepared = False
+            self.value.discard()
