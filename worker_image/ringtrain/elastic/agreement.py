@@ -51,11 +51,6 @@ def conclude_elastic_step(summaries: Sequence[ElasticStateSummary], former: Form
     return ElasticCommonStep(committed, at_it[0], len(at_it) < len(summaries) or not committed, offers)
 
 
-def joins_others(world: ProcessGroupContext) -> bool:
-    """Return whether other ranks of `world` have the state, and this one does not."""
-    return bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
-
-
 def _check_elastic_state_kinds(summaries: Sequence[ElasticStateSummary]) -> None:
     for rank, one in enumerate(summaries):
         if one.kinds != summaries[0].kinds:

@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ringtrain._core.process_groups.context import current
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import ElasticCommonStep, joins_others
+from ringtrain.elastic.agreement import ElasticCommonStep
 from ringtrain.elastic.participants import Participant
 from ringtrain.elastic.transfer import broadcast
 from ringtrain.optim.recovery import StatefulObject, is_stateful
@@ -114,9 +113,9 @@ class HandlerParticipant(Participant):
     def restore(self) -> None:
         self.handler.restore()
 
-    def receive(self, agreed: ElasticCommonStep) -> None:
+    def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
         if agreed.transfers:
-            self._own = copy.deepcopy(_fields_of(self.handler)) if joins_others(current()) else None
+            self._own = copy.deepcopy(_fields_of(self.handler)) if is_undone else None
             _sync_handler(self.handler, agreed.donor)
         elif hasattr(self.handler, "refresh"):
             self.handler.refresh()

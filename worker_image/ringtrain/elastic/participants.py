@@ -76,14 +76,14 @@ class Participant:
         return None
 
     def plan(self, offers: Sequence[Any]) -> None:
-        """Decide what to go back to by the offers of the ranks that are at the agreed step. Local, undone by nothing:
-        it only takes notes."""
+        """Decide what `go_back` goes back to, by the offers of the survivors that are at the agreed step. Local."""
 
-    def receive(self, agreed: ElasticCommonStep) -> None:
+    def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
         """Take the value of rank `agreed.donor` if `agreed.transfers`. Collective.
 
-        On a rank that joins others it can be undone by `discard` until `adopt`; on others `restore` still goes back
-        to this rank's own last commit until `commit` follows.
+        `restore` still goes back to this rank's own last commit until `commit` follows. `is_undone`: `discard` goes
+        back to it also afterwards, until `adopt`: this rank joins others, whose state is not complete without what
+        `prepare` builds.
         """
 
     def go_back(self, world: ProcessGroupContext) -> None:

@@ -14,7 +14,7 @@ from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.reduction.ops import Max
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step, joins_others
+from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step
 from ringtrain.elastic.composition import make_participants
 from ringtrain.elastic.handlers import HandlerPairs
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
@@ -147,13 +147,14 @@ class State:
             extension.before_sync()
         world, self._under_way = current(), False
         self._settle(world)
-        self._own_committed = self._committed if joins_others(world) else None
+        is_undone = self._takes_in_parts(world)
+        self._own_committed = self._committed if is_undone else None
         agreed = agree_on_common_step(world, self._summary())
         self._note_lost_commits(world, agreed)
         for name, participant in self._participants.items():
             participant.plan(agreed.offers[name])
         for participant in self._participants.values():
-            participant.receive(agreed)
+            participant.receive(agreed, is_undone)
         self._show_values()
         for participant in self._participants.values():
             participant.go_back(world)
@@ -205,6 +206,11 @@ class State:
             return 0
         counts = [participant.steps_ahead for participant in self._participants.values()]
         return max([count for count in counts if count is not None], default=1)
+
+    def _takes_in_parts(self, world: ProcessGroupContext) -> bool:
+        """Return whether this rank takes values from others, and what is spread over them afterwards."""
+        is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
+        return is_new and any(participant.undoable is not None for participant in self._participants.values())
 
     def _settle(self, world: ProcessGroupContext) -> None:
         """Adopt or discard what was prepared in a world that broke: it counts if any rank has adopted it there."""

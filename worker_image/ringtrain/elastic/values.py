@@ -6,9 +6,8 @@ import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ringtrain._core.process_groups.context import current
 from ringtrain._core.wire.values import ForeignWireValues
-from ringtrain.elastic.agreement import ElasticCommonStep, joins_others
+from ringtrain.elastic.agreement import ElasticCommonStep
 from ringtrain.elastic.participants import Participant
 from ringtrain.elastic.transfer import broadcast
 
@@ -33,9 +32,9 @@ class PlainValues(Participant):
     def restore(self) -> None:
         self._attributes.update(copy.deepcopy(self._saved))
 
-    def receive(self, agreed: ElasticCommonStep) -> None:
+    def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
         if agreed.transfers and self._names:
-            self._own = self._saved if joins_others(current()) else None
+            self._own = self._saved if is_undone else None
             own = {name: self._attributes[name] for name in self._names}
             self._attributes.update(copy.deepcopy(broadcast(own, agreed.donor, "values", self._foreign)))
 

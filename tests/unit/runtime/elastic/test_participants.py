@@ -1,0 +1,103 @@
+"""What a state calls of its participants, in which order, and how features add theirs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ring.worlds import world_of
+
+from ringtrain import elastic
+from ringtrain._core.process_groups.context import current
+from ringtrain._core.process_groups.formations import FormerFormation
+
+
+class Thing:
+    """A value that nothing else knows."""
+
+
+class Recorder(elastic.Participant):
+    """Notes what is called. `tells`: its offer."""
+
+    def __init__(self, value: Thing, tells: int = 0) -> None:
+        self.value, self.calls, self.tells = value, list[str](), tells
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if callable(found) and not name.startswith("_"):
+            super().__getattribute__("calls").append(name)
+        return found
+
+    def offer(self) -> int:
+        return self.tells
+
+    def plan(self, offers: Sequence[int]) -> None:
+        self.calls.append(str(list(offers)))
+
+
+def _calls(rank: int) -> list[list[str]]:
+    recorder = Recorder(Thing(), rank)
+    state: Any = elastic.State(handlers=[(Thing, lambda _: recorder)], thing=recorder.value, step=0)
+    found = []
+    for act in (state.sync, state.commit, state.restore):
+        recorder.calls.clear()
+        act()
+        found.append(list(recorder.calls))
+    return found
+
+
+def test_the_protocol() -> None:
+    """In a new world, at a commit and after a loss."""
+    with world_of(2) as world:
+        found = world.run(_calls)
+    sync = ["discard", "kinds", "offer", "plan", "[0]", "receive", "go_back", "commit", "prepare", "adopt"]
+    commit = ["check", "wait", "commit", "finish_commit"]
+    assert found == [[[*sync, "finish_commit"], commit, ["restore"]]] * 2
+
+
+def _newcomer(rank: int) -> tuple[int, list[int]]:
+    """Rank 0 joins rank 1 and takes its values; then the world breaks before rank 0 has adopted them."""
+    current().former = FormerFormation(1, (None, 0))
+    lost = Losing(Thing())
+    state: Any = elastic.State(handlers=[(Thing, lambda _: lost)], thing=lost.value, step=5 * rank)
+    seen = []
+    try:
+        state.sync()
+    except RuntimeError:
+        seen.append(state.step)
+    lost.is_lost = False
+    current().former = FormerFormation(0, (None, None))  # the survivor lost its state
+    state.sync()
+    return rank, [*seen, state.step]
+
+
+class Losing(elastic.Participant):
+    """Fails as it prepares, as where a rank is lost."""
+
+    undoable = 1
+
+    def __init__(self, value: Thing) -> None:
+        self.value, self.is_lost = value, True
+
+    def prepare(self, world: Any) -> None:
+        if self.is_lost:
+            raise RuntimeError("lost")
+
+
+def test_a_newcomer_puts_back_what_it_had_if_its_world_breaks_before_it_is_adopted() -> None:
+    """The values of others without their optimizer's state would be nobody's state."""
+    with world_of(2) as world:
+        found = world.run(_newcomer)
+    assert found == [(0, [5, 0]), (1, [5, 0])]
+
+
+def _participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, elastic.Participant]:
+    return {name: Recorder(value) for name, value in left.items() if isinstance(value, Thing)}
+
+
+def test_a_feature_registers_its_participants() -> None:
+    """For values of states that are made afterwards; the state's attribute is the participant's value."""
+    elastic.register_extension(elastic.StateExtension(_participants))
+    thing = Thing()
+    state: Any = elastic.State(thing=thing, step=1)
+    assert state.thing is thing
+    state.restore()
+    assert (state.thing, state.step) == (thing, 1)
