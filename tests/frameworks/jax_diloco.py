@@ -85,16 +85,22 @@ def check_diloco_averages_within_sites():
 
 
 def check_an_elastic_diloco_averages_at_commits():
-    """And at no other step; what is committed is in `params()`."""
-    diloco = begun(outer=SGD(lr=1.0), sync_every=2, elastic=True)
+    """And at no other step; what is committed is in `params()` and `inner`."""
+    diloco = begun(outer=SGD(lr=1.0), sync_every=2, elastic=True, inner={"count": jnp.zeros(1)})
     state = elastic.State(diloco=diloco)
     state.sync()
-    params = diloco.params()
-    for _ in range(2):
-        params = diloco.step(jax.tree.map(lambda leaf: leaf - RANK - 1, params))
+    params, count = diloco.params(), diloco.inner["count"]
+    for _ in range(3):
+        count += 1
+        params = diloco.step(jax.tree.map(lambda leaf: leaf - RANK - 1, params), inner={"count": count})
         if diloco.due:
             state.commit()
+            params = diloco.params()
+    with pytest.raises(ConfigurationError, match=r"step\(\) got no state of the inner optimizer"):
+        diloco.step(params)
+    state.restore()
     agree(diloco.params(), jax.tree.map(lambda leaf: leaf - (SIZE + 1), model()))
+    agree(diloco.inner, {"count": jnp.full(1, 2.0)})
     diloco.close()
 
 

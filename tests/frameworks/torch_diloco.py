@@ -265,3 +265,35 @@ def check_what_it_can_not_train_is_refused_in_words() -> None:
         hvd.DiLoCo(model, inner=torch.optim.SGD(model.requires_grad_(False).parameters(), lr=0.1))
     with pytest.raises(ConfigurationError, match="model is a generator"):
         hvd.DiLoCo(model.parameters(), inner=inner)
+
+
+def check_an_elastic_rank_goes_back_with_its_inner_optimizer() -> None:
+    """Weights, AdamW's moments and the rate are those of the commit, to the bit."""
+    model = model_of(RANK)
+    inner, scheduler = adamw(model)
+    optimizer = hvd.DiLoCo(model, inner=inner, outer=SGD(lr=1), sync_every=2, elastic=True)
+    state: Any = hvd.elastic.TorchState(optimizer=optimizer, scheduler=scheduler)
+    state.sync()
+
+    def after(steps: range) -> list[Any]:
+        for step in steps:
+            backward(model, RANK, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if optimizer.due:
+                state.commit()
+        return found()
+
+    def found() -> list[Any]:
+        moments = [one[key].tolist() for one in inner.state.values() for key in ("step", "exp_avg", "exp_avg_sq")]
+        return [{name: array.tolist() for name, array in weights_of(model).items()}, moments, scheduler.get_last_lr()]
+
+    committed = after(range(1, 5))
+    assert inner.param_groups[0]["lr"] == 0.02
+    later = after(range(5, 6))
+    assert inner.param_groups[0]["lr"] == 0.01
+    state.restore()
+    assert found() == committed != later
+    assert inner.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.02
+    optimizer.close()
