@@ -141,7 +141,7 @@ class ElasticShard:
         for start in range(*self._starts(step)):
             if begun != self._entered:
                 return  # the world or the position has changed
-            yield self._cut(order[start : start + step], start, (world.rank, world.size))
+            yield self._cut(order[start : start + step], start, (world.place.rank, world.place.size))
 
     def used(self, batch: Batch) -> None:
         """Count `batch` and those before it as used by all ranks. Raises ConfigurationError for one that was."""

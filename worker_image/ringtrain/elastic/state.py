@@ -265,7 +265,9 @@ class State:
         goes_on = bool(world.former.survivors) and agreed.committed > 0
         self._begins_anew = 0 if goes_on else world.config.numbers.committed
         if goes_on and agreed.committed < world.config.numbers.committed:
-            log.warning("commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed)
+            log.warning(
+                "commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed
+            )
 
     def _refuse_to_begin_anew(self) -> None:
         """Raise NotRestored on all ranks if committed steps are lost and no rank has read a checkpoint."""
