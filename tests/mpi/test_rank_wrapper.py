@@ -156,6 +156,6 @@ def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Pat
             os.close(file)
         send_message(wrapper, {"pid": 1})
         if told:
-            send_message(wrapper, {"code": -9, "world": None, "library": "", "asked": False})
+            send_message(wrapper, {"code": -9, "world": None, "library": "", "asked": False, "execErrno": 0})
     assert host.departed.get(timeout=DEADLINE_S) == Departure(-9, told=told)
     registry.close()

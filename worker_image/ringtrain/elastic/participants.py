@@ -108,7 +108,12 @@ ParticipantFactory = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[st
 
 
 def _no_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    """Return no participants."""
     return {}
+
+
+def _do_nothing() -> None:
+    """Do nothing before a sync."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class StateExtension:
 
     participants: ParticipantFactory = _no_participants
     wire_values: ForeignWireValues | None = None
-    before_sync: Callable[[], object] = lambda: None
+    before_sync: Callable[[], object] = _do_nothing
 
 
 _extensions: list[StateExtension] = []
