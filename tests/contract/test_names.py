@@ -114,6 +114,18 @@ def test_a_class_name_means_one_thing(distribution: str) -> None:
     assert twice == {}
 
 
+@pytest.mark.parametrize("distribution", PRODUCT)
+def test_arguments_are_passed_on_by_name(distribution: str) -> None:
+    """Never as `locals()`, which also passes on what a later line adds, and which no type checker reads."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules(distribution)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "locals"
+    ]
+    assert found == []
+
+
 def test_what_is_private_elsewhere_is_found() -> None:
     """Attributes of other objects and imports; not what the module itself defines, nor of `self`."""
     source = """

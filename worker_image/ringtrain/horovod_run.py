@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,11 +34,11 @@ NO_MEANING: Final = {
 }
 
 
-def say_no_meaning(given: Mapping[str, Any]) -> None:
-    """Log a line for each argument that is given and has no meaning."""
-    for name, reason in NO_MEANING.items():
-        if given[name] is not None:
-            log.warning("run: %s has no meaning here and is accepted: %s", name, reason)
+def say_no_meaning(**given: object) -> None:
+    """Log a line for each argument that is not None. Each is one of `NO_MEANING`."""
+    for name, value in given.items():
+        if value is not None:
+            log.warning("run: %s has no meaning here and is accepted: %s", name, NO_MEANING[name])
 
 
 def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -> Any:

@@ -95,7 +95,23 @@ def run(
 
     from ringtrain.shared.processes import run_folder
 
-    horovod_run.say_no_meaning(locals())
+    horovod_run.say_no_meaning(
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        disable_cache=disable_cache,
+        use_gloo=use_gloo,
+        use_mpi=use_mpi,
+        mpi_args=mpi_args,
+        network_interface=network_interface,
+        min_np=min_np,
+        max_np=max_np,
+        network_interfaces=network_interfaces,
+    )
     size = horovod_run.ranks_on_this_machine(num_proc if np is None else np, hosts, hostfile)
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_RANKS:
         raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")

@@ -27,4 +27,19 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """As `ringtrain.tensorflow.keras.DistributedOptimizer`, which takes the same arguments in another order."""
-    return keras_optimizer.DistributedOptimizer(**locals())  # by name
+    return keras_optimizer.DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        num_groups=num_groups,
+        groups=groups,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )

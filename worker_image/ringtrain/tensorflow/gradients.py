@@ -1,8 +1,8 @@
 """Reduce a model's gradients, as tape and optimizers do: each as soon as it exists."""
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -38,17 +38,6 @@ class TensorFlowGradientOptions:
     groups: Any = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
-
-    @classmethod
-    def of_arguments(cls, arguments: Mapping[str, Any]) -> "TensorFlowGradientOptions":
-        """Return the options among the arguments of a tape or optimizer, with the deprecated `num_groups` as
-        `groups`.
-        """
-        chosen = {option.name: arguments[option.name] for option in fields(cls)}
-        if arguments["num_groups"]:
-            warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
-            chosen["groups"] = arguments["num_groups"] if chosen["groups"] is None else chosen["groups"]
-        return cls(**chosen)
 
     def checked(self) -> "TensorFlowGradientOptions":
         """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
@@ -181,6 +170,13 @@ class TensorFlowGradientReducer:
         if isinstance(grad, tf.IndexedSlices):
             return tf.IndexedSlices(grad.values / size, grad.indices, grad.dense_shape)
         return grad / size
+
+
+def one_of_groups(groups: Any, num_groups: int) -> Any:
+    """Return `groups`, or where it is None the deprecated `num_groups`."""
+    if num_groups:
+        warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
+    return num_groups if num_groups and groups is None else groups
 
 
 def identity(variable: Any) -> int:

@@ -10,7 +10,7 @@ from ringtrain._core.process_groups.process_sets import ProcessSet, global_proce
 from ringtrain._core.reduction.ops import Adasum, Average
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
+from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, one_of_groups
 from ringtrain.tensorflow.keras.api import is_keras_optimizer
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain.tensorflow.v1_optimizer import (
@@ -45,7 +45,17 @@ def DistributedOptimizer(
     number. `op`: Adasum combines the steps that ranks make instead of their gradients. The rest as of
     `DistributedGradientTape`.
     """
-    options = TensorFlowGradientOptions.of_arguments(locals())
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
     if is_keras_optimizer(optimizer):
         return DistributedKerasOptimizer(
             optimizer,

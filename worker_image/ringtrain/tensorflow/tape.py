@@ -10,7 +10,12 @@ import tensorflow as tf
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.reduction.ops import Average
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, trainable
+from ringtrain.tensorflow.gradients import (
+    TensorFlowGradientOptions,
+    TensorFlowGradientReducer,
+    one_of_groups,
+    trainable,
+)
 from ringtrain.tensorflow.world_ops import stays_alone
 
 
@@ -69,12 +74,18 @@ def DistributedGradientTape(
     a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
     `scale_local_gradients`: divide gradients of local sources by the number of ranks.
     """
-    options = TensorFlowGradientOptions.of_arguments(locals()).checked()
-    tape = DistributedTensorFlowTape.__new__(DistributedTensorFlowTape)
-    tape.__dict__.update(gradtape.__dict__)
-    tape._reducer = TensorFlowGradientReducer("DistributedGradientTape", options)
-    tape._local_layers = []
-    return tape
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return _reducing_tape(gradtape, options, [])
 
 
 def PartialDistributedGradientTape(
@@ -92,11 +103,29 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Like `DistributedGradientTape`, with the gradients of `local_layers` left to each rank."""
-    arguments = locals()
-    del arguments["local_layers"]
-    tape = DistributedGradientTape(**arguments)
-    tape._local_layers = tape_layers_of(local_layers)
-    trainable(tape._local_layers)
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    layers = tape_layers_of(local_layers)
+    trainable(layers)
+    return _reducing_tape(gradtape, options, layers)
+
+
+def _reducing_tape(
+    gradtape: tf.GradientTape, options: TensorFlowGradientOptions, local_layers: list[Any]
+) -> DistributedTensorFlowTape:
+    tape = DistributedTensorFlowTape.__new__(DistributedTensorFlowTape)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reducer = TensorFlowGradientReducer("DistributedGradientTape", options.checked())
+    tape._local_layers = local_layers
     return tape
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import tensorflow as tf
@@ -15,7 +16,12 @@ from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.step_time import UPDATE
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, trainable
+from ringtrain.tensorflow.gradients import (
+    TensorFlowGradientOptions,
+    TensorFlowGradientReducer,
+    one_of_groups,
+    trainable,
+)
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, is_keras_optimizer, keras
 from ringtrain.tensorflow.tape import tape_layers_of
 from ringtrain.tensorflow.world_ops import stays_alone
@@ -313,22 +319,19 @@ def DistributedOptimizer(
     they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
     `ringtrain.tensorflow.DistributedGradientTape`.
     """
-    check_backend(keras)
-    if not is_keras_optimizer(optimizer):
-        raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
-    if isinstance(optimizer, DistributedKerasMixin):
-        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
-    if backward_passes_per_step < 1:
-        raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
-    options = TensorFlowGradientOptions.of_arguments(locals()).checked()
-    settings = {
-        "_reducer": TensorFlowGradientReducer(f"Distributed{type(optimizer).__name__}", options),
-        "_passes": backward_passes_per_step,
-        "_average_passes": average_aggregated_gradients,
-        "_local_layers": [],
-        "_sums": None,
-    }
-    return derived(optimizer, _mixin(options), settings)
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
+    return _reducing_optimizer(optimizer, options, passes, [])
 
 
 def PartialDistributedOptimizer(
@@ -348,12 +351,51 @@ def PartialDistributedOptimizer(
     scale_local_gradients: bool = True,
 ) -> Any:
     """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
-    arguments = locals()
-    layers = tape_layers_of(arguments.pop("local_layers"))
-    wrapped = DistributedOptimizer(**arguments)
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
+    layers = tape_layers_of(local_layers)
+    wrapped = _reducing_optimizer(optimizer, options, passes, layers)
     trainable(layers)
-    type(wrapped)._local_layers = layers
     return wrapped
+
+
+@dataclass(frozen=True)
+class BackwardPasses:
+    """How many passes make an update, and whether its gradients are their mean."""
+
+    count: int
+    are_averaged: bool
+
+
+def _reducing_optimizer(
+    optimizer: Any, options: TensorFlowGradientOptions, passes: BackwardPasses, local_layers: list[Any]
+) -> Any:
+    check_backend(keras)
+    if not is_keras_optimizer(optimizer):
+        raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
+    if isinstance(optimizer, DistributedKerasMixin):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
+    if passes.count < 1:
+        raise ConfigurationError(f"backward_passes_per_step is {passes.count}; expected 1 or more")
+    checked = options.checked()
+    settings = {
+        "_reducer": TensorFlowGradientReducer(f"Distributed{type(optimizer).__name__}", checked),
+        "_passes": passes.count,
+        "_average_passes": passes.are_averaged,
+        "_local_layers": local_layers,
+        "_sums": None,
+    }
+    return derived(optimizer, _mixin(checked), settings)
 
 
 def _mixin(options: TensorFlowGradientOptions) -> type:
