@@ -14,7 +14,8 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.world_config import world_config
 
 import ringtrain as rt
-from ringtrain._core.negotiation import arrays, queues
+from ringtrain._core.negotiation import queues
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
@@ -25,8 +26,7 @@ ONES = np.ones(2, np.float32)
 
 
 def begin(name: str, process_set: ProcessSet = rt.global_process_set):
-    how = arrays.NamedReduction("Sum", process_set)
-    return arrays.begin_named_request(how.request(f"allreduce.{name}"), [ONES], process_set)
+    return NamedCollective.allreduce(NamedReduction("Sum", process_set), name).begin([ONES])
 
 
 def summed(name: str, process_set: ProcessSet = rt.global_process_set) -> float:
@@ -66,15 +66,14 @@ def test_what_cannot_travel_is_named_on_all_ranks(transport: str, dtype: str, ki
     with world_of(2, transport) as world:
 
         def submit(rank: int) -> str:
-            given = [np.ones(2, dtype)]
-            how = arrays.NamedReduction("Sum", rt.global_process_set)
+            how = NamedReduction("Sum", rt.global_process_set)
             calls = {
-                "allreduce": lambda: arrays.allreduce(given, how, "x"),
-                "reducescatter": lambda: arrays.reducescatter(given, how, "x"),
-                "broadcast": lambda: arrays.broadcast(given, 0, rt.global_process_set, "x"),
+                "allreduce": NamedCollective.allreduce(how, "x"),
+                "reducescatter": NamedCollective.reducescatter(how, "x"),
+                "broadcast": NamedCollective.broadcast(0, rt.global_process_set, "x"),
             }
             with pytest.raises(ConfigurationError) as caught:
-                calls[kind]()
+                calls[kind].run([np.ones(2, dtype)])
             assert summed("next") == 2.0
             return str(caught.value)
 

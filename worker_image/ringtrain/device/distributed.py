@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
-from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.negotiation.submission import NamedSubmission
 from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
@@ -147,13 +144,12 @@ def insert_host_allreduce(
     begun: dict[str, NamedSubmission] = {}
 
     def out(name: str, gradient: Array) -> None:
-        request = how.request(name_for("device", name, process_set), CollectiveKind.ALLREDUCE)
-        begun[name] = arrays.begin_named_request(request, [np.array(gradient)], process_set)
+        begun[name] = NamedCollective.allreduce(how, name, "device").begin([np.array(gradient)])
 
     def back(name: str) -> Array:
         if name not in begun:
             raise ConfigurationError(f"the device asked for the gradient {name!r} before it sent its own")
-        reduced: Array = arrays.named_result_of(begun.pop(name))[0]
+        reduced: Array = begun.pop(name).result()[0]
         return reduced
 
     session.connect(HostCallbacks(out, back), Inbound.GRADIENTS)
@@ -162,8 +158,8 @@ def insert_host_allreduce(
 def broadcast_weights(session: DeviceSession, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> None:
     """Overwrite the session's weights with those of `root_rank` (a rank of the world)."""
     begun = {
-        name: arrays.begin_broadcast([session.read_weight(name)], root_rank, process_set, f"weights.{name}")
+        name: NamedCollective.broadcast(root_rank, process_set, f"weights.{name}").begin([session.read_weight(name)])
         for name in session.parameters
     }
     for name, future in begun.items():
-        session.write_weight(name, arrays.named_result_of(future)[0])
+        session.write_weight(name, future.result()[0])

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation import arrays, queues
-from ringtrain._core.negotiation.arrays import NamedReduction
-from ringtrain._core.negotiation.queues import queue_of
+from ringtrain._core.negotiation import queues
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
+from ringtrain._core.negotiation.gradients import allgather_gradient, allreduce_gradient, broadcast_gradient
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
@@ -41,7 +41,7 @@ def allreduce(
     how = NamedReduction.of(op, None, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
-        return _by_dtype(given, name, lambda part, own, _: arrays.allreduce(part, how, own))
+        return _by_dtype(given, name, lambda part, own, _: NamedCollective.allreduce(how, own).run(part))
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         outputs = host_call("allreduce", run, given, lambda: _jax_shapes(given), _jax_dtypes(given))
@@ -53,7 +53,7 @@ def allreduce(
 
         def reduced(part: Sequence[Array], own: str | None, places: Sequence[int]) -> list[Array]:
             before, after = ([kept[place] for place in places if kept] for kept in (inputs, outputs))
-            return arrays.allreduce_gradient(part, before, after, how, own)
+            return allreduce_gradient(part, before, after, how, own)
 
         return _by_dtype(given[:count], name, reduced)
 
@@ -71,7 +71,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     """
 
     def run(*given: Array) -> list[Array]:
-        return arrays.allgather(given, process_set, name)
+        return NamedCollective.allgather(process_set, name).run(given)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         size = members(process_set)
@@ -81,7 +81,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
         rows = [leaf.shape[0] for leaf in leaves]
 
         def reduced(part: Sequence[Array], own: str | None, places: Sequence[int]) -> list[Array]:
-            return arrays.allgather_gradient(part, [rows[i] for i in places], process_set, own, "Sum")
+            return allgather_gradient(part, [rows[i] for i in places], process_set, own, "Sum")
 
         def run_backward(*given: Array) -> list[Array]:
             return _by_dtype(given, name, reduced)
@@ -99,14 +99,13 @@ def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: P
     """
 
     def run(*given: Array) -> list[Array]:
-        return arrays.broadcast(given, root_rank, process_set, name)
+        return NamedCollective.broadcast(root_rank, process_set, name).run(given)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         return host_call("broadcast", run, given, lambda: _jax_shapes(given), _jax_dtypes(given)), ()
 
     def reduced(part: Sequence[Array], own: str | None, _: Sequence[int]) -> list[Array]:
-        total = arrays.allreduce(part, NamedReduction("Sum", process_set), own, "broadcast_gradient")
-        return total if queue_of(process_set).rank == root_rank else [np.zeros_like(grad) for grad in total]
+        return broadcast_gradient(part, root_rank, process_set, own, "Sum")
 
     def run_backward(*given: Array) -> list[Array]:
         return _by_dtype(given, name, reduced)
@@ -128,7 +127,7 @@ def alltoall(
 
     def exchanged(given: Sequence[Array], parts: Sequence[float] | None) -> tuple[list[Array], Array]:
         done = [
-            arrays.alltoall(array, parts, process_set, None if name is None else f"{name}.{index}")
+            NamedCollective.alltoall(parts, process_set, None if name is None else f"{name}.{index}").run([array])
             for index, array in enumerate(given)
         ]
         return [rows for rows, _ in done], done[0][1]
@@ -175,14 +174,14 @@ def reducescatter(
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
-        return arrays.reducescatter(given, how, name)
+        return NamedCollective.reducescatter(how, name).run(given)
 
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         return host_call("reducescatter", run, given, lambda: _own_rows(process_set, given), _jax_dtypes(given)), ()
 
     def run_backward(*given: Array) -> list[Array]:
         factor = how.prescale * how.postscale / (members(process_set) if how.op == "Average" else 1)
-        gathered = arrays.allgather(given, process_set, None if name is None else f"{name}.gradient")
+        gathered = NamedCollective.allgather(process_set, name and f"{name}.gradient").run(given)
         return [np.asarray(grad * factor, grad.dtype) for grad in gathered]
 
     def backward(_: Sequence[Any], grads: Sequence[Any]) -> list[Any]:

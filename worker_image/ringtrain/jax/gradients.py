@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain._core.process_groups.tensors import Array
@@ -131,7 +130,7 @@ def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedRedu
             f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
             "loss a mean over the batch"
         )
-    handles[name] = arrays.begin_named_request(how.request(f"gradient{number}{name}"), [gradient], how.process_set)
+    handles[name] = NamedCollective.allreduce(how, f"{number}{name}", "gradient").begin([gradient])
 
 
 def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
@@ -167,7 +166,7 @@ def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: A
             if name not in _jax_gradient_calls().begun[key]:
                 _submit_jax_gradient(key[1], name, np.zeros(shape, dtype), how)
         handles = _jax_gradient_calls().begun.pop(key)
-        return [arrays.named_result_of(handles[name])[0] for name in names]
+        return [handles[name].result()[0] for name in names]
 
     return host_call("value_and_grad", wait, [number, *left(marks)], lambda: shapes, dtypes)
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation import arrays, objects
+from ringtrain._core.negotiation import objects
+from ringtrain._core.negotiation.collective import NamedCollective
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
 from ringtrain.errors import ConfigurationError, kind_of
@@ -54,8 +55,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
             raise ConfigurationError(
                 f"broadcast_parameters: {name} is traced; call it before jit, once, or broadcast() within it"
             )
-        begun.append((leaf, arrays.begin_broadcast([_plain_leaf(leaf)], root_rank, process_set, name)))
-    received = [_like(leaf, arrays.named_result_of(promise)[0]) for leaf, promise in begun]
+        begun.append((leaf, NamedCollective.broadcast(root_rank, process_set, name).begin([_plain_leaf(leaf)])))
+    received = [_like(leaf, promise.result()[0]) for leaf, promise in begun]
     return jax.tree.unflatten(structure, received)
 
 

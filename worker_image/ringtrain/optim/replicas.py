@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.negotiation.objects import allgather_object
-from ringtrain._core.negotiation.queues import joins, name_for, queue_of
+from ringtrain._core.negotiation.queues import joins, queue_of
 from ringtrain._core.process_groups.context import current, joins_survivors
 from ringtrain._core.process_groups.draws import ProcessGroupEpochs, process_group_epochs_of
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
@@ -75,7 +74,7 @@ class OptimizerReplicas:
         seen, told = look(part), draws.told()
         begun = self._begin(seen, told)
         yield
-        (table,) = arrays.named_result_of(begun)
+        (table,) = begun.result()
         if again:
             self._judge(table)
         else:
@@ -125,9 +124,8 @@ class OptimizerReplicas:
         rates = np.array(seen.rates[:_MOST_RATES], np.float64)
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
         # One of a series: that of a step which has failed may still be in flight.
-        name = name_for(self._name, None, self._process_set)
-        request = NamedReduction(Sum.value, self._process_set).request(name)
-        return arrays.begin_named_request(request, [table], self._process_set)
+        total = NamedReduction(Sum.value, self._process_set)
+        return NamedCollective.allreduce(total, None, self._name).begin([table])
 
     def _judge(self, table: Any) -> None:
         ranks = queue_of(self._process_set).ranks

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.collective import NamedCollective
+from ringtrain._core.negotiation.gradients import allgather_gradient, broadcast_gradient
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_tensorflow_call, host_call, value_of
@@ -42,10 +43,10 @@ def gathered_by_tensorflow(tensors: Sequence[Any], full: str | None, process_set
     rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in values]
 
     def backward(own_name: str | None, grads: Sequence[Array], own_rows: Sequence[Array]) -> list[Array]:
-        return arrays.allgather_gradient(grads, [int(n) for n in own_rows], process_set, own_name)
+        return allgather_gradient(grads, [int(n) for n in own_rows], process_set, own_name)
 
     def forward(*given: Array) -> list[Array]:
-        return arrays.allgather(given, process_set, full)
+        return NamedCollective.allgather(process_set, full).run(given)
 
     shapes = [any_rows(tensor) for tensor in values]
     return differentiable_tensorflow_call(forward, backward, values, shapes, full, lambda *_: rows)
@@ -64,10 +65,10 @@ def broadcast(
     full = name_of_call(name, ignore_name_scope)
 
     def forward(array: Array) -> list[Array]:
-        return arrays.broadcast([array], root_rank, process_set, full)
+        return NamedCollective.broadcast(root_rank, process_set, full).run([array])
 
     def backward(own_name: str | None, grads: Sequence[Array], _: Any) -> list[Array]:
-        return [arrays.broadcast_gradient(grads[0], root_rank, process_set, own_name)]
+        return broadcast_gradient(grads, root_rank, process_set, own_name)
 
     return differentiable_tensorflow_call(forward, backward, [value], [value.shape], full)[0]
 
@@ -91,14 +92,14 @@ def alltoall(
     def exchange(given: Any, cut: Any) -> Any:
         def forward(array: Any, lengths: Any) -> Any:
             own = None if splits is None else np.asarray(lengths).reshape(-1).tolist()
-            return arrays.alltoall(array, own, process_set, full)
+            return NamedCollective.alltoall(own, process_set, full).run([array])
 
         output, received = host_call(forward, [given, cut], [value.dtype, tf.int32], [any_rows(value), [None]])
 
         def gradient(grad: Any, _: Any) -> Any:
             own_name = name_of_gradient(full)
             (back,) = call_of_gradient(
-                lambda array, lengths: arrays.alltoall(array, lengths, process_set, own_name)[:1],
+                lambda array, lengths: NamedCollective.alltoall(lengths, process_set, own_name).run([array])[:1],
                 [value_of(grad), received],
                 [value.dtype],
                 [value.shape],

@@ -7,9 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
-from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_reduction_op
@@ -131,13 +129,10 @@ class TensorFlowGradientReducer:
                 return FinishedGraphPart(given)
             if number >= len(groups):
                 own = f"{name}.{sparse[number - len(groups)]}"
-                begun: BegunGraphPart = arrays.begin_allgather(given, process_set, own)
-            else:
-                group = groups[number]
-                own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
-                own = name_for("gradients", own, process_set)
-                begun = arrays.begin_named_request(options.reduction.request(own), given, process_set)
-            return begun
+                return NamedCollective.allgather(process_set, own).begin(given)
+            group = groups[number]
+            own = f"{name}.{dense[group[0]]}{lacking if len(group) > 1 else ''}"
+            return NamedCollective.allreduce(options.reduction, own, "gradients").begin(given)
 
         flat = [tensor for part in parts for tensor in part]
         shapes = [t.shape for t in flat[: len(dense)]] + [any_rows(t) for t in flat[len(dense) :]]

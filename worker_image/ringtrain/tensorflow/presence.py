@@ -7,8 +7,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
 from ringtrain.errors import ConfigurationError, MismatchError
@@ -75,9 +74,10 @@ def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, proce
 def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
     """How many ranks have a gradient of each kind: shape (kinds, gradients)."""
     own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
+    total = NamedReduction("Sum", process_set)
     try:
         with as_tensorflow():
-            (counts,) = arrays.allreduce([own], NamedReduction("Sum", process_set), name, "gradients present")
+            (counts,) = NamedCollective.allreduce(total, name, "gradients present").run([own])
     except MismatchError as error:
         raise MismatchError(
             f"{name}: ranks do not agree on which gradients there are, which is "

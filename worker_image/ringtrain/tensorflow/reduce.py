@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
+from ringtrain._core.negotiation.gradients import allreduce_gradient, reducescatter_gradient
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.ops import Average
@@ -113,11 +113,11 @@ def _reduced(
     tensors: Sequence[Any], how: NamedReduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
     def forward(*given: Array) -> list[Array]:
-        return arrays.allreduce(given, how, name)
+        return NamedCollective.allreduce(how, name).run(given)
 
     def backward(own_name: str | None, grads: Sequence[Array], saved: Sequence[Array]) -> list[Array]:
         inputs, outputs = saved[: len(grads)], saved[len(grads) :]
-        return arrays.allreduce_gradient(grads, inputs, outputs, how, own_name)
+        return allreduce_gradient(grads, inputs, outputs, how, own_name)
 
     def kept(inputs: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
         return [*inputs, *outputs] if how.op in ("Min", "Max", "Product") else ()
@@ -135,10 +135,10 @@ def _scattered(
     tensors: Sequence[Any], how: NamedReduction, device: str, compression: type[Compressor], name: str | None
 ) -> list[Any]:
     def forward(*given: Array) -> list[Array]:
-        return arrays.reducescatter(given, how, name)
+        return NamedCollective.reducescatter(how, name).run(given)
 
     def backward(own_name: str | None, grads: Sequence[Array], _: Any) -> list[Array]:
-        return arrays.reducescatter_gradient(grads, how, own_name)
+        return reducescatter_gradient(grads, how, own_name)
 
     def call(values: list[Any]) -> list[Any]:
         return differentiable_tensorflow_call(forward, backward, values, [any_rows(tensor) for tensor in values], name)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation.arrays import named_result_of
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import RingtrainError
@@ -127,7 +126,7 @@ def _all_variables_at_once(
     given = iter(arrays)
     begun = [begin(index, [next(given) for _ in range(length)]) for index, length in enumerate(lengths)]
     with around.enter(around.look()):
-        return [array for one in begun for array in named_result_of(one)]
+        return [array for one in begun for array in one.result()]
 
 
 @dataclass
@@ -169,7 +168,7 @@ class _GraphPlace:
         within = self.around.enter(runs.seen.pop(self.name)) if is_first else contextlib.nullcontext()
         try:
             with within:
-                return [array for index in indices for array in named_result_of(begun.pop(index))]
+                return [array for index in indices for array in begun.pop(index).result()]
         except BaseException:
             begun.clear()  # all ranks fail here, and go on together
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.collective import NamedCollective
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.calls import host_call, value_of
@@ -29,10 +29,10 @@ def broadcast_(
 
     def on_host(*given: Any) -> Any:
         futures = [
-            arrays.begin_broadcast([array], root_rank, process_set, own)
+            NamedCollective.broadcast(root_rank, process_set, own).begin([array])
             for array, own in zip(given, names, strict=True)
         ]
-        return [arrays.named_result_of(future)[0] for future in futures]
+        return [future.result()[0] for future in futures]
 
     received = host_call(on_host, values, [v.dtype for v in values], [v.shape for v in values])
     return [variable.assign(value) for variable, value in zip(held, received, strict=True)]

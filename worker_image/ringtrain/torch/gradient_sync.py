@@ -18,20 +18,18 @@ from typing import Any, Final
 import torch
 
 from ringtrain import rank, timeline
-from ringtrain._core.negotiation.queues import name_for
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.negotiation.submission import Finish
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError, some_of
-from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, cut_at, cut_buckets
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.fingerprint import TorchFingerprint
 from ringtrain.torch.handles import TorchHandle, submit_bucket
 from ringtrain.torch.presence import check_who_drops, empty_gradient, grad_presence_row, is_grad_anywhere
-from ringtrain.torch.reduce import torch_bucket_request
 from ringtrain.torch.sparse import SparseTorchHandle
 
 # A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
@@ -58,11 +56,12 @@ class TorchSyncOptions:
     process_set: ProcessSet
 
     @property
-    def op_and_factors(self) -> tuple[Any, float, float]:
-        """The operation for dense gradients in the present world, and the factors before and after it."""
+    def reduction(self) -> NamedReduction:
+        """The reduction of dense gradients in the present world."""
         if self.predivide == 1.0:
-            return self.op, 1.0, 1.0
-        return Sum, 1.0 / self.predivide, self.predivide / members(self.process_set)
+            return NamedReduction(self.op.value, self.process_set)
+        factors = 1.0 / self.predivide, self.predivide / members(self.process_set)
+        return NamedReduction(Sum.value, self.process_set, *factors)
 
 
 @dataclass
@@ -320,10 +319,10 @@ class TorchGradientSync:
             yield self._begin_dense(bucket, dense, dropping)
         for member in sparse:
             grad, is_here, process_set = member.param.grad, here[member], self.options.process_set
-            name = name_for("grouped_allgather", member.name, process_set)
+            gathered = NamedCollective.allgather(process_set, member.name, "grouped_allgather")
             if not dense and member is sparse[0]:  # a rank where one of them is dense meets it under this name
-                name = name_for("grouped_allreduce", bucket.members[0].name, process_set)
-            handle = SparseTorchHandle(grad, name, self.options.op is Average, process_set, is_here)
+                gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
+            handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
             yield _UnderWay(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
 
     def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
@@ -342,9 +341,9 @@ class TorchGradientSync:
         names = [member.name for member in members]
         # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
         name = bucket.members[0].name
-        request = torch_bucket_request(name, names, options.op_and_factors, options.process_set)
+        collective = NamedCollective.allreduce(options.reduction, name, "grouped_allreduce", names)
         target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
-        handle = submit_bucket(request, [tensor for tensor, _ in small], options.process_set, target, finish)
+        handle = submit_bucket(collective, [tensor for tensor, _ in small], target, finish)
         return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
 
     @property
@@ -353,9 +352,7 @@ class TorchGradientSync:
 
     def _take(self, part: _UnderWay) -> list[str]:
         """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
-        with REDUCTION:
-            result = part.handle.future.result()
-        reduced = part.handle.after(result)
+        reduced = part.handle.after(part.handle.future.result())
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
         if isinstance(part.handle, SparseTorchHandle):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ringtrain._core.negotiation.execution import request_dtypes_error
+from ringtrain._core.negotiation.collective import NamedCollective
 from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.negotiation.request import NamedRequest, described
 from ringtrain._core.negotiation.submission import Finish, NamedSubmission
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.step_time import REDUCTION
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain.torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
 from ringtrain.torch.host_tensor import TorchHostTensor
@@ -33,21 +31,13 @@ class TorchHandle:
     after: Callable[[Any], Any] = lambda result: result
 
 
-def submit_torch_request(
-    request: NamedRequest,
-    tensors: Sequence[torch.Tensor],
-    process_set: ProcessSet,
-    finish: Finish | None = None,
-    error: str = "",
+def submit_tensors(
+    collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None = None
 ) -> TorchHandle:
-    """Submit `tensors` as `request`, whose dtypes, shapes and device are filled in here.
-
-    `finish`: what the queue makes of the results (default: tensors on the device of their counterparts). `error`:
-    what is wrong with this rank's arguments; it then fails on every rank rather than leave them waiting.
-    """
+    """Submit `tensors`. `finish`: makes the result of what the collective returns (default: tensors on the device of
+    their counterparts)."""
     check_tensors(tensors)
-    submission = _torch_submission(request, tensors, process_set, finish, error)
-    return TorchHandle(queue_of(process_set).hand_in(submission))
+    return TorchHandle(queue_of(collective.process_set).hand_in(_torch_submission(collective, tensors, finish)))
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
@@ -72,38 +62,29 @@ def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: 
 
 
 def submit_bucket(
-    request: NamedRequest,
-    tensors: Sequence[torch.Tensor],
-    process_set: ProcessSet,
-    target: Array | None,
-    finish: Finish,
+    collective: NamedCollective, tensors: Sequence[torch.Tensor], target: Array | None, finish: Finish
 ) -> TorchHandle:
-    """As `submit_torch_request`, of tensors of one type that `request.members` names, which are reduced into `target`.
+    """As `submit_tensors`, of a bucket, whose tensors are reduced into `target`.
 
     `finish` gets that array, or another one where `target` is None.
     """
-    submission = _torch_submission(request, tensors, process_set, finish, "")
+    submission = _torch_submission(collective, tensors, finish)
     if isinstance(submission.arrays, TorchDeviceTensors):
         submission.arrays.target = target
     submission.target = target
-    return TorchHandle(queue_of(process_set).hand_in(submission))
+    return TorchHandle(queue_of(collective.process_set).hand_in(submission))
 
 
 def _torch_submission(
-    request: NamedRequest,
-    tensors: Sequence[torch.Tensor],
-    process_set: ProcessSet,
-    finish: Finish | None,
-    error: str,
+    collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None
 ) -> NamedSubmission:
-    backend = backend_of(tensors, process_set)
+    backend = backend_of(tensors, collective.process_set)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
-    full = described(request, dtypes, shapes, device_of(tensors, backend))
-    if error := error or _device_error(tensors) or request_dtypes_error(full.kind, dtypes, full.op):
-        # What is wrong fails on every rank before anyone looks at the data.
-        return NamedSubmission(replace(full, error=error), tuple, finish or list)
-    arrays = source_of(tensors, process_set, backend)
-    return NamedSubmission(full, arrays, finish or (lambda result: to_tensors(result, tensors)))
+    request = collective.request_of(dtypes, shapes, device_of(tensors, backend), _device_error(tensors))
+    if request.error:  # what is wrong fails on every rank before anyone looks at the data
+        return NamedSubmission(request, tuple, finish or list)
+    arrays = source_of(tensors, collective.process_set, backend)
+    return NamedSubmission(request, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
 def first_of_torch_handle(handle: TorchHandle) -> TorchHandle:
@@ -163,9 +144,6 @@ def synchronize(handle: TorchHandle) -> Any:
 
     Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
     """
-    if not handle.future.done():
-        with REDUCTION:
-            handle.future.result()
     return handle.after(handle.future.result())
 
 

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
-from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, scalar_error
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
+from ringtrain._core.negotiation.gradients import allreduce_gradient, reducescatter_gradient
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
 from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.arithmetic import adasum_error
 from ringtrain._core.reduction.ops import Average, ReduceOp
 from ringtrain.compression.casts import run_compressed
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import (
     TorchHandle,
-    check_tensors,
     differentiable,
     first_of_torch_handle,
     on_host,
     remembered_torch_request,
     submit_again,
-    submit_torch_request,
+    submit_tensors,
     synchronize,
 )
 from ringtrain.torch.host_tensor import is_plain
@@ -55,7 +50,7 @@ def allreduce_async(
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    begun = _allreduce([tensor], how, name_for("allreduce", name, process_set))
+    begun = _allreduce([tensor], NamedCollective.allreduce(how, name))
     return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
 
 
@@ -73,7 +68,7 @@ def allreduce_async_(
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    begun = _allreduce([tensor], how, name_for("allreduce", name, process_set), in_place=True)
+    begun = _allreduce([tensor], NamedCollective.allreduce(how, name), in_place=True)
     return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
 
 
@@ -105,7 +100,7 @@ def allreduce(
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
     `allreduce_async`; `compression` makes the tensor smaller on its way."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _torch_allreduced([tensor], how, name_for("allreduce", name, process_set), compression)[0]
+    return _torch_allreduced([tensor], how, NamedCollective.allreduce(how, name), compression)[0]
 
 
 def grouped_allreduce_async(
@@ -120,7 +115,7 @@ def grouped_allreduce_async(
     """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
     `allreduce_async`."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set))
+    return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"))
 
 
 def grouped_allreduce_async_(
@@ -134,7 +129,7 @@ def grouped_allreduce_async_(
 ) -> TorchHandle:
     """Like `grouped_allreduce_async`, in place."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _allreduce(tensors, how, name_for("grouped_allreduce", name, process_set), in_place=True)
+    return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"), in_place=True)
 
 
 def grouped_allreduce_(
@@ -163,7 +158,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Return all of `tensors`, reduced as one collective; gradients flow through."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
-    return _torch_allreduced(tensors, how, name_for("grouped_allreduce", name, process_set), compression)
+    return _torch_allreduced(tensors, how, NamedCollective.allreduce(how, name, "grouped_allreduce"), compression)
 
 
 def reducescatter_async(
@@ -177,7 +172,7 @@ def reducescatter_async(
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
     rows do not divide. `op`: Average or Sum."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return first_of_torch_handle(_reducescatter([tensor], how, name_for("reducescatter", name, process_set)))
+    return first_of_torch_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
 
 
 def reducescatter(
@@ -194,7 +189,7 @@ def reducescatter(
     The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
     """
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return _torch_scattered([tensor], how, name_for("reducescatter", name, process_set), compression)[0]
+    return _torch_scattered([tensor], how, NamedCollective.reducescatter(how, name), compression)[0]
 
 
 def grouped_reducescatter_async(
@@ -207,7 +202,7 @@ def grouped_reducescatter_async(
 ) -> TorchHandle:
     """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
     how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return _reducescatter(tensors, how, name_for("grouped_reducescatter", name, process_set))
+    return submit_tensors(NamedCollective.reducescatter(how, name, "grouped_reducescatter"), tensors)
 
 
 def grouped_reducescatter(
@@ -221,18 +216,9 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
     how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return _torch_scattered(tensors, how, name_for("grouped_reducescatter", name, process_set), compression)
-
-
-def torch_bucket_request(
-    name: str, members: Sequence[str], options: tuple[Any, float, float], process_set: ProcessSet
-) -> NamedRequest:
-    """What the bucket `name`, with the gradients `members`, asks the queue for, but for what the tensors say of
-    themselves. `options`: the operation, and the factors before and after it.
-    """
-    op, prescale, postscale = options
-    how = NamedReduction.of(op, None, prescale, postscale, process_set)
-    return replace(how.request(name_for("grouped_allreduce", name, process_set)), members=tuple(members))
+    return _torch_scattered(
+        tensors, how, NamedCollective.reducescatter(how, name, "grouped_reducescatter"), compression
+    )
 
 
 def _asked(
@@ -246,19 +232,21 @@ def _asked(
     return name, op, prescale, postscale, tensor.dtype, tensor.shape
 
 
-def _allreduce(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, in_place: bool = False) -> TorchHandle:
+def _allreduce(tensors: Sequence[torch.Tensor], collective: NamedCollective, in_place: bool = False) -> TorchHandle:
     def write(result: Sequence[Array]) -> list[torch.Tensor]:
         with torch.no_grad():
             for tensor, array in zip(tensors, result, strict=True):
                 tensor.detach().copy_(to_tensor(array))
         return list(tensors)
 
-    error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
-    return submit_torch_request(how.request(name), tensors, how.process_set, write if in_place else None, error)
+    return submit_tensors(collective, tensors, write if in_place else None)
 
 
 def _torch_allreduced(
-    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
+    tensors: Sequence[torch.Tensor],
+    how: NamedReduction,
+    collective: NamedCollective,
+    compression: type[Compressor],
 ) -> list[torch.Tensor]:
     """Return `tensors` reduced, with gradients."""
     # Inputs, then outputs, with their versions. Not save_for_backward, which lets go of them with the first
@@ -266,7 +254,7 @@ def _torch_allreduced(
     kept: list[tuple[torch.Tensor, int]] = []
 
     def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        outputs: list[torch.Tensor] = synchronize(_allreduce(given, how, name))
+        outputs: list[torch.Tensor] = synchronize(_allreduce(given, collective))
         if how.op in ("Min", "Max", "Product"):
             kept.extend((tensor.detach(), tensor._version) for tensor in (*given, *outputs))
         return outputs
@@ -281,29 +269,26 @@ def _torch_allreduced(
 
         def gradient(given: Sequence[Array]) -> list[Array]:
             parts = given[:count], given[count : 2 * count], given[2 * count :]
-            return arrays.allreduce_gradient(*parts, how, f"{name}.grad")
+            return allreduce_gradient(*parts, how, f"{collective.name}.grad")
 
         return on_host(gradient, grads, [tensor for tensor, _ in kept])
 
     return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))
 
 
-def _reducescatter(tensors: Sequence[torch.Tensor], how: NamedReduction, name: str) -> TorchHandle:
-    check_tensors(tensors)
-    error = scalar_error([tensor.shape for tensor in tensors])
-    return submit_torch_request(how.request(name, CollectiveKind.REDUCESCATTER), tensors, how.process_set, None, error)
-
-
 def _torch_scattered(
-    tensors: Sequence[torch.Tensor], how: NamedReduction, name: str, compression: type[Compressor]
+    tensors: Sequence[torch.Tensor],
+    how: NamedReduction,
+    collective: NamedCollective,
+    compression: type[Compressor],
 ) -> list[torch.Tensor]:
     """Return this rank's rows of `tensors` reduced, with gradients."""
 
     def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        rows: list[torch.Tensor] = synchronize(_reducescatter(given, how, name))
+        rows: list[torch.Tensor] = synchronize(submit_tensors(collective, given))
         return rows
 
     def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return on_host(lambda given: arrays.reducescatter_gradient(given, how, f"{name}.grad"), grads)
+        return on_host(lambda given: reducescatter_gradient(given, how, f"{collective.name}.grad"), grads)
 
     return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))

@@ -6,27 +6,25 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.negotiation.queues import name_for
-from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain._core.reduction.ops import Average, chosen_reduction_op, only_sums
-from ringtrain.step_time import REDUCTION
-from ringtrain.torch.handles import poll, submit_torch_request
+from ringtrain._core.reduction.ops import Average
+from ringtrain.torch.handles import poll, submit_tensors
 
 
 class SparseTorchHandle:
-    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`. `name`: the request's."""
+    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`."""
 
     holders = 0  # how many ranks have a gradient, once `after` was called
 
-    def __init__(self, tensor: torch.Tensor, name: str, average: bool, process_set: ProcessSet, is_here: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, gathering: NamedCollective, average: bool, is_here: bool) -> None:
         coalesced = tensor.coalesce()
-        self._shape, self._divisor = tensor.shape, members(process_set) if average else 1
+        self._shape, self._divisor = tensor.shape, members(gathering.process_set) if average else 1
         # No rows of the dense shape: ranks compare all of a shape but its rows, and of entries see no more.
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
         holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
         entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
-        self._entries = submit_torch_request(NamedRequest(CollectiveKind.ALLGATHER, name), entries, process_set)
+        self._entries = submit_tensors(gathering, entries)
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
@@ -37,9 +35,7 @@ class SparseTorchHandle:
         return torch.sparse_coo_tensor(indices.t(), scaled, self._shape, check_invariants=False).coalesce()
 
     def __call__(self) -> torch.Tensor:
-        with REDUCTION:
-            gathered = self.future.result()
-        return self.after(gathered)
+        return self.after(self.future.result())
 
     def done(self) -> bool:
         return poll(self._entries)
@@ -57,5 +53,6 @@ def sparse_allreduce_async(
     Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`:
     False for a tensor without entries that stands for no tensor at all.
     """
-    average = only_sums(chosen_reduction_op(op), "sparse_allreduce_async") is Average
-    return SparseTorchHandle(tensor, name_for("grouped_allgather", name, process_set), average, process_set, is_here)
+    how = NamedReduction.of_sums("sparse_allreduce_async", op, 1.0, 1.0, process_set)
+    gathering = NamedCollective.allgather(process_set, name, "grouped_allgather")
+    return SparseTorchHandle(tensor, gathering, how.op == Average.value, is_here)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation.agreement import NegotiatedRequests
-from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, splits_of
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, scalar_error, splits_of
 from ringtrain._core.process_groups import work
 from ringtrain._core.process_groups.tensors import Array, as_array, flat_collective_array
 from ringtrain._core.reduction.arithmetic import scaled
@@ -134,8 +134,11 @@ def reduce_packed_entries(communicator: Communicator, request: NamedRequest, pac
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
-def request_dtypes_error(kind: CollectiveKind, dtypes: tuple[str, ...], op: str) -> str:
-    """Return why a collective of `kind` cannot take tensors of these dtypes with `op`; empty if it can."""
+def request_tensors_error(request: NamedRequest) -> str:
+    """Return why a collective cannot take tensors of these dtypes and shapes; empty if it can."""
+    kind, dtypes, op = request.kind, request.dtypes, request.op
+    if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and (error := scalar_error(request.shapes)):
+        return error
     if "object" in dtypes:
         return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
     reduces = kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)

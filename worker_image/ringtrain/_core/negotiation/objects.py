@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.negotiation import arrays
+from ringtrain._core.negotiation.collective import NamedCollective
 from ringtrain._core.negotiation.queues import name_for, queue_of
 from ringtrain._core.process_groups.process_sets import ProcessSet
 from ringtrain._core.process_groups.tensors import Array
@@ -42,10 +42,11 @@ def broadcast_object(
     name = name_for("broadcast_object", name, process_set)
     is_root = group.rank == root
     message = pack_object(value, allow_pickle, foreign) if is_root else b""
-    (rows,) = arrays.allgather([object_header(message, root, allow_pickle)], process_set, f"{name}.length")
+    header = object_header(message, root, allow_pickle)
+    (rows,) = NamedCollective.allgather(process_set, f"{name}.length").run([header])
     length = check_headers(rows, group.ranks, "broadcast_object")[group.ranks.index(root)]
     data = np.frombuffer(message, np.uint8) if is_root else np.empty(length, np.uint8)
-    (received,) = arrays.broadcast([data], root, process_set, f"{name}.data")
+    (received,) = NamedCollective.broadcast(root, process_set, f"{name}.data").run([data])
     if is_root and not is_wire_refusal(message):
         return value
     return unpack_object(received.tobytes(), root, allow_pickle, foreign)
@@ -63,7 +64,7 @@ def allgather_object(
     name = name_for("allgather_object", name, process_set)
     message = pack_object(value, allow_pickle, foreign)
     both: list[Array] = [object_header(message, 0, allow_pickle), np.frombuffer(message, np.uint8)]
-    rows, data = arrays.allgather(both, process_set, f"{name}.data")
+    rows, data = NamedCollective.allgather(process_set, f"{name}.data").run(both)
     lengths = check_headers(rows, group.ranks, "allgather_object")
     parts = np.split(data, np.cumsum(lengths)[:-1])
     return [

@@ -111,9 +111,7 @@ def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
     """Return when every rank of `process_set` has called it."""
     request = NamedRequest(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
-    begun = queue_of(process_set).submit(request)
-    with REDUCTION:
-        begun.result()
+    queue_of(process_set).submit(request).result()
 
 
 def join() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from ringtrain._core.negotiation.execution import Result
 from ringtrain._core.negotiation.request import NamedRequest
 from ringtrain._core.process_groups.tensors import Array
+from ringtrain.step_time import REDUCTION
 
 Finish = Callable[[Result], Any]
 Arrays = Callable[[], Sequence[Array]]
@@ -44,7 +45,8 @@ class NamedSubmission:
     def result(self, timeout: float | None = None) -> Any:
         """Wait and return the result, or raise the error. TimeoutError after `timeout` seconds."""
         if not self._done:
-            self._wait(timeout)
+            with REDUCTION:
+                self._wait(timeout)
         if self._error is not None:
             raise self._error
         return self._result

@@ -10,8 +10,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain import timeline
-from ringtrain._core.negotiation import arrays
-from ringtrain._core.negotiation.arrays import NamedReduction
+from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.context import current, sites
 from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import global_process_set
@@ -83,7 +82,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             return
         values = np.array([float(logs[name]) for name in names])
         how = NamedReduction("Average", global_process_set)
-        (averaged,) = arrays.allreduce([values], how, None, "metric_average")
+        (averaged,) = NamedCollective.allreduce(how, None, "metric_average").run([values])
         logs.update(zip(names, averaged.tolist(), strict=True))
 
 

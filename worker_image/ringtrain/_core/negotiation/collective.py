@@ -1,0 +1,136 @@
+"""A collective that ranks agree on by its name, before its tensors are known: what every adapter submits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from ringtrain._core.negotiation.execution import request_tensors_error
+from ringtrain._core.negotiation.queues import name_for, queue_of
+from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, described, request_splits_error
+from ringtrain._core.negotiation.submission import NamedSubmission
+from ringtrain._core.process_groups.process_sets import ProcessSet, members
+from ringtrain._core.process_groups.tensors import Array
+from ringtrain._core.reduction.arithmetic import adasum_error
+from ringtrain._core.reduction.ops import ReduceOp, chosen_reduction_op, only_sums
+from ringtrain._core.wire.dtypes import name_of
+
+
+@dataclass(frozen=True)
+class NamedReduction:
+    """How the arrays of all ranks become one. `op`: the name of a `ringtrain.ReduceOp`."""
+
+    op: str
+    process_set: ProcessSet
+    prescale: float = 1.0
+    postscale: float = 1.0
+
+    @classmethod
+    def of(
+        cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
+    ) -> NamedReduction:
+        """Return the reduction that the arguments of an allreduce ask for. Raises ConfigurationError."""
+        return _named_reduction(chosen_reduction_op(op, average), float(prescale), float(postscale), process_set)
+
+    @classmethod
+    def of_sums(
+        cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
+    ) -> NamedReduction:
+        """Return the same for `series`, which knows Average and Sum alone."""
+        return _named_reduction(
+            only_sums(chosen_reduction_op(op), series), float(prescale), float(postscale), process_set
+        )
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
+def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
+    return NamedReduction(op.value, process_set, prescale, postscale)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def _reduction_request(
+    how: NamedReduction, name: str, kind: CollectiveKind, bucket: tuple[str, ...] = ()
+) -> NamedRequest:
+    prescale, postscale = float(how.prescale), float(how.postscale)
+    return NamedRequest(kind, name, op=how.op, prescale=prescale, postscale=postscale, members=bucket)
+
+
+@dataclass(frozen=True)
+class NamedCollective:
+    """One rank's part in a named collective. The class methods make it; `name` pairs it with the other ranks' parts.
+
+    `name`: as the user gave it, None for the next one of `series`, which counts alike on every rank. Grouped
+    collectives have several tensors. `splits`: of an alltoall, the rows for each rank, None for equal parts. `error`:
+    why this rank's arguments are wrong; the collective then fails on every rank with these words.
+    """
+
+    request: NamedRequest
+    process_set: ProcessSet
+    error: str = ""
+    splits: tuple[float, ...] | None = None
+
+    @classmethod
+    def allreduce(
+        cls, how: NamedReduction, name: str | None = None, series: str = "allreduce", bucket: Sequence[str] = ()
+    ) -> Self:
+        """Reduce tensors. `bucket`: the tensors' names, of one dtype, that are reduced as one and never fused."""
+        full = name_for(series, name, how.process_set)
+        error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
+        request = _reduction_request(how, full, CollectiveKind.ALLREDUCE, tuple(bucket))
+        return cls(request, how.process_set, error)
+
+    @classmethod
+    def reducescatter(cls, how: NamedReduction, name: str | None = None, series: str = "reducescatter") -> Self:
+        """Reduce tensors and keep this rank's rows of each."""
+        full = name_for(series, name, how.process_set)
+        return cls(_reduction_request(how, full, CollectiveKind.REDUCESCATTER), how.process_set)
+
+    @classmethod
+    def allgather(cls, process_set: ProcessSet, name: str | None = None, series: str = "allgather") -> Self:
+        """Gather every rank's rows of each tensor."""
+        return cls(NamedRequest(CollectiveKind.ALLGATHER, name_for(series, name, process_set)), process_set)
+
+    @classmethod
+    def broadcast(cls, root: int, process_set: ProcessSet, name: str | None = None) -> Self:
+        """Send the tensors of world rank `root` to all."""
+        full = name_for("broadcast", name, process_set)
+        return cls(NamedRequest(CollectiveKind.BROADCAST, full, root=int(root)), process_set)
+
+    @classmethod
+    def alltoall(cls, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None) -> Self:
+        """Send `splits[i]` rows of one tensor to rank i of the set. Its results are the rows received and how many
+        came from each rank.
+        """
+        request = NamedRequest(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set))
+        return cls(request, process_set, splits=None if splits is None else tuple(splits))
+
+    @property
+    def name(self) -> str:
+        """The name that ranks agree on."""
+        return self.request.name
+
+    def request_of(
+        self, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str = "cpu", error: str = ""
+    ) -> NamedRequest:
+        """Return the request for tensors of these dtypes and shapes on `device`. `error`: what is wrong with them."""
+        full = described(self.request, dtypes, shapes, device)
+        wrong = self.error or error or request_tensors_error(full)
+        if full.kind is not CollectiveKind.ALLTOALL:
+            return replace(full, error=wrong) if wrong else full
+        if wrong := wrong or request_splits_error(full.shapes[0], self.splits, members(self.process_set)):
+            return replace(full, error=wrong)
+        return replace(full, splits=None if self.splits is None else tuple(int(rows) for rows in self.splits))
+
+    def begin(self, arrays: Sequence[Array]) -> NamedSubmission:
+        """Submit `arrays`, which must not change before the result is there."""
+        held = [np.asarray(array) for array in arrays]
+        request = self.request_of(tuple(name_of(one.dtype) for one in held), tuple(one.shape for one in held))
+        return queue_of(self.process_set).submit(request, lambda: held)
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Submit `arrays` and return the results."""
+        return list(self.begin(arrays).result())
