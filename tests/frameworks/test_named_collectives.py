@@ -14,10 +14,11 @@ from support.memory_transport import MemoryNetwork, MemoryTransport
 from support.world_config import world_config
 
 import ringtrain as rt
-from ringtrain._core.negotiation import queues
 from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
+from ringtrain._core.world.config import WorkerConfig
+from ringtrain.common import basics
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD, HostOptimizer
 
@@ -46,7 +47,7 @@ def test_members_use_a_set_for_the_first_time_when_they_like(transport: str) -> 
             late = begin("x", pair) if rank == 2 else None
             mine = early or late
             result = None if mine is None else float(mine.result(60)[0][0])
-            assert queues.remove_process_set(pair)
+            assert rt.remove_process_set(pair)
             return everyone, result
 
         assert world.run(use) == [(4.0, 2.0), (4.0, None), (4.0, 2.0), (4.0, None)]
@@ -182,7 +183,7 @@ def test_every_rank_knows_whether_hosts_have_equally_many_ranks(hosts: tuple[int
         )
         world = ProcessGroupContext(config, MemoryTransport(network, rank))
         with world.entered():
-            answer = queues.is_homogeneous()
+            answer = basics.is_homogeneous()
         world.close()
         return answer
 

@@ -14,6 +14,7 @@ from ring.worlds import world_of
 from support.deadlines import patient
 from support.ranks import run_ranks
 
+import ringtrain as rt
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.negotiation import queues
 from ringtrain._core.negotiation.queue import NamedQueue
@@ -187,7 +188,7 @@ def test_a_rank_that_has_joined_and_shuts_down_adds_no_zeros_for_what_it_has_sub
 
 def leave_or_be_told() -> tuple[str, float]:
     """In a process: rank 1 leaves between two collectives that all have agreed on, and rank 2 has joined."""
-    queues.init()
+    rt.init()
     queue = queues.queue_of(global_process_set)
     leave = queue.stop if queue.rank == 1 else list
 
@@ -238,7 +239,7 @@ def test_a_library_that_waits_for_a_rank_that_has_shut_down_is_not_waited_for() 
                 current().close()
                 return "left"
             with pytest.raises(PeerLost) as caught:
-                calls.run(WireSignature("device_allreduce"), Unfinished)
+                calls.run("device_allreduce", Unfinished)
             return str(caught.value)
 
         told = world.run(call)

@@ -7,7 +7,7 @@ import pytest
 from support.ranks import run_ranks
 
 import ringtrain as rt
-from ringtrain._core.negotiation import queues
+from ringtrain.common import basics
 from ringtrain.errors import ConfigurationError
 
 
@@ -16,10 +16,10 @@ def refused_then_right(initialized: bool) -> tuple[bool, Any]:
         rt.init()
     once, again = rt.ProcessSet([0]), rt.ProcessSet([0])
     with pytest.raises(ConfigurationError, match="a set of these ranks exists already"):
-        queues.init(process_sets=[once, rt.ProcessSet([1]), again])
+        basics.init(process_sets=[once, rt.ProcessSet([1]), again])
     left = rt.is_initialized(), once.process_set_id
     sets = [once, rt.ProcessSet([1])]
-    queues.init(process_sets=sets)
+    basics.init(process_sets=sets)
     mine = sets[rt.rank()]
     return left[0], [left[1], rt.allreduce(np.full(1, float(rt.rank())), process_set=mine).tolist()]
 
@@ -36,7 +36,7 @@ def of_all_but_one() -> bool:
         size = 1
 
     with pytest.raises(ConfigurationError, match="comm has 1 ranks and the world 2"):
-        queues.init(comm=Comm())
+        basics.init(comm=Comm())
     return rt.is_initialized()
 
 

@@ -4,6 +4,7 @@ from ringtrain._core import requirements as requirements  # first: it says what 
 
 # isort: split
 from ringtrain import checkpoint, data, elastic, errors, optim, timeline
+from ringtrain._core.negotiation.queues import remove_process_set
 from ringtrain._core.process_groups.collectives import (
     allgather,
     allgather_async,
@@ -46,7 +47,6 @@ from ringtrain._core.process_groups.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
-    remove_process_set,
 )
 from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.errors import (

@@ -6,7 +6,7 @@ Maturity: Beta.
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain._core.requirements import missing
 
-if absent := [name for name in ("transformers", "accelerate") if missing(name)]:
+if absent := [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]:
     raise ModuleNotFoundError(
         f"ringtrain.transformers needs {' and '.join(absent)}, not installed here: pip install {' '.join(absent)}",
         name=absent[0],

@@ -13,7 +13,7 @@ if tuple(int(part) for part in np.__version__.split(".")[:2]) < _OLDEST_NUMPY:
 
 
 def missing(framework: str) -> str:
-    """How to install `framework`, where it is not installed; else empty."""
+    """Return how to install `framework`; empty where it is installed."""
     if find_spec(framework) is not None:
         return ""
     return f"ringtrain.{framework} needs {framework}, which is not installed: pip install ringtrain[{framework}]"

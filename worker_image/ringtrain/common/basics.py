@@ -1,18 +1,34 @@
 """What Horovod's modules have for every framework: the world, process sets, reductions, and what was built."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from ringtrain import cross_rank, cross_size, local_rank, local_size, rank, size
-from ringtrain._core.negotiation.queues import (
-    init,
-    is_homogeneous,
+import ringtrain as rt
+from ringtrain import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    ProcessSet,
+    Product,
+    Sum,
+    add_process_set,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
     remove_process_set,
-    start_timeline,
-    stop_timeline,
+    shutdown,
+    size,
+    timeline,
 )
-from ringtrain._core.process_groups.context import is_initialized, shutdown
-from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
-from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, Sum
+from ringtrain.adapter import current_world
+from ringtrain.errors import ConfigurationError
 from ringtrain.errors import RingtrainError as HorovodInternalError
 
 __all__ = [
@@ -50,6 +66,60 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
+
+    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
+    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added. A call that is refused
+    leaves nothing behind: neither a world that it met, nor sets.
+    """
+    was_initialized = is_initialized()
+    rt.init()
+    added: list[ProcessSet] = []
+    try:
+        _check_comm(comm)
+        for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
+            if process_set.process_set_id is None:
+                added.append(add_process_set(process_set))
+    except ConfigurationError:  # every rank's
+        for process_set in added:
+            remove_process_set(process_set)
+        if not was_initialized:
+            shutdown()
+        raise
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begin to record what this rank does, when each named collective was submitted, agreed and run among it;
+    `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
+    `mark_cycles` is accepted and without effect: there are no cycles."""
+    path, own_rank = Path(file_path), rank()
+    own = path if own_rank == 0 else path.with_name(f"{path.stem}-rank{own_rank}{path.suffix}")
+    timeline.start(own, own_rank, f"{time.time_ns()}")
+
+
+def stop_timeline() -> None:
+    """End the recording and its file."""
+    current_world()
+    timeline.stop()
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    return len(set(current_world().local_sizes)) == 1
+
+
+def _check_comm(comm: Any) -> None:
+    if comm is None:
+        return
+    given, ranks = len(comm) if isinstance(comm, Sequence) else comm.size, size()
+    if given != ranks:
+        raise ConfigurationError(
+            f"init: comm has {given} ranks and the world {ranks}; pass None here, and the part of the world that "
+            "you mean as a ProcessSet"
+        )
 
 
 def _absent(reason: str) -> Callable[[], bool]:

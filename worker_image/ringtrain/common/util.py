@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ringtrain._core.reduction.ops import chosen_reduction_op
+from ringtrain import ReduceOp
 from ringtrain.common import basics
 
 # Importing TensorFlow takes some seconds, on a busy machine many.
@@ -85,7 +85,7 @@ check_num_rank_power_of_2 = num_rank_is_power_2
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
     """Return the reduction that `op`, or the deprecated `average`, asks for. Raises ValueError for both."""
-    return chosen_reduction_op(op, average)
+    return ReduceOp.of(op, average)
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:

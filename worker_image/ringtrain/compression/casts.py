@@ -1,5 +1,7 @@
 """Send gradients of a framework in fewer bytes: the choices for the `compression` argument."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,8 +39,15 @@ class CompressionChoices:
     bf16: type[TensorCompressor]
     none: type[TensorCompressor] = NoneCompressor
 
+    @classmethod
+    def of(
+        cls, fp16: Any, bf16: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
+    ) -> CompressionChoices:
+        """Return the choices of a framework, by its two dtypes. `cast(tensor, dtype)`: the framework's."""
+        return cls(_half_compressor(fp16, cast, is_floating), _half_compressor(bf16, cast, is_floating))
 
-def half_compressor(
+
+def _half_compressor(
     half: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
 ) -> type[TensorCompressor]:
     """A compressor that sends floating-point tensors as `half`. `cast(tensor, dtype)`: the framework's."""

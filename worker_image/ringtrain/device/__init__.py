@@ -6,8 +6,8 @@ optimizer on the host, `insert_host_allreduce` leaves it on the device.
 Maturity: Experimental. Seen with a simulated device.
 """
 
-from ringtrain._core.negotiation.queues import init
-from ringtrain._core.process_groups.context import shutdown
+from ringtrain import shutdown
+from ringtrain.common.basics import init
 from ringtrain.device.distributed import DistributedOptimizer, Options, broadcast_weights, insert_host_allreduce
 from ringtrain.device.session import DeviceSession, HostCallbacks, Inbound, Parameter
 

@@ -1,22 +1,23 @@
 """Train a session on many ranks: the optimizer on the host, or only the reduction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.negotiation.submission import NamedSubmission
-from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain._core.reduction.ops import Average, ReduceOp, chosen_reduction_op
+from ringtrain import Average, ProcessSet, ReduceOp, global_process_set
+from ringtrain.adapter import (
+    BUCKET_BYTES,
+    HostOptimizerGroups,
+    NamedCollective,
+    NamedReduction,
+    NamedSubmission,
+    OnHostOptimizer,
+)
 from ringtrain.device.session import Array, DeviceSession, HostCallbacks, Inbound
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer, Rule
-from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.host import BUCKET_BYTES
-from ringtrain.optim.on_host import OnHostOptimizer
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class DistributedOptimizer(OnHostOptimizer):
     def __init__(self, optimizer: Rule, session: DeviceSession, options: Options | None = None) -> None:
         chosen = options or Options()
         self._session = session
-        self._process_set = chosen.process_set
-        self._groups: list[ProcessGroup] = []  # of this world, and of the one that is prepared
+        self._groups = HostOptimizerGroups(chosen.process_set)
         self._host = HostOptimizer(
             {name: session.read_weight(name) for name in session.parameters},
             optimizer,
@@ -62,7 +62,7 @@ class DistributedOptimizer(OnHostOptimizer):
             schedule=chosen.schedule,
             elastic=chosen.elastic,
             redundancy=chosen.redundancy,
-            group=first_optimizer_group(chosen.elastic, self._open_group),
+            group=self._groups.first(chosen.elastic),
             update_during_backward=True,  # the device asks for each weight when it needs it
         )
         self._left = set(session.parameters)
@@ -87,21 +87,9 @@ class DistributedOptimizer(OnHostOptimizer):
         self._left = set(self._session.parameters)
         return updates
 
-    def reform(self, former: Sequence[int | None]) -> None:
-        """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
-        self.prepare(None, former)
-        self.adopt()
-
-    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the world of now, beside those of the former one, as
-        `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, of whose ranks it opens a group of
-        its own: `group` is not used."""
-        self._host.prepare(self._open_group(), former)
-
     def adopt(self) -> None:
         """Go on with what `prepare` brought, on the device as well. Local; not while a step runs."""
-        self._host.adopt()
-        self._groups = self._groups[-1:]
+        super().adopt()
         self.write_back()
 
     def write_back(self) -> None:
@@ -113,12 +101,7 @@ class DistributedOptimizer(OnHostOptimizer):
     def close(self) -> None:
         """Give up what is under way."""
         self._host.close()
-        for group in self._groups:
-            group.close()
-
-    def _open_group(self) -> ProcessGroup:
-        self._groups.append(open_group(self._process_set))
-        return self._groups[-1]
+        self._groups.close()
 
     def _take(self, name: str, gradient: Array) -> None:
         self._host.submit(name, gradient)
@@ -139,7 +122,7 @@ def insert_host_allreduce(
 
     `op`: Average or Sum, or any other reduction. Ranks may send gradients in different orders.
     """
-    chosen: ReduceOp = chosen_reduction_op(op)
+    chosen: ReduceOp = ReduceOp.of(op)
     how = NamedReduction(chosen.value, process_set)
     begun: dict[str, NamedSubmission] = {}
 

@@ -3,12 +3,12 @@
 Maturity: Experimental. Seen on CPUs.
 """
 
-from ringtrain._core.requirements import missing
+from ringtrain.adapter import missing
 
 if reason := missing("jax"):
     raise ModuleNotFoundError(reason, name="jax")
 
-from ringtrain._core.negotiation.queues import barrier
+from ringtrain.adapter import barrier
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.jax import elastic_state  # noqa: F401

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError
 
 Function = Callable[..., Sequence[Any]]

@@ -12,12 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation import queues
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.negotiation.gradients import allgather_gradient, allreduce_gradient, broadcast_gradient
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.ops import Average
+from ringtrain import Average, ProcessSet, global_process_set
+from ringtrain.adapter import (
+    Array,
+    NamedCollective,
+    NamedReduction,
+    allgather_gradient,
+    allreduce_gradient,
+    broadcast_gradient,
+    join_after_updates,
+    members,
+)
 from ringtrain.errors import ConfigurationError
 from ringtrain.jax.calls import differentiable, host_call, is_traced
 
@@ -196,7 +201,7 @@ def join() -> int:
     Meanwhile it contributes zeros to what the others sum or average, eagerly or under `jit`. A HostOptimizer needs as
     many updates on every rank: MismatchError where that is not so."""
     jax.effects_barrier()
-    return queues.join_after_updates()
+    return join_after_updates()
 
 
 def _on_leaves(forward: Any, backward: Any, tree: Any) -> Any:

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.process_groups.group import Flat
+from ringtrain.adapter import Array, OnHostDiLoCo
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OnHostDiLoCo
 
 
 class _PytreeLeaves:
@@ -21,10 +20,10 @@ class _PytreeLeaves:
     def __init__(self, leaves: dict[str, Any]) -> None:
         self.now = leaves
 
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
         return [np.asarray(self.now[name]) for name in names]
 
-    def write(self, name: str, values: Flat) -> None:
+    def write(self, name: str, values: Array) -> None:
         self.now[name] = jnp.asarray(np.array(values))
 
 
@@ -34,10 +33,10 @@ class _InnerPytree:
     def __init__(self, now: Any) -> None:
         self.now = now
 
-    def state_dict(self) -> list[Flat]:
+    def state_dict(self) -> list[Array]:
         return [np.array(leaf) for leaf in jax.tree.leaves(self.now)]
 
-    def load_state_dict(self, leaves: Sequence[Flat]) -> None:
+    def load_state_dict(self, leaves: Sequence[Array]) -> None:
         structure = jax.tree.structure(self.now)
         self.now = jax.tree.unflatten(structure, [jnp.asarray(np.array(leaf)) for leaf in leaves])
 

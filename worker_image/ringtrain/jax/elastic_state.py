@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 
-from ringtrain._core.negotiation import queues
-from ringtrain.elastic.handlers import HandlerParticipant, StateHandler
-from ringtrain.elastic.participants import Participant, StateExtension, register_extension
-from ringtrain.elastic.transfer import broadcast
+from ringtrain.adapter import join
+from ringtrain.adapter.state import ADAPTERS, ElasticStateAdapter, broadcast_state
+from ringtrain.elastic import StateHandler
 from ringtrain.jax.objects import JAX_VALUES
 from ringtrain.jax.trees import filled_tree, to_state_dict
 
@@ -54,7 +53,7 @@ class PytreeHandler(StateHandler):
         self.value = jax.tree.unflatten(saved.structure, [*map(copy.deepcopy, saved.leaves)])
 
     def sync(self, root: int = 0) -> None:
-        received = broadcast(to_state_dict(self.value), root, type(self.value).__name__)
+        received = broadcast_state(to_state_dict(self.value), root, type(self.value).__name__)
         self.value = filled_tree(self.value, received, checks=False)
 
 
@@ -62,9 +61,5 @@ def _pytree_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> 
     return {name: HandlerParticipant(PytreeHandler(value)) for name, value in left.items() if _has_arrays(value)}
 
 
-def _has_arrays(value: Any) -> bool:
-    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
-
-
-# Ranks join before a sync: the others add zeros to what newcomers reduce on their way, and broadcasts fail at once.
-register_extension(StateExtension(_pytree_participants, JAX_VALUES, queues.join))
+# Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
+ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, join))

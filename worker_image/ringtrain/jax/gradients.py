@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, attached, queue_of
 from ringtrain.errors import ConfigurationError
 from ringtrain.jax.calls import host_call, is_traced
 
@@ -100,31 +98,31 @@ def grad(
 class _GradientCalls:
     """Calls of this world that have begun: by process set and number, what has left, by name."""
 
-    begun: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    begun: dict[tuple[Any, int], dict[str, Any]] = field(default_factory=dict)
 
 
 def _jax_gradient_calls() -> _GradientCalls:
-    return context.current().attached(_GradientCalls, _GradientCalls)
+    return attached(_GradientCalls)
 
 
 def _begin_gradient_call(process_set: ProcessSet) -> Array:
     """Return the first number that no call has which is under way: the same on all ranks, as such calls run in one
     order. Numbers come back, so that ranks know the names of the next step."""
-    begun, set_number = _jax_gradient_calls().begun, number_of(process_set)
-    number = next(number for number in range(len(begun) + 1) if (set_number, number) not in begun)
-    begun[set_number, number] = {}
+    begun, queue = _jax_gradient_calls().begun, queue_of(process_set)
+    number = next(number for number in range(len(begun) + 1) if (queue, number) not in begun)
+    begun[queue, number] = {}
     return np.asarray(number, np.int32)
 
 
 def _give_up_gradient_call(number: Any, process_set: ProcessSet) -> None:
     """Give the number of a call back that has failed on every rank before anything left."""
-    key = (number_of(process_set), -1 if is_traced([number]) else int(number))
+    key = (queue_of(process_set), -1 if is_traced([number]) else int(number))
     if not _jax_gradient_calls().begun.get(key, True):
         del _jax_gradient_calls().begun[key]
 
 
 def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedReduction) -> None:
-    handles = _jax_gradient_calls().begun[number_of(how.process_set), number]
+    handles = _jax_gradient_calls().begun[queue_of(how.process_set), number]
     if name in handles:
         raise ConfigurationError(
             f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
@@ -161,7 +159,7 @@ def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: A
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 
     def wait(own_number: Array, *_: Array) -> list[Array]:
-        key = (number_of(how.process_set), int(own_number))
+        key = (queue_of(how.process_set), int(own_number))
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True):
             if name not in _jax_gradient_calls().begun[key]:
                 _submit_jax_gradient(key[1], name, np.zeros(shape, dtype), how)

@@ -10,15 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.process_groups.group import CollectiveGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, HostOptimizerGroups, OnHostOptimizer
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.jax.calls import host_call
 from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.optim.rules import Rule
 
 
@@ -65,7 +62,7 @@ class HostOptimizer(OnHostOptimizer):
         **options: Any,
     ) -> None:
         inspect.signature(ArrayOptimizer).bind({}, rule, **options)  # raises TypeError for another name
-        self._rule, self._groups, self._process_set = rule, tuple(groups), process_set
+        self._rule, self._rules, self._groups = rule, tuple(groups), HostOptimizerGroups(process_set)
         self._options = options
         self._made: ArrayOptimizer | None = None
         self._names: list[str] = []
@@ -83,11 +80,11 @@ class HostOptimizer(OnHostOptimizer):
         arrays = {jax.tree_util.keystr(path): np.array(jnp.asarray(leaf)) for path, leaf in paths}
         taken: set[str] = set()
         groups = []
-        for rule, has in self._groups:
+        for rule, has in self._rules:
             names = [name for name in arrays if name not in taken and has(name)]
             taken.update(names)
             groups.append((rule, names))
-        group = first_optimizer_group(self._options.get("elastic", False), lambda: open_group(self._process_set))
+        group = self._groups.first(self._options.get("elastic", False))
         # What a program has are values of its own, which are new in update() alone.
         self._made = ArrayOptimizer(
             arrays, self._rule, groups=groups, group=group, update_during_backward=True, **self._options
@@ -182,14 +179,6 @@ class HostOptimizer(OnHostOptimizer):
         self._left = None
         return self._host.rollback(to)
 
-    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the world of `group`, beside those of this one. Collective."""
-        self._host.prepare(group, former)
-
-    def adopt(self) -> None:
-        """Go on with what `prepare` brought."""
-        self._host.adopt()
-
     @property
     def _host(self) -> ArrayOptimizer:  # type: ignore[override]
         if self._made is None:
@@ -210,13 +199,8 @@ class HostOptimizer(OnHostOptimizer):
                 "them before the next ones: call it after each value_and_grad; where the call between failed, go "
                 "on from the last checkpoint, in a new world"
             )
-        host, written = self._host, False
-        for name, value in zip(self._names, params, strict=False):
-            if not _same_bits(host.weights[name], value):
-                host.weights[name][...] = value
-                written = True
-        if written:
-            host.take_weights()
+        host = self._host
+        host.take_weights_from(dict(zip(self._names, params, strict=False)))
         self._left = set()
         return [np.asarray(host.updates, np.int32)]
 
@@ -240,13 +224,3 @@ class HostOptimizer(OnHostOptimizer):
         self._left = None
         host.step()
         return [np.asarray(host.updates, np.int32), *(host.weights[name].copy() for name in self._names)]
-
-
-def _same_bits(one: Array, other: Array) -> bool:
-    """Whether values are the same ones; a NaN equals itself here."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        raise ConfigurationError(
-            f"params has {other.dtype}{list(other.shape)} where init() was given {one.dtype}{list(one.shape)}"
-        )
-    kind = f"u{one.itemsize}"
-    return np.array_equal(np.ascontiguousarray(one).view(kind), np.ascontiguousarray(other).view(kind))

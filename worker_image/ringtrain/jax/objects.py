@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain._core.negotiation import objects
-from ringtrain._core.negotiation.collective import NamedCollective
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
+from ringtrain import ProcessSet, adapter, global_process_set
+from ringtrain.adapter import ForeignWireValues, NamedCollective, decode_value, encode_value
 from ringtrain.errors import ConfigurationError, kind_of
 
 
@@ -28,7 +26,7 @@ def broadcast_object(
     of `jax.random` travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank.
     Raises ConfigurationError on every rank where the root's object can't be sent.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, JAX_VALUES)
+    return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, JAX_VALUES)
 
 
 def allgather_object(
@@ -38,7 +36,7 @@ def allgather_object(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
-    return objects.allgather_object(obj, name, process_set, allow_pickle, JAX_VALUES)
+    return adapter.allgather_object(obj, name, process_set, allow_pickle, JAX_VALUES)
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:

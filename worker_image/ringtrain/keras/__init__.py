@@ -5,12 +5,12 @@ The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimi
 """
 
 import os
+from importlib.util import find_spec
 
 from ringtrain.common.keras_backend import check_backend
-from ringtrain._core.requirements import missing
 
 # Keras 2, asked for as TensorFlow reads it, has one backend; without TensorFlow the imports below name it.
-if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true") and not missing("tensorflow"):
+if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true") and find_spec("tensorflow") is not None:
     import keras
 
     check_backend(keras)

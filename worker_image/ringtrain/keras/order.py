@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Average
+from ringtrain import Average, ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.keras import optimizer as keras_optimizer
 

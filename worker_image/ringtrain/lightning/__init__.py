@@ -3,9 +3,9 @@
 Maturity: Beta.
 """
 
-from ringtrain._core.requirements import missing
+from importlib.util import find_spec
 
-if missing("lightning") and missing("pytorch_lightning"):
+if find_spec("lightning") is None and find_spec("pytorch_lightning") is None:
     raise ModuleNotFoundError(
         "ringtrain.lightning needs Lightning, which is not installed: pip install lightning", name="lightning"
     )

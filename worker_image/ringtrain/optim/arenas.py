@@ -7,8 +7,7 @@ import numpy as np
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout
-
-WEIGHTS, MASTER = "weights", "master"
+from ringtrain.optim.slots import MASTER, WEIGHTS
 
 
 class ParameterArenas:

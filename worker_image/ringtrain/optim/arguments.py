@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.optim.rules import Rule
+from ringtrain.optim.rules import Rule, check_rule
 from ringtrain.optim.schedules import Schedule
 
 Params = Mapping[str, Flat] | Iterable[tuple[str, Flat]]
@@ -93,13 +93,6 @@ def check_redundancy(redundancy: int, elastic: bool, sharded: bool) -> None:
         raise ConfigurationError(
             f"redundancy is {redundancy} with elastic={elastic}, sharded={sharded}; expected elastic=True and "
             "sharded=True: only there shards have copies"
-        )
-
-
-def check_rule(rule: Any) -> None:
-    if isinstance(rule, type) or not isinstance(rule, Rule):
-        raise ConfigurationError(
-            f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
         )
 
 

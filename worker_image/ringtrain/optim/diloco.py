@@ -20,14 +20,14 @@ from ringtrain._core.process_groups.context import current, current_or_none, dra
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
-from ringtrain.optim.arguments import check_rule, described_parameter_arrays
-from ringtrain.optim.cut import first_optimizer_group
+from ringtrain.optim.arguments import described_parameter_arrays
+from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_optimizer_group
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.memory_check import digest_of
 from ringtrain.optim.recovery import DiLoCoLocalWeights, DiLoCoRecovery, StatefulObject, is_stateful
-from ringtrain.optim.rules import Nesterov, Rule
+from ringtrain.optim.rules import Nesterov, Rule, check_rule
 from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports

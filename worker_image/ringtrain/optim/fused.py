@@ -13,12 +13,12 @@ from ringtrain import timeline
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.group import PendingCollective
 from ringtrain._core.reduction.ops import Average, Sum
-from ringtrain.optim.arenas import MASTER
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import UpdateReplay
 from ringtrain.optim.pipeline import OptimizerStepHold, UpdateAbandoned, UpdateContext, WeightArrivals
 from ringtrain.optim.rules import FusableUpdateRule, Rule
+from ringtrain.optim.slots import MASTER
 from ringtrain.optim.spans import NativeParameterSpans, StepRules
 from ringtrain.step_time import HIDDEN_UPDATE
 

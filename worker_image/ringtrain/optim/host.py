@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from ringtrain import timeline
@@ -25,7 +26,6 @@ from ringtrain.optim.arguments import (
     check_arguments,
     check_passes,
     check_redundancy,
-    check_rule,
     grouped_rules,
     parameters_as_arrays,
 )
@@ -35,7 +35,7 @@ from ringtrain.optim.handover import hand_over_shards
 from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.pipeline import DeviceReducer, OptimizerStepHold, OptimizerUpdate, UpdateAbandoned
 from ringtrain.optim.reform import OwnOptimizerShard, move_into_optimizer_cut
-from ringtrain.optim.rules import Rule
+from ringtrain.optim.rules import Rule, check_rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_gradient_absent
 from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed_steps, restore_state, shard_state
@@ -501,6 +501,26 @@ class HostOptimizer:
         with REDUCTION:
             self._held("take_weights").call(self._take_weights).wait()
         self._raise_if_broken()
+
+    def take_weights_from(self, values: Mapping[str, Flat]) -> None:
+        """Copy `values`, by name, where their bits differ from the weights', and go on from them as `take_weights`.
+
+        Raises ConfigurationError for values of another shape or dtype.
+        """
+        is_set = False
+        for name, value in values.items():
+            held = self.weights[name]
+            if (held.shape, held.dtype) != (value.shape, value.dtype):
+                raise ConfigurationError(
+                    f"weight {name!r} is {value.dtype}{list(value.shape)}; expected {held.dtype}{list(held.shape)}, "
+                    "with which training began"
+                )
+            bits = f"u{held.itemsize}"  # a NaN equals itself
+            if not np.array_equal(held.view(bits), np.asarray(value, order="C").view(bits)):
+                held[...] = value
+                is_set = True
+        if is_set:
+            self.take_weights()
 
     def _take_weights(self) -> None:
         missed = self._cut.context.shard.missed.counts

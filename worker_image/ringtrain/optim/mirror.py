@@ -17,9 +17,10 @@ import numpy as np
 from ringtrain import timeline
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain.errors import RingtrainError
-from ringtrain.optim.arenas import MASTER, WEIGHTS, ParameterArenas
+from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart
 from ringtrain.optim.layout import Bucket, Layout, ParamLocation
+from ringtrain.optim.slots import MASTER, WEIGHTS
 from ringtrain.optim.spans import MissedGradients, StepRules, spans_of
 from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 

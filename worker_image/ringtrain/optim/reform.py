@@ -12,11 +12,11 @@ import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.errors import ConfigurationError, MismatchError, StateLost
-from ringtrain.optim.arenas import MASTER, WEIGHTS
 from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerGroup, make_cut
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.slots import MASTER, WEIGHTS
 from ringtrain.optim.state import merged_missed_steps
 
 

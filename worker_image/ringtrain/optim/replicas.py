@@ -11,7 +11,7 @@ import platform
 import re
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +23,10 @@ from ringtrain._core.negotiation.objects import allgather_object
 from ringtrain._core.negotiation.queues import joins, queue_of
 from ringtrain._core.process_groups.context import current, joins_survivors
 from ringtrain._core.process_groups.draws import ProcessGroupEpochs, process_group_epochs_of
+from ringtrain._core.process_groups.group import Flat
 from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
 from ringtrain._core.reduction.ops import Sum
-from ringtrain.optim.memory_check import EVERY
+from ringtrain.optim.memory_check import EVERY, digest_of
 from ringtrain.optim.replica_check import FIRST, odd_ranks, other_learning_rates, other_weights
 
 # Of the weights one comparison looks at one: all are seen in 100 updates. 20 MB of 102 take 5 ms of a core.
@@ -45,6 +46,42 @@ class OptimizerReplica:
     platform: str
     weights: int
     rates: Sequence[float] = ()
+
+    @staticmethod
+    def rows(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
+        """Yield which rows of which tensors are in a part of all: index, first row, and the row behind the last.
+
+        `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. All parts are as long as each
+        other but for a row.
+        """
+        total, start = sum(octets for _, octets in sizes), 0
+        low, high = total * part // PARTS, total * (part + 1) // PARTS
+        for index, (rows, octets) in enumerate(sizes):
+            if octets:
+                first, behind = (min(max(-(-(at - start) * rows // octets), 0), rows) for at in (low, high))
+                if first < behind:
+                    yield index, first, behind
+            start += octets
+
+    @staticmethod
+    def digest(arrays: Iterable[Flat]) -> int:
+        """Return the digest of arrays of bytes, for `weights`."""
+        return digest_of(arrays)
+
+    @staticmethod
+    def processor() -> str:
+        """Return what this host's processor is, for `platform`: programs may compute otherwise on another one."""
+        return _processor()
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = dict(reversed(re.findall(r"^(model name|flags|Features|CPU part)\s*: (.*)$", text, re.MULTILINE)))
+    return f"{platform.machine()} {sorted(found.items())}"
 
 
 class OptimizerReplicas:
@@ -148,33 +185,6 @@ class OptimizerReplicas:
             draws.compare(position, [told] * len(table))
         elif table[:, _HERE].all():
             draws.compare(position, allgather_object(told, f"{self._name}.draws", self._process_set))
-
-
-def weight_rows_of_part(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
-    """Yield which rows of which tensors are in a part of all: index, first row, and the row behind the last.
-
-    `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. All parts are as long as each
-    other but for a row.
-    """
-    total, start = sum(octets for _, octets in sizes), 0
-    low, high = total * part // PARTS, total * (part + 1) // PARTS
-    for index, (rows, octets) in enumerate(sizes):
-        if octets:
-            first, behind = (min(max(-(-(at - start) * rows // octets), 0), rows) for at in (low, high))
-            if first < behind:
-                yield index, first, behind
-        start += octets
-
-
-@functools.cache
-def processor_name() -> str:
-    """What this host's processor is: programs may compute otherwise on another one."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    found = dict(reversed(re.findall(r"^(model name|flags|Features|CPU part)\s*: (.*)$", text, re.MULTILINE)))
-    return f"{platform.machine()} {sorted(found.items())}"
 
 
 def _ranks_with_like_replicas(table: Any) -> bool:

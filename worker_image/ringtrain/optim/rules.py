@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart, SgdTerms
 
 
@@ -192,3 +192,11 @@ class LAMB(_AdamRule):
 def _require_rule_value(who: str, name: str, value: float, holds: bool, expected: str) -> None:
     if not (holds and math.isfinite(value)):
         raise ConfigurationError(f"{who}: {name} is {value}; expected a finite number {expected}")
+
+
+def check_rule(rule: object) -> None:
+    """Raise ConfigurationError for what is no rule."""
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise ConfigurationError(
+            f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"
+        )

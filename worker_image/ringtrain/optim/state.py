@@ -13,14 +13,12 @@ import numpy as np
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements_of_cut
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.optim.arenas import WEIGHTS
 from ringtrain.optim.layout import Bucket, Layout, ParamSpec
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.replica_check import compare_weights
+from ringtrain.optim.slots import FEEDBACK, MISSED, WEIGHTS
 from ringtrain.optim.wire import LOST, LOST_CHANGE, OptimizerWire
-
-FEEDBACK, MISSED = "error_feedback", "missed"
 
 
 @dataclass(frozen=True)

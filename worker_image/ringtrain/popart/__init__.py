@@ -7,8 +7,8 @@ everywhere in its place.
 Maturity: Experimental. Seen with a stand-in for PopART's session, never with PopART.
 """
 
-from ringtrain._core.negotiation.queues import init
-from ringtrain._core.process_groups.context import local_rank, local_size, rank, shutdown, size
+from ringtrain import local_rank, local_size, rank, shutdown, size
+from ringtrain.common.basics import init
 from ringtrain.popart.optimizer import DistributedOptimizer, broadcast_weights
 from ringtrain.popart.session import PopartSession
 

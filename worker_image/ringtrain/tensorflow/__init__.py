@@ -2,12 +2,12 @@
 hvd`.
 """
 
-from ringtrain._core.requirements import missing
+from ringtrain.adapter import missing
 
 if reason := missing("tensorflow"):
     raise ModuleNotFoundError(reason, name="tensorflow")
 
-from ringtrain._core.negotiation.queues import barrier
+from ringtrain.adapter import barrier
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
 from ringtrain.tensorflow import elastic, mpi_ops

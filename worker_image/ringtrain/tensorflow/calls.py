@@ -13,8 +13,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.transport.threads import TransportThreadPool
+from ringtrain.adapter import Array, TransportThreadPool
 from ringtrain.tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain.tensorflow.names import name_of_gradient
 from ringtrain.tensorflow.operation import Function, add_operation

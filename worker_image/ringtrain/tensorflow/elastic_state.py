@@ -8,12 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.negotiation import queues
-from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.tensors import flat_signature
-from ringtrain._core.wire.dtypes import CODES
+from ringtrain import broadcast_, elastic, rank
+from ringtrain.adapter import can_travel, current_world, join
 from ringtrain.elastic import ObjectState, StateHandler
-from ringtrain.elastic.running import run_fn
 from ringtrain.errors import MismatchError
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.objects import TENSORFLOW_VALUES
@@ -27,7 +24,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     Functions of TensorFlow and compiled models need not be built anew: what their collectives need of the world is
     looked up when they run.
     """
-    return run_fn(func, queues.init)
+    return elastic.run(func)
 
 
 class VariablesState(ObjectState):
@@ -40,7 +37,7 @@ class VariablesState(ObjectState):
         make an optimizer's variables for example, the others meet with zeros, in the place of waiting for each
         other.
         """
-        queues.join()
+        join()
         super().sync()
 
 
@@ -68,12 +65,12 @@ class VariablesHandler(StateHandler):
 
     def sync(self, root: int = 0) -> None:
         """Collective. Raises MismatchError on all ranks where their variables are not alike."""
-        sent = [variable for variable in self.variables() if _variable_dtype(variable) in CODES]
+        sent = [variable for variable in self.variables() if can_travel(_variable_dtype(variable))]
         self._check_alike([[_name(v), _variable_dtype(v), list(v.shape)] for v in sent])
         received = [np.array(value, order="C") for value in self.read(sent)]
         for array in received:
-            _broadcast_variables(array.reshape(-1).view(np.uint8), root)
-        if current().config.place.rank != root:
+            broadcast_(array.reshape(-1).view(np.uint8), root, "elastic variables")
+        if rank() != root:
             self.write(sent, received)
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
@@ -87,11 +84,11 @@ class VariablesHandler(StateHandler):
 
     def _check_alike(self, own: list[Any]) -> None:
         """Names are in the message only: they have numbers that depend on what else a process has built."""
-        everyone = current().group().allgather_object(own, "elastic variables")
-        for rank, theirs in enumerate(everyone):
+        everyone = current_world().group().allgather_object(own, "elastic variables")
+        for number, theirs in enumerate(everyone):
             if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
                 raise MismatchError(
-                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {rank}; every "
+                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {number}; every "
                     "rank must build the same model and optimizer before it makes the state"
                 )
 
@@ -109,11 +106,6 @@ class SessionVariablesHandler(VariablesHandler):
     def write(self, variables: Sequence[Any], values: Iterable[Any]) -> None:
         for variable, value in zip(variables, values, strict=True):
             variable.load(value, self._session)
-
-
-def _broadcast_variables(buffer: Any, root: int) -> None:
-    what = flat_signature("elastic variables", buffer, None, None)
-    current().group().call(lambda communicator: communicator.broadcast(what, buffer, root))
 
 
 def _variables_difference(expected: list[Any], found: list[Any]) -> str:

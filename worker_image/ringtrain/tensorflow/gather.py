@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.negotiation.collective import NamedCollective
-from ringtrain._core.negotiation.gradients import allgather_gradient, broadcast_gradient
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, NamedCollective, allgather_gradient, broadcast_gradient
 from ringtrain.tensorflow.calls import any_rows, call_of_gradient, differentiable_tensorflow_call, host_call, value_of
 from ringtrain.tensorflow.names import name_of_call, name_of_gradient
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members, trains_alone
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.ops import Adasum, Average, ReduceOp, Sum, chosen_reduction_op
+from ringtrain import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, members, trains_alone
 from ringtrain.common.util import split_list
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.calls import any_rows
@@ -39,7 +37,7 @@ class TensorFlowGradientOptions:
 
     def checked(self) -> "TensorFlowGradientOptions":
         """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
-        op = chosen_reduction_op(self.op)
+        op = ReduceOp.of(self.op)
         if op not in (Average, Sum, Adasum):
             raise ConfigurationError(f"op is {op.value}; expected Average, Sum or Adasum")
         if self.gradient_predivide_factor != 1.0 and op is not Average:

@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Average
+from ringtrain import Average, ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
 from ringtrain.tensorflow.keras.host_optimizer import HostKerasMixin

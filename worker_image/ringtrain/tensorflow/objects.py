@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation import objects
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import ForeignWireValues
+from ringtrain import ProcessSet, adapter, global_process_set
+from ringtrain.adapter import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.errors import as_tensorflow
 
@@ -30,7 +29,7 @@ def broadcast_object(
     object can't be sent.
     """
     with as_tensorflow():
-        return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)
+        return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def broadcast_object_fn(
@@ -53,7 +52,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
     with as_tensorflow():
-        return objects.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
+        return adapter.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def _packed_tensorflow_values(value: Any) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.errors import tensorflow_status_of
 

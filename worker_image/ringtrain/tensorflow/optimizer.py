@@ -6,8 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Adasum, Average
+from ringtrain import Adasum, Average, ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, one_of_groups

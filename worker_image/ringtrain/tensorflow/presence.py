@@ -7,9 +7,8 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
+from ringtrain import ProcessSet
+from ringtrain.adapter import NamedCollective, NamedReduction, attached, queue_of
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.tensorflow.errors import as_tensorflow
 from ringtrain.tensorflow.world_ops import outlives_the_world
@@ -24,7 +23,7 @@ _Variables = tuple[str, ...]
 class _AgreedGradients:
     """How many ranks have a gradient of each kind, by place in a graph and what this rank has there."""
 
-    known: dict[tuple[int, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
+    known: dict[tuple[Any, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
 
 
 def completed_gradients(
@@ -61,11 +60,7 @@ def unique_name_of(variable: Any) -> str:
 
 def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
     """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
-    known = (
-        context.current()
-        .attached(_AgreedGradients, _AgreedGradients)
-        .known.setdefault((number_of(process_set), name), {})
-    )
+    known = attached(_AgreedGradients).known.setdefault((queue_of(process_set), name), {})
     if (kinds, variables) not in known:
         known[kinds, variables] = _gradient_counts(f"{name}.{len(known)}", kinds, process_set)
     return known[kinds, variables]

@@ -7,12 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.negotiation.gradients import allreduce_gradient, reducescatter_gradient
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.ops import Average
-from ringtrain.compression.casts import run_compressed
+from ringtrain import Average, ProcessSet, global_process_set
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, allreduce_gradient, reducescatter_gradient
+from ringtrain.compression import run_compressed
 from ringtrain.tensorflow.calls import any_rows, differentiable_tensorflow_call, value_of
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.errors import NotSupportedError

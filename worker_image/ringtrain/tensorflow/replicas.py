@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas, processor_name, weight_rows_of_part
+from ringtrain import ProcessSet
+from ringtrain.adapter import Array, OptimizerReplica, OptimizerReplicas, attached, trains_alone
 from ringtrain.tensorflow.presence import unique_name_of
 from ringtrain.tensorflow.streams import AROUND_NOTHING, GraphPartSurroundings
 
@@ -57,7 +54,7 @@ def _compared_variables(name: str, variables: Sequence[Any], process_set: Proces
 
 
 def _tensorflow_replicas_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> OptimizerReplicas:
-    found = context.current().attached(_Comparisons, _Comparisons).found
+    found = attached(_Comparisons).found
     which = process_set, name, *map(unique_name_of, variables)
     return found.setdefault(which, OptimizerReplicas(name, process_set))
 
@@ -65,9 +62,9 @@ def _tensorflow_replicas_of(name: str, variables: Sequence[Any], process_set: Pr
 def _tensorflow_replica_of(variables: Sequence[Any], rate: Any, part: int) -> OptimizerReplica:
     sizes = [(variable.shape[0] if variable.shape.rank else 1, _variable_octets(variable)) for variable in variables]
     cut = repr([(tuple(variable.shape), variable.dtype.name) for variable in variables])
-    rows = [_variable_rows(variables[index], *bounds) for index, *bounds in weight_rows_of_part(sizes, part)]
+    rows = [_variable_rows(variables[index], *bounds) for index, *bounds in OptimizerReplica.rows(sizes, part)]
     rates = [] if rate is None else [float(np.asarray(rate.read_value()))]
-    return OptimizerReplica(cut, _tensorflow_platform(variables), digest_of(rows), rates)
+    return OptimizerReplica(cut, _tensorflow_platform(variables), OptimizerReplica.digest(rows), rates)
 
 
 def _variable_rows(variable: Any, first: int, behind: int) -> Array:
@@ -87,7 +84,7 @@ def _variable_octets(variable: Any) -> int:
 def _tensorflow_platform(variables: Sequence[Any]) -> str:
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     devices = sorted({variable.device.rpartition("device:")[2].partition(":")[0] for variable in variables})
-    return f"{tf.__version__} {devices} {processor_name()} {threads}"
+    return f"{tf.__version__} {devices} {OptimizerReplica.processor()} {threads}"
 
 
 def _readable(variable: Any) -> Any:

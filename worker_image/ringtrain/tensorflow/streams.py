@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups import context
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array, attached
 from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow.calls import HOLD_IN_SESSION_S, host_call
 from ringtrain.tensorflow.operation import add_node, out_of_graph_order
@@ -174,4 +173,4 @@ class _GraphPlace:
             raise
 
     def _runs(self) -> _GraphRuns:
-        return context.current().attached(_GraphRuns, _GraphRuns)
+        return attached(_GraphRuns)

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import global_process_set
+from ringtrain import global_process_set
 from ringtrain.tensorflow.gather import allgather
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.world_ops import members_as, stays_alone

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.gradients import TensorFlowGradientReducer, identity
 from ringtrain.tensorflow.world_ops import members_as, stays_alone

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation.collective import NamedCollective
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import NamedCollective
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.calls import host_call, value_of
 from ringtrain.tensorflow.names import name_of_call

@@ -11,9 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import ringtrain as rt
-from ringtrain._core.negotiation import queues
-from ringtrain._core.process_groups.formations import own_agent
-from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
+from ringtrain import ProcessSet
+from ringtrain.adapter import current_world, is_elastic, join_after_updates, members, trains_alone
 from ringtrain.tensorflow.calls import host_call
 
 # What process_set_included_op returns where Horovod's does.
@@ -28,7 +27,7 @@ def rank_op(name: str | None = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Number of ranks in a process set."""
-    return _scalar_operation(lambda: len(queues.ranks_of_id(process_set_id) or ()))
+    return _scalar_operation(lambda: len(current_world().ranks_of_set(process_set_id) or ()))
 
 
 def local_rank_op(name: str | None = None) -> Any:
@@ -47,7 +46,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     def included() -> int:
         if not rt.is_initialized():
             return PROCESS_SET_ERROR_INIT
-        ranks = queues.ranks_of_id(process_set_id)
+        ranks = current_world().ranks_of_set(process_set_id)
         return PROCESS_SET_ERROR_UNKNOWN_SET if ranks is None else int(rt.rank() in ranks)
 
     return _scalar_operation(included)
@@ -59,7 +58,7 @@ def join() -> Any:
     Meanwhile it contributes zeros to what the others sum or average. A HostOptimizer needs as many steps on every
     rank: MismatchError where that is not so.
     """
-    return _scalar_operation(queues.join_after_updates)
+    return _scalar_operation(join_after_updates)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -88,4 +87,4 @@ def members_as(process_set: ProcessSet, dtype: Any) -> Any:
 
 def outlives_the_world() -> bool:
     """Whether what is built now may run in a later world of an elastic job."""
-    return own_agent() is not None and not tf.executing_eagerly()
+    return is_elastic() and not tf.executing_eagerly()

@@ -1,6 +1,6 @@
 """Train a PyTorch model on many ranks, with Horovod's names and semantics: `import ringtrain.torch as hvd`."""
 
-from ringtrain._core.requirements import missing
+from ringtrain.adapter import missing
 
 if reason := missing("torch"):
     raise ModuleNotFoundError(reason, name="torch")

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, trains_alone
-from ringtrain._core.reduction.ops import Adasum
+from ringtrain import Adasum, ProcessSet
+from ringtrain.adapter import OptimizerReplicas, trains_alone
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.compression import Compressor
 from ringtrain.torch.handles import synchronize

@@ -5,10 +5,7 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain._core.negotiation.submission import Arrays
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.wire.dtypes import dtype_of
-from ringtrain._core.wire.dtypes import name_of as name_of_dtype
+from ringtrain.adapter import Array, dtype_of
 from ringtrain.errors import ConfigurationError
 
 NAMES: Final = {
@@ -38,7 +35,7 @@ def name_of(tensor: torch.Tensor) -> str:
         raise ConfigurationError(f"{tensor.dtype} can't travel; expected one of {', '.join(map(str, NAMES))}") from None
 
 
-def to_arrays(tensors: Sequence[torch.Tensor]) -> Arrays:
+def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
     """Begin to bring `tensors` to the host; the returned function waits for them and gives their arrays.
 
     CPU tensors that are contiguous are not copied: they must stay as they are until the collective is done.
@@ -62,7 +59,7 @@ def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -
         return array
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = array.copy()
-    if name_of_dtype(array.dtype) == "bfloat16":
+    if array.dtype.kind == "V":
         tensor = torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)

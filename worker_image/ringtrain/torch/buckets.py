@@ -4,16 +4,13 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from ringtrain._core.kernels.library import address_of
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.cuts import Bounds, length_offsets
-from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain.adapter import Array, dtype_of
 from ringtrain.torch.bridge import NAMES, to_tensor
 
 # A parameter: torch.nn.Parameter, whose stubs are not looked at.
@@ -63,7 +60,7 @@ class TorchBucketPlace:
     """
 
     flat: Array
-    bounds: Bounds
+    bounds: tuple[int, ...]
     held: tuple[bool, ...]
     memory: "TorchBucketMemory | None" = None
 
@@ -88,7 +85,7 @@ class TorchBucketMemory:
 
     def __init__(self) -> None:
         self._flat: Array = np.empty(0, np.uint8)
-        self._bounds: Bounds = ()
+        self._bounds: tuple[int, ...] = ()
         self._views: list[Callable[[], Array | None]] = []
 
     def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> TorchBucketPlace | None:
@@ -98,7 +95,7 @@ class TorchBucketMemory:
         """
         if not all(_is_flat(grad) for grad in grads):
             return None
-        dtype, bounds = dtype_of(NAMES[grads[0].dtype]), length_offsets([grad.numel() for grad in grads])
+        dtype, bounds = dtype_of(NAMES[grads[0].dtype]), tuple(accumulate((grad.numel() for grad in grads), initial=0))
         if bounds != self._bounds or dtype != self._flat.dtype:
             self._renew(dtype, bounds)
         held = self._held(grads)
@@ -118,13 +115,13 @@ class TorchBucketMemory:
         return (tensor.view(torch.bfloat16) if raw.dtype != part.dtype else tensor).view(shape)
 
     def _held(self, grads: Sequence[torch.Tensor]) -> tuple[bool, ...]:
-        start, width = address_of(self._flat), self._flat.itemsize
+        start, width = self._flat.ctypes.data, self._flat.itemsize
         return tuple(
             grad.data_ptr() == start + at * width or not grad.numel()
             for grad, at in zip(grads, self._bounds, strict=False)
         )
 
-    def _renew(self, dtype: Any, bounds: Bounds) -> None:
+    def _renew(self, dtype: Any, bounds: tuple[int, ...]) -> None:
         self._flat, self._bounds = np.empty(bounds[-1], dtype), bounds
         self._views = [lambda: None for _ in pairwise(bounds)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain.adapter import dtype_of
 
 
 class TorchCodec:

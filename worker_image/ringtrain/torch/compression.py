@@ -4,11 +4,11 @@ from typing import Final
 
 import torch
 
-from ringtrain.compression.casts import CompressionChoices, NoneCompressor, half_compressor
-from ringtrain.compression.casts import TensorCompressor as Compressor
+from ringtrain.compression import CompressionChoices, NoneCompressor
+from ringtrain.compression import TensorCompressor as Compressor
 
-FP16Compressor: Final = half_compressor(torch.float16, torch.Tensor.to, torch.is_floating_point)
-BF16Compressor: Final = half_compressor(torch.bfloat16, torch.Tensor.to, torch.is_floating_point)
-Compression: Final = CompressionChoices(FP16Compressor, BF16Compressor)
+Compression: Final = CompressionChoices.of(torch.float16, torch.bfloat16, torch.Tensor.to, torch.is_floating_point)
+FP16Compressor: Final = Compression.fp16
+BF16Compressor: Final = Compression.bf16
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]

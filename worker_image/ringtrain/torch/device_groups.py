@@ -15,10 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions, _DistributedBackendOptions
 
-from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
-from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.wire.signature import WireSignature
+from ringtrain.adapter.devices import Communicator, ForeignCommunicatorCalls, ProcessGroupContext
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import split_address
 from ringtrain.torch.device_store import TorchRoundsStore
@@ -189,7 +186,7 @@ class TorchDeviceGroup:
 
     def _run(self, what: str, call: Callable[[Any], Any]) -> None:
         try:
-            self._calls.run(WireSignature(what), lambda: _TorchWork(call(self._made), self.device))
+            self._calls.run(what, lambda: _TorchWork(call(self._made), self.device))
         except BaseException:
             self._end(abort=True)
             raise

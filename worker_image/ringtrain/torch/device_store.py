@@ -9,12 +9,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch.distributed
 
-from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.wire.signature import WireSignature
-from ringtrain._core.wire.values import decode_value, encode_value
+from ringtrain.adapter.devices import Communicator, exchange_values
 
 _PAUSE_S = 0.001
 
@@ -73,9 +70,8 @@ class TorchRoundsStore(torch.distributed.Store):
         with self._changed:
             new, self._new = self._new, {}
         late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
-        said = encode_value({"new": new, "outcome": outcome[:1] or late})
-        parts = communicator.all_gather_parts(WireSignature("device group"), np.frombuffer(said, np.uint8))
-        told = [decode_value(part.tobytes()) for part in parts]
+        said = {"new": new, "outcome": outcome[:1] or late}
+        told = exchange_values(communicator, said, "device group")
         reasons = [
             f"rank {r}: {t['outcome'][0]}" for r, t in zip(communicator.ranks, told, strict=True) if any(t["outcome"])
         ]

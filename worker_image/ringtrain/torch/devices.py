@@ -19,14 +19,17 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.agreement import NegotiatedRequests
-from ringtrain._core.negotiation.execution import FusedRequestBatch, SubmittedTensors
-from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest, splits_of
-from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.cuts import even_bounds
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, attached, current_world
+from ringtrain.adapter.devices import (
+    CollectiveKind,
+    Communicator,
+    FusedRequestBatch,
+    NamedRequest,
+    SubmittedTensors,
+    even_bounds,
+    number_of,
+)
 from ringtrain.torch.bridge import to_arrays, to_tensor
 from ringtrain.torch.device_groups import TorchDeviceGroup, TorchDeviceGroups
 
@@ -47,9 +50,9 @@ def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global
     memory."""
     if not tensors:
         return HOST
-    config = current().config
-    encrypts = config.trust.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
-    return _torch_backend_here(tensors[0].device.type, config.ways.transport, encrypts)
+    config = current_world().config
+    encrypts = config.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
+    return _torch_backend_here(tensors[0].device.type, config.transport, encrypts)
 
 
 @functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
@@ -65,8 +68,8 @@ class TorchDeviceTensors:
         self.tensors = [tensor.detach() for tensor in tensors]
         self.target: Array | None = None
         self._backend = backend
-        self._groups = current().attached(TorchDeviceGroups, TorchDeviceGroups)
-        self._world, self._number = current(), number_of(process_set)
+        self._groups = attached(TorchDeviceGroups)
+        self._world, self._number = current_world(), number_of(process_set)
         self.device = self.tensors[0].device
         self.ready: Any = None
         self._streams: Any = None
@@ -96,7 +99,7 @@ class TorchDeviceTensors:
             if request.kind is CollectiveKind.ALLREDUCE:
                 flat = _flat_tensors([tensor for one in given for tensor in one.tensors], self.device)
                 return _device_results(request, reduced_tensor(group, flat, request), given)
-            results = carried_out_request(group, batch.entries[0], self.tensors)
+            results = carried_out_request(group, batch, self.tensors)
             self.hand_over(results)
             return [results]
 
@@ -205,11 +208,11 @@ def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRe
 
 
 def carried_out_request(
-    group: TorchDeviceGroup, agreed: NegotiatedRequests, tensors: Sequence[torch.Tensor]
+    group: TorchDeviceGroup, batch: FusedRequestBatch, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
     number of rows from each rank (int32, on the host)."""
-    requests = [agreed.requests[rank] for rank in group.ranks]
+    requests = batch.requests_of(group.ranks)
     request = requests[group.position]
     match request.kind:
         case CollectiveKind.BROADCAST:
@@ -220,7 +223,7 @@ def carried_out_request(
         case CollectiveKind.REDUCESCATTER:
             return [_reduce_scatter(group, tensor, request) for tensor in tensors]
         case _:
-            return _all_to_all(group, tensors[0], splits_of(requests))
+            return _all_to_all(group, tensors[0], batch.splits_of(group.ranks))
 
 
 def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:

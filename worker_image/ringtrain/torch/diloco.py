@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ringtrain._core.process_groups.context import joins_survivors
-from ringtrain._core.process_groups.group import Flat
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, OnHostDiLoCo, joins_survivors
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
-from ringtrain.optim.on_host import OnHostDiLoCo
 from ringtrain.torch.bridge import real_tensor, to_arrays, to_tensor
 from ringtrain.torch.host_arguments import check_devices, named_group_parameters
 from ringtrain.torch.host_state import OWN, TorchHostState
@@ -28,10 +27,10 @@ class _DiLoCoTensors:
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
 
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
         return to_arrays([real_tensor(self._params[name].detach()) for name in names])()
 
-    def write(self, name: str, values: Flat) -> None:
+    def write(self, name: str, values: Array) -> None:
         with torch.no_grad():
             real_tensor(self._params[name].detach()).copy_(to_tensor(values))
 

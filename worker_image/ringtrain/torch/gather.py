@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.negotiation import queues
-from ringtrain._core.negotiation.collective import NamedCollective
-from ringtrain._core.negotiation.gradients import allgather_gradient, broadcast_gradient
-from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import NamedCollective, allgather_gradient, broadcast_gradient, join_after_updates, queue_of
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.handles import (
     TorchHandle,
@@ -143,7 +140,7 @@ def join(device: int = -1) -> int:
     Meanwhile it contributes zeros to what the others sum or average. `device`: accepted for Horovod's sake; zeros
     are made in host memory. A HostOptimizer needs as many steps on every rank: MismatchError where that is not so.
     """
-    return queues.join_after_updates()
+    return join_after_updates()
 
 
 def _torch_alltoall(tensor: torch.Tensor, collective: NamedCollective) -> TorchHandle:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training

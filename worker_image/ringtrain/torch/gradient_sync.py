@@ -17,12 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain import rank, timeline
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.negotiation.submission import Finish
-from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.process_sets import ProcessSet, members, trains_alone
-from ringtrain._core.reduction.ops import Average, Sum
+from ringtrain import Average, ProcessSet, Sum, rank, timeline
+from ringtrain.adapter import NamedCollective, NamedReduction, current_world, members, trains_alone
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, cut_at, cut_buckets
@@ -120,7 +116,7 @@ class TorchGradientSync:
         self._steps = self._regular_steps = 0
         self._irregular = self._busy = False
         self._began_ns = 0  # the backward pass, with its first gradient; 0 for none since the last step
-        self._world: weakref.ref[Any] = weakref.ref(current())
+        self._world: weakref.ref[Any] = weakref.ref(current_world())
         self._alone = trains_alone(options.process_set)
         self._hooks: list[Any] = []
         weakref.finalize(
@@ -168,6 +164,13 @@ class TorchGradientSync:
         self._enter_world()
         return self._alone
 
+    def move_to(self, process_set: ProcessSet) -> None:
+        """Reduce over other ranks from now on; what was under way is forgotten."""
+        self.options = replace(self.options, process_set=process_set)
+        self._world = weakref.ref(current_world())
+        self._begin_world()
+        self.watch()
+
     def add(self, names: dict[Param, str]) -> None:
         """Reduce the gradients of more parameters from now on, in buckets of their own."""
         self._members |= {param: _Member(param, name) for param, name in names.items()}
@@ -183,7 +186,7 @@ class TorchGradientSync:
     @property
     def busy(self) -> bool:
         """Whether gradients are on their way in the present world."""
-        return self._busy and self._world() is current()
+        return self._busy and self._world() is current_world()
 
     @property
     def begun(self) -> bool:
@@ -243,7 +246,7 @@ class TorchGradientSync:
 
     def _enter_world(self) -> None:
         """In another world than before forget the step that was under way there: nothing of it will come."""
-        world = current()
+        world = current_world()
         if self._world() is not world:
             self._world = weakref.ref(world)
             self._alone = trains_alone(self.options.process_set)
@@ -415,7 +418,7 @@ def _dense_gradient(grad: torch.Tensor) -> torch.Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Finish:
+def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Callable[[list[Any]], Any]:
     """Return what makes of a bucket's results tensors like those of `small`."""
 
     def split(result: Any) -> list[torch.Tensor]:

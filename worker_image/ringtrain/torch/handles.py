@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ringtrain._core.negotiation.collective import NamedCollective
-from ringtrain._core.negotiation.queues import queue_of
-from ringtrain._core.negotiation.submission import Finish, NamedSubmission
-from ringtrain._core.process_groups.process_sets import ProcessSet
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain import ProcessSet
+from ringtrain.adapter import Array, NamedCollective, NamedSubmission, queue_of
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain.torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
 from ringtrain.torch.host_tensor import TorchHostTensor
+
+# Makes the result of what the queue returns.
+Finish = Callable[[list[Any]], Any]
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
@@ -62,7 +62,10 @@ def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: 
 
 
 def submit_bucket(
-    collective: NamedCollective, tensors: Sequence[torch.Tensor], target: Array | None, finish: Finish
+    collective: NamedCollective,
+    tensors: Sequence[torch.Tensor],
+    target: Array | None,
+    finish: Finish,
 ) -> TorchHandle:
     """As `submit_tensors`, of a bucket, whose tensors are reduced into `target`.
 

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.optim.arguments import check_rule
+from ringtrain.optim.rules import check_rule
 from ringtrain.torch.hook import TorchGradientHook
 from ringtrain.torch.host_rules import PlainTorchRules, TorchGroupRules, check_torch_rule_kind, rules_of
 

@@ -11,14 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ringtrain import timeline
-from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain import ProcessSet, global_process_set, timeline
+from ringtrain.adapter import CollectiveGroup, HostOptimizerGroups, OnHostOptimizer
+from ringtrain.adapter.devices import ProcessGroup
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
-from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.gradient_stream import TorchGradientStream, TorchStreamOptions
 from ringtrain.torch.hook import TorchGradientHook
@@ -101,7 +99,6 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     param_groups: list[dict[str, Any]]
     _params: dict[str, Any]
-    _groups: list[ProcessGroup]  # of this world, and of the one that is prepared
     _host: ArrayOptimizer
     _node_sum: TorchNodeSum | None
     _gradients: TorchGradientStream
@@ -233,17 +230,12 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         """Let `rollback` go back to the groups as they are now."""
         self._committed = [simple_options(group) for group in self.param_groups]
 
-    def reform(self, former: Sequence[int | None]) -> None:
-        """Go on in this process's world of now: `prepare`, then `adopt`. Collective."""
-        self.prepare(None, former)
-        self.adopt()
-
-    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
         """Bring weights, state and groups into the world of now, beside those of the former one, as
         `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
         whose ranks it opens a group of its own: `group` is not used.
         """
-        opened = self._open_group()
+        opened = self._groups.open()
         self._host.prepare(opened, former)
         told = opened.allgather_object([simple_options(own) for own in self.param_groups], "parameter groups")
         survivors = [rank for rank, before in enumerate(former) if before is not None]
@@ -251,8 +243,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
-        self._host.adopt()
-        self._groups = self._groups[-1:]
+        super().adopt()
         self._weights.follow()
         self._weights.all_back()
         self._weights.note()
@@ -365,11 +356,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         for name, param in self._params.items():
             names[group_of[id(param)]].append(name)
         arrays = {name: to_arrays([real_tensor(param.detach())])()[0] for name, param in self._params.items()}
-        self._groups = []
+        self._groups = HostOptimizerGroups(self._process_set)
         options = {
             **self._options, "sharded": self._rules.sharded, "update_during_backward": self._during_backward,
         }  # fmt: skip
-        group = first_optimizer_group(options.get("elastic", False), self._open_group)
+        group = self._groups.first(options.get("elastic", False))
         if not self._is_made and self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
             _broadcast_others(self._model, set(self._params), group)
         self._node_sum = self._open_node_sum(group, options)
@@ -395,8 +386,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._host.close()
         if self._node_sum is not None:
             self._node_sum.close()
-        for group in self._groups:
-            group.close()
+        self._groups.close()
 
     def _begin_update(self) -> None:
         """The first gradient of an update is about to go to the host."""
@@ -455,10 +445,6 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         whole = options.get("sharded", True) and options.get("compression") is None
         moves = options.get("elastic", False) or options.get("check_finite", False)
         return open_node_sum(self._params, group, self._process_set, suits=whole and not moves)
-
-    def _open_group(self) -> ProcessGroup:
-        self._groups.append(open_group(self._process_set))
-        return self._groups[-1]
 
 
 def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:

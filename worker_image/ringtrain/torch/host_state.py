@@ -9,8 +9,7 @@ import torch
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
-from ringtrain.optim.arenas import MASTER, WEIGHTS
-from ringtrain.optim.state import FEEDBACK, MISSED
+from ringtrain.optim.slots import FEEDBACK, MASTER, MISSED, WEIGHTS
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain.torch.host_rules import SLOTS, TorchGroupRules, TorchRules
 from ringtrain.torch.state import map_tensor_leaves

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.negotiation.execution import FusedRequestBatch, Result, SubmittedTensors, reduce_packed_entries
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array
+from ringtrain.adapter.devices import Communicator, FusedRequestBatch, SubmittedTensors
 from ringtrain.torch.bridge import NAMES, as_array, to_tensor
 
 # A subclass may mean something else by what is asked of it here.
@@ -47,7 +46,7 @@ class TorchHostTensor:
     def __call__(self) -> Sequence[Array]:
         return [self.array]
 
-    def finish(self, result: Result) -> torch.Tensor:
+    def finish(self, result: list[Any]) -> torch.Tensor:
         """Return the reduced tensor, from what `carry_out` made of it or the array that somebody else did."""
         (reduced,) = result
         if not self.in_place:
@@ -59,12 +58,12 @@ class TorchHostTensor:
 
     def carry_out(
         self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence[SubmittedTensors]
-    ) -> list[Result] | None:
+    ) -> list[list[Any]] | None:
         if not batch.bounds:
             return None
         given = [one for one in tensors if isinstance(one, TorchHostTensor)]
         packed = np.concatenate([one.array.reshape(-1) for one in given])
-        parts = _cut_tensors(reduce_packed_entries(communicator, batch.request, packed), batch, self.tensor.dtype)
+        parts = _cut_tensors(batch.reduce_packed(communicator, packed), batch, self.tensor.dtype)
         _write_torch_tensors(given, parts)
         return [[part] for part in parts]
 

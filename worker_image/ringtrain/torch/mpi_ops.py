@@ -1,6 +1,6 @@
 """The collectives under the module name that scripts know from Horovod."""
 
-from ringtrain._core.negotiation.queues import barrier
+from ringtrain.adapter import barrier
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import gpu_available, handle_average_backwards_compatibility

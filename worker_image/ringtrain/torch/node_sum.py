@@ -10,22 +10,25 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringtrain._core.communicators.choose import communicator_pod
-from ringtrain._core.process_groups.context import current
-from ringtrain._core.process_groups.group import Flat, PendingCollective, ProcessGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, number_of
-from ringtrain._core.reduction.cuts import Bounds, length_offsets
-from ringtrain._core.reduction.ops import Sum
+from ringtrain import ProcessSet, Sum
+from ringtrain.adapter import Array, current_world
+from ringtrain.adapter.devices import (
+    ABSENT,
+    Bucket,
+    Layout,
+    ParameterArenas,
+    PendingCollective,
+    ProcessGroup,
+    number_of,
+    parameter_beginnings,
+)
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.layout import Bucket, Layout
-from ringtrain.optim.spans import ABSENT, parameter_beginnings
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.device_groups import TorchDeviceGroup
 from ringtrain.torch.devices import backend_of, device_of
@@ -72,12 +75,12 @@ def open_node_sum(
     `suits`: whether the optimizer can do with sums. Raises ConfigurationError, on all ranks, where
     RINGTRAIN_TRANSPORT asks for torch.distributed and it has no group of these devices.
     """
-    world = current()
+    world = current_world()
     tensors = list(params.values())
     backend = backend_of(tensors) if suits else ""
     asked = world.config.ways.transport == "torch"
     own = {
-        "node": communicator_pod(world.config),
+        "node": world.pod,
         "device": device_of(tensors, backend) if backend else "",
     }
     said = group.allgather_object(own, "node sums")
@@ -139,14 +142,14 @@ class _Cuts:
 
     sections: tuple[tuple[slice, ...], ...]
     lengths: tuple[int, ...]
-    bounds: Bounds
+    bounds: tuple[int, ...]
 
     @classmethod
     def of(cls, bucket: Bucket, nodes: TorchNodes) -> "_Cuts":
         places = range(len(nodes.local))
         sections = tuple(tuple(bucket.shard(at) for at in nodes.equal(place)) for place in places)
         lengths = [[shard.stop - shard.start for shard in section] for section in sections]
-        return cls(sections, tuple(map(sum, lengths)), length_offsets(lengths[nodes.place]))
+        return cls(sections, tuple(map(sum, lengths)), _offsets(lengths[nodes.place]))
 
 
 class TorchNodeSum:
@@ -250,7 +253,7 @@ class TorchNodeSum:
 
     def _gather(self, bucket: Bucket) -> None:
         cuts, arena = self._cuts[bucket.index], self._arenas.weights(bucket)
-        part: Flat = np.empty(cuts.bounds[-1], arena.dtype)
+        part: Array = np.empty(cuts.bounds[-1], arena.dtype)
         part[slice(*cuts.bounds[self._nodes.node :][:2])] = arena[bucket.shard(self._group.rank)]
         if self._between is not None:
             self._between.all_gather(part, cuts.bounds).wait()
@@ -271,14 +274,18 @@ class TorchNodeSum:
 
 def _split_section(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
     """Cut what came of `section` into its shards; empty ones are left out."""
-    edges = length_offsets([shard.stop - shard.start for shard in section])
+    edges = _offsets([shard.stop - shard.start for shard in section])
     pieces = zip(section, pairwise(edges), strict=True)
     return [(shard, gathered[start:stop]) for shard, (start, stop) in pieces if start < stop]
 
 
-def _on_its_way(tensor: torch.Tensor) -> Flat:
+def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths, initial=0))
+
+
+def _on_its_way(tensor: torch.Tensor) -> Array:
     """Begin to copy `tensor` to the host; the copy is there when the stream has been waited for."""
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     pinned.copy_(tensor, non_blocking=True)
-    array: Flat = pinned.numpy()
+    array: Array = pinned.numpy()
     return array

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.negotiation import objects
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.wire.values import ForeignWireValues
+from ringtrain import ProcessSet, adapter, global_process_set
+from ringtrain.adapter import ForeignWireValues
 from ringtrain.errors import ConfigurationError
 
 
@@ -26,7 +25,7 @@ def broadcast_object(
     is made of travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank. Raises
     ConfigurationError on every rank where the root's object can't be sent.
     """
-    return objects.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TORCH_VALUES)
+    return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TORCH_VALUES)
 
 
 def allgather_object(
@@ -36,7 +35,7 @@ def allgather_object(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
-    return objects.allgather_object(obj, name, process_set, allow_pickle, TORCH_VALUES)
+    return adapter.allgather_object(obj, name, process_set, allow_pickle, TORCH_VALUES)
 
 
 def _torch_saved(obj: Any) -> bytes:

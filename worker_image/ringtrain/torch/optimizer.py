@@ -11,11 +11,9 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain import timeline
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Adasum, Average, Sum, chosen_reduction_op
+from ringtrain import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set, timeline
+from ringtrain.adapter import OptimizerReplicas
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.replicas import OptimizerReplicas
 from ringtrain.step_time import UPDATE
 from ringtrain.torch.adasum_optimizer import TorchAdasumMixin
 from ringtrain.torch.buckets import Param
@@ -190,7 +188,7 @@ def DistributedOptimizer(
     Now and then ranks compare their weights and learning rates before a step: StateCorrupt names those that have
     others.
     """
-    chosen = chosen_reduction_op(op)
+    chosen = ReduceOp.of(op)
     if chosen not in (Average, Sum, Adasum):
         raise ConfigurationError(f"DistributedOptimizer: op is {chosen.value}; expected Average, Sum or Adasum")
     if gradient_predivide_factor != 1.0 and chosen is not Average:

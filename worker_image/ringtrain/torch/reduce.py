@@ -7,12 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.negotiation.gradients import allreduce_gradient, reducescatter_gradient
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.process_groups.tensors import Array
-from ringtrain._core.reduction.ops import Average, ReduceOp
-from ringtrain.compression.casts import run_compressed
+from ringtrain import Average, ProcessSet, ReduceOp, global_process_set
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, allreduce_gradient, reducescatter_gradient
+from ringtrain.compression import run_compressed
 from ringtrain.torch.bridge import to_tensor
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.handles import (

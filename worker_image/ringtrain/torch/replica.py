@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.replicas import OptimizerReplica, processor_name, weight_rows_of_part
+from ringtrain.adapter import OptimizerReplica
 from ringtrain.torch.bridge import as_array, real_tensor, to_arrays
 from ringtrain.torch.buckets import Param
 from ringtrain.torch.fingerprint import bits_of
@@ -17,7 +16,7 @@ def torch_replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, A
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
-    parts = [_parameter_rows(params[index], *rows) for index, *rows in weight_rows_of_part(sizes, part)]
+    parts = [_parameter_rows(params[index], *rows) for index, *rows in OptimizerReplica.rows(sizes, part)]
     return OptimizerReplica(
         cut,
         _torch_platform(params),
@@ -33,7 +32,7 @@ def _parameter_rows(param: Param, first: int, behind: int) -> torch.Tensor:
 
 def _torch_parameters_digest(parts: Sequence[torch.Tensor]) -> int:
     if all(part.is_cpu for part in parts):
-        return digest_of(as_array(part.contiguous()).reshape(-1).view("uint8") for part in parts)
+        return OptimizerReplica.digest(as_array(part.contiguous()).reshape(-1).view("uint8") for part in parts)
     return sum_of_bits(parts)
 
 
@@ -51,5 +50,5 @@ def _group_learning_rate(given: Any) -> float:
 def _torch_platform(params: Sequence[Param]) -> str:
     kinds = sorted({str(param.device.type) for param in params})
     devices = [torch.get_device_module(kind).get_device_name() for kind in kinds if kind == "cuda"]
-    host = processor_name(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    host = OptimizerReplica.processor(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     return f"{torch.__version__} {kinds} {devices} {host}"

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, members
-from ringtrain._core.reduction.ops import Average
+from ringtrain import Average, ProcessSet, global_process_set
+from ringtrain.adapter import NamedCollective, NamedReduction, members
 from ringtrain.torch.handles import poll, submit_tensors
 
 

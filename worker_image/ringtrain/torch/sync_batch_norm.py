@@ -11,8 +11,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.process_sets import global_process_set, members
+from ringtrain import global_process_set, is_initialized
+from ringtrain.adapter import members
 from ringtrain.torch.gather import allgather
 
 
@@ -112,7 +112,7 @@ _forward_of_torch = nn.SyncBatchNorm.forward
 
 def _forward(self: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
     in_use = distributed.is_available() and distributed.is_initialized()
-    if in_use or current_or_none() is None or members(global_process_set) == 1 or not _uses_batch(self):
+    if in_use or not is_initialized() or members(global_process_set) == 1 or not _uses_batch(self):
         return _forward_of_torch(self, input)
     self._check_input_dim(input)
     return _normalised_batch(self, input)

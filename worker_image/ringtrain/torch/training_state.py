@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ringtrain._core.process_groups.context import current
+from ringtrain import rank
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.torch.objects import allgather_object
 
@@ -30,7 +30,7 @@ class RandomGenerators:
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
         """Go on with what this rank had."""
-        own = state.get(current().config.place.rank)
+        own = state.get(rank())
         if own is None:
             return
         torch.set_rng_state(own["torch"])

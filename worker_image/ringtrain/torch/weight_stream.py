@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
 from ringtrain.torch.bridge import real_tensor, tensor_like_param, to_tensor

@@ -321,6 +321,18 @@ def test_weights_change_in_step_alone() -> None:
     assert [opt.weights[name].tolist() for name in params] == [[4.5] * 8, [-0.5] * 8]
 
 
+def test_weights_are_taken_over_where_their_bits_differ() -> None:
+    """NaN equals itself, a scalar is an array, and values of another shape are refused."""
+    opt = HostOptimizer(
+        {"w": np.array([1.0, np.nan], np.float32), "s": np.array(2.0, np.float32)}, SGD(1.0), group=_HeldGroup()
+    )
+    held = opt.weights["w"]
+    opt.take_weights_from({"w": np.array([3.0, np.nan], np.float32), "s": np.array(4.0, np.float32)})
+    assert (held[0], np.isnan(held[1]), opt.weights["s"][()]) == (3.0, True, 4.0)
+    with pytest.raises(ConfigurationError, match=r"weight 'w' is float32\[3\]; expected float32\[2\]"):
+        opt.take_weights_from({"w": np.zeros(3, np.float32)})
+
+
 def test_nobody_waits_for_an_update_that_has_ended() -> None:
     """A call that was ordered before or after its end, of which nothing comes, is let go of."""
     hold = OptimizerStepHold()

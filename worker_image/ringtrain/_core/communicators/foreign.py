@@ -4,8 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
+from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.numbers import foreign_communicator_number
 from ringtrain._core.wire.signature import WireSignature
+from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
 
@@ -36,13 +40,14 @@ class ForeignCommunicatorCalls:
         """Whether this world has ended in a failure."""
         return self._member.failure_state.failure is not None
 
-    def run(self, what: WireSignature, call: Callable[[], Any]) -> None:
+    def run(self, name: str, call: Callable[[], Any]) -> None:
         """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
 
         Raises PeerLost, on all ranks, when a peer is lost, has shut down, is silent for too long, or the library
         fails.
         """
         self._member.failure_state.check()
+        what = WireSignature(name)
         self._sequence += 1
         key = (self._number, self._sequence)
         activity = self._member.activity(key, what)
@@ -90,3 +95,9 @@ class ForeignCommunicatorCalls:
         if not self._member.left and not self._member.failure_state.wait(self.timeout_s / 5):
             self._member.give_up(activity, error)
         self._member.raise_failure(activity)
+
+
+def exchange_values(communicator: Communicator, value: Any, what: str) -> list[Any]:
+    """Return every rank's plain `value`, by position. `what` it is ranks compare. Collective."""
+    data = np.frombuffer(encode_value(value), np.uint8)
+    return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(WireSignature(what), data)]

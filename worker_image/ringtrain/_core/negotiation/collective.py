@@ -1,11 +1,11 @@
-"""A collective that ranks agree on by its name, before its tensors are known: what every adapter submits."""
+"""Collectives that ranks pair by name, before their tensors are known: each adapter submits these."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ringtrain._core.negotiation.submission import NamedSubmission
 from ringtrain._core.process_groups.process_sets import ProcessSet, members
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.reduction.arithmetic import adasum_error
-from ringtrain._core.reduction.ops import ReduceOp, chosen_reduction_op, only_sums
+from ringtrain._core.reduction.ops import ReduceOp, only_sums
 from ringtrain._core.wire.dtypes import name_of
 
 
@@ -34,29 +34,19 @@ class NamedReduction:
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """Return the reduction that the arguments of an allreduce ask for. Raises ConfigurationError."""
-        return _named_reduction(chosen_reduction_op(op, average), float(prescale), float(postscale), process_set)
+        return _named_reduction(ReduceOp.of(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
         """Return the same for `series`, which knows Average and Sum alone."""
-        return _named_reduction(
-            only_sums(chosen_reduction_op(op), series), float(prescale), float(postscale), process_set
-        )
+        return _named_reduction(only_sums(ReduceOp.of(op), series), float(prescale), float(postscale), process_set)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
 def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
     return NamedReduction(op.value, process_set, prescale, postscale)
-
-
-@functools.lru_cache(maxsize=KNOWN_MAX)
-def _reduction_request(
-    how: NamedReduction, name: str, kind: CollectiveKind, bucket: tuple[str, ...] = ()
-) -> NamedRequest:
-    prescale, postscale = float(how.prescale), float(how.postscale)
-    return NamedRequest(kind, name, op=how.op, prescale=prescale, postscale=postscale, members=bucket)
 
 
 @dataclass(frozen=True)
@@ -76,32 +66,35 @@ class NamedCollective:
     @classmethod
     def allreduce(
         cls, how: NamedReduction, name: str | None = None, series: str = "allreduce", bucket: Sequence[str] = ()
-    ) -> Self:
+    ) -> NamedCollective:
         """Reduce tensors. `bucket`: the tensors' names, of one dtype, that are reduced as one and never fused."""
         full = name_for(series, name, how.process_set)
-        error = adasum_error(members(how.process_set)) if how.op == "Adasum" else ""
-        request = _reduction_request(how, full, CollectiveKind.ALLREDUCE, tuple(bucket))
-        return cls(request, how.process_set, error)
+        made = _reducing(how, full, CollectiveKind.ALLREDUCE, tuple(bucket))
+        return made if how.op != "Adasum" else replace(made, error=adasum_error(members(how.process_set)))
 
     @classmethod
-    def reducescatter(cls, how: NamedReduction, name: str | None = None, series: str = "reducescatter") -> Self:
+    def reducescatter(
+        cls, how: NamedReduction, name: str | None = None, series: str = "reducescatter"
+    ) -> NamedCollective:
         """Reduce tensors and keep this rank's rows of each."""
         full = name_for(series, name, how.process_set)
-        return cls(_reduction_request(how, full, CollectiveKind.REDUCESCATTER), how.process_set)
+        return _reducing(how, full, CollectiveKind.REDUCESCATTER)
 
     @classmethod
-    def allgather(cls, process_set: ProcessSet, name: str | None = None, series: str = "allgather") -> Self:
+    def allgather(cls, process_set: ProcessSet, name: str | None = None, series: str = "allgather") -> NamedCollective:
         """Gather every rank's rows of each tensor."""
         return cls(NamedRequest(CollectiveKind.ALLGATHER, name_for(series, name, process_set)), process_set)
 
     @classmethod
-    def broadcast(cls, root: int, process_set: ProcessSet, name: str | None = None) -> Self:
+    def broadcast(cls, root: int, process_set: ProcessSet, name: str | None = None) -> NamedCollective:
         """Send the tensors of world rank `root` to all."""
         full = name_for("broadcast", name, process_set)
         return cls(NamedRequest(CollectiveKind.BROADCAST, full, root=int(root)), process_set)
 
     @classmethod
-    def alltoall(cls, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None) -> Self:
+    def alltoall(
+        cls, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None
+    ) -> NamedCollective:
         """Send `splits[i]` rows of one tensor to rank i of the set. Its results are the rows received and how many
         came from each rank.
         """
@@ -119,8 +112,8 @@ class NamedCollective:
         """Return the request for tensors of these dtypes and shapes on `device`. `error`: what is wrong with them."""
         full = described(self.request, dtypes, shapes, device)
         wrong = self.error or error or request_tensors_error(full)
-        if full.kind is not CollectiveKind.ALLTOALL:
-            return replace(full, error=wrong) if wrong else full
+        if not wrong and full.kind is not CollectiveKind.ALLTOALL:
+            return full
         if wrong := wrong or request_splits_error(full.shapes[0], self.splits, members(self.process_set)):
             return replace(full, error=wrong)
         return replace(full, splits=None if self.splits is None else tuple(int(rows) for rows in self.splits))
@@ -134,3 +127,10 @@ class NamedCollective:
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Submit `arrays` and return the results."""
         return list(self.begin(arrays).result())
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def _reducing(how: NamedReduction, name: str, kind: CollectiveKind, bucket: tuple[str, ...] = ()) -> NamedCollective:
+    prescale, postscale = float(how.prescale), float(how.postscale)
+    request = NamedRequest(kind, name, op=how.op, prescale=prescale, postscale=postscale, members=bucket)
+    return NamedCollective(request, how.process_set)

@@ -56,6 +56,19 @@ class FusedRequestBatch:
         """Of any entry: what a batch has in common is the same in all."""
         return self.entries[0].any_request
 
+    def requests_of(self, ranks: Sequence[int]) -> list[NamedRequest]:
+        """Return the requests of `ranks` for the first entry: of a collective that shares no batch."""
+        return [self.entries[0].requests[rank] for rank in ranks]
+
+    def splits_of(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the rows that each of `ranks` sends to each, of an alltoall."""
+        return splits_of(self.requests_of(ranks))
+
+    def reduce_packed(self, communicator: Communicator, packed: Array) -> Array:
+        """Return the reduction of the entries' tensors, which lie in `packed` one behind the other. `packed` may be
+        changed, and may be what is returned."""
+        return reduce_packed_entries(communicator, self.request, packed)
+
     @functools.cached_property
     def fewest_ranks(self) -> int:
         """How many ranks have submitted every entry; the others have joined."""

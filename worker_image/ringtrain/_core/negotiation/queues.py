@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextvars
 import itertools
 import threading
-import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from ringtrain import timeline
 from ringtrain._core.negotiation.queue import NamedQueue
 from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 from ringtrain._core.process_groups import context, process_sets
 from ringtrain._core.process_groups.group import CollectiveGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set, number_of
+from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, number_of
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.errors import MismatchError
 from ringtrain.step_time import REDUCTION
 
 JOIN: Final = "join()"
@@ -34,29 +31,6 @@ class _NamedQueues:
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
     lock: threading.Lock = field(default_factory=threading.Lock)
     joins: int = 0
-
-
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
-
-    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
-    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added. A call that is refused
-    leaves nothing behind: neither a world that it met, nor sets.
-    """
-    was_initialized = context.is_initialized()
-    context.init()
-    added: list[ProcessSet] = []
-    try:
-        _check_comm(comm)
-        for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
-            if process_set.process_set_id is None:
-                added.append(add_process_set(process_set))
-    except ConfigurationError:  # every rank's
-        for process_set in added:
-            remove_process_set(process_set)
-        if not was_initialized:
-            context.shutdown()
-        raise
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -194,36 +168,5 @@ def joins() -> int:
     return _queues().joins
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to record what this rank does, when each named collective was submitted, agreed and run among it;
-    `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
-    `mark_cycles` is accepted and without effect: there are no cycles."""
-    path, rank = Path(file_path), context.rank()
-    own = path if rank == 0 else path.with_name(f"{path.stem}-rank{rank}{path.suffix}")
-    timeline.start(own, rank, f"{time.time_ns()}")
-
-
-def stop_timeline() -> None:
-    """End the recording and its file."""
-    context.current()
-    timeline.stop()
-
-
-def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
-    return len(set(context.current().local_sizes)) == 1
-
-
 def _queues() -> _NamedQueues:
-    return context.current().attached(_NamedQueues, _NamedQueues)
-
-
-def _check_comm(comm: Any) -> None:
-    if comm is None:
-        return
-    given, size = len(comm) if isinstance(comm, Sequence) else comm.size, context.size()
-    if given != size:
-        raise ConfigurationError(
-            f"init: comm has {given} ranks and the world {size}; pass None here, and the part of the world that "
-            "you mean as a ProcessSet"
-        )
+    return context.attached(_NamedQueues)

@@ -260,7 +260,7 @@ def joins_survivors() -> bool:
 
 def is_initialized() -> bool:
     """Whether this process is in a world."""
-    return _context is not None
+    return current_or_none() is not None
 
 
 def current() -> ProcessGroupContext:
@@ -269,6 +269,11 @@ def current() -> ProcessGroupContext:
     if context is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
     return context
+
+
+def attached(kind: type[T]) -> T:
+    """Return the one `kind()` that this world stores, made at the first call. Raises NotInitializedError."""
+    return current().attached(kind, kind)
 
 
 def current_or_none() -> ProcessGroupContext | None:

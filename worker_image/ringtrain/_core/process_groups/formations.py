@@ -99,6 +99,11 @@ def own_agent() -> RankAgentSocket | None:
     return agent_of(os.environ)
 
 
+def is_elastic() -> bool:
+    """Whether an agent tells this process its worlds, so that the world may change."""
+    return own_agent() is not None
+
+
 def _formation_place_fields(place: FormationPlace | None) -> list[int] | None:
     return None if place is None else [place.formation, place.rank]
 

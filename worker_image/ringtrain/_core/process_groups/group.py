@@ -23,13 +23,13 @@ from ringtrain._core.communicators.base import (
     MemorySharingCommunicator,
     UpdatingCommunicator,
 )
+from ringtrain._core.communicators.foreign import exchange_values
 from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.process_groups.tensors import checked_collective_bounds, flat_signature
 from ringtrain._core.process_groups.work import Work, barrier, short_allreduce, short_barrier
 from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import ANY_ROWS, WireSignature, WireTensorSignature
-from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain.errors import NotInitializedError
 from ringtrain.step_time import REDUCTION, beside_training
 
@@ -414,12 +414,7 @@ class ProcessGroup:
 
 
 def _group_objects(value: Any, what: str) -> Work[list[Any]]:
-    data = np.frombuffer(encode_value(value), np.uint8)
-
-    def work(communicator: Communicator) -> list[Any]:
-        return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(WireSignature(what), data)]
-
-    return work
+    return lambda communicator: exchange_values(communicator, value, what)
 
 
 def _group_updater(communicator: Communicator) -> UpdatingCommunicator:

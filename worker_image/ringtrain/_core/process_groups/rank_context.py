@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ringtrain._core.communicators.base import Communicator
-from ringtrain._core.communicators.choose import choose_communicator
+from ringtrain._core.communicators.choose import choose_communicator, communicator_pod
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommunicator
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
@@ -248,6 +248,11 @@ class ProcessGroupContext:
     def local_sizes(self) -> tuple[int, ...]:
         """How many ranks the host or pod of each rank has."""
         return self._member.local_sizes
+
+    @property
+    def pod(self) -> str:
+        """The same text for ranks of one pod."""
+        return communicator_pod(self.config)
 
     @property
     def is_lost(self) -> bool:

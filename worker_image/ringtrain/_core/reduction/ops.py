@@ -1,5 +1,7 @@
 """Reduction operations, under the names that Horovod gave them."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable
 from enum import Enum
@@ -31,6 +33,22 @@ class ReduceOp(Enum):
     def __repr__(self) -> str:
         return f"ringtrain.{self.value}"
 
+    @classmethod
+    def of(cls, op: Any, average: bool | None = None) -> ReduceOp:
+        """Return the operation that `op` or the deprecated `average` asks for; `op` may also be a name, and None
+        means Average. Raises ConfigurationError."""
+        if op is not None and average is not None:
+            raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
+        if average is not None:
+            warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+            return cls.Average if average else cls.Sum
+        if op is None:
+            return cls.Average
+        try:
+            return cls(op)
+        except ValueError:
+            raise ConfigurationError(f"op is {op!r}; expected Average, Sum, Adasum, Min, Max or Product") from None
+
 
 # What folds two contributions into one; an average divides once, at the end. Adasum has none.
 UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
@@ -59,21 +77,6 @@ def check_op(op: ReduceOp, dtype: str) -> None:
         )
     if op is Adasum and dtype in INTEGERS:
         raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
-
-
-def chosen_reduction_op(op: Any, average: bool | None = None) -> ReduceOp:
-    """Return the reduction that `op` or the deprecated `average` asks for; `op` may also be a name."""
-    if op is not None and average is not None:
-        raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
-    if average is not None:
-        warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
-        return Average if average else Sum
-    if op is None:
-        return Average
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        raise ConfigurationError(f"op is {op!r}; expected Average, Sum, Adasum, Min, Max or Product") from None
 
 
 def only_sums(op: ReduceOp, what: str) -> ReduceOp:

@@ -22,6 +22,11 @@ HALVES: Final = ("float16", "bfloat16")
 INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
 
+def can_travel(name: str) -> bool:
+    """Return whether the ring carries arrays of the dtype of that name."""
+    return name in CODES
+
+
 @functools.cache  # numpy puts a dtype's name together anew each time, in 2 us
 def name_of(dtype: np.dtype[Any]) -> str:
     """Return numpy's name of any dtype."""

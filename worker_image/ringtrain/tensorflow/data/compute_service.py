@@ -22,11 +22,10 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation.queues import init
-from ringtrain._core.process_groups.collectives import barrier
-from ringtrain._core.process_groups.context import current, is_initialized
-from ringtrain._core.process_groups.context import rank as world_rank
-from ringtrain._core.process_groups.context import size as world_size
+from ringtrain import barrier, init, is_initialized
+from ringtrain import rank as world_rank
+from ringtrain import size as world_size
+from ringtrain.adapter import current_world
 from ringtrain.data.service.config import DataStreamSettings
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared import contract
@@ -226,8 +225,8 @@ def _tf_data_service_host() -> str:
     """
     hosts = [os.environ.get(contract.ENV_POD_IP, "")]
     if is_initialized():
-        own = current().config
-        hosts.append(split_address(own.addresses[own.place.rank])[0])
+        own = current_world().config
+        hosts.append(split_address(own.addresses[own.rank])[0])
     for host in hosts:
         if host and not is_loopback(host_port(host, 1)):
             return host

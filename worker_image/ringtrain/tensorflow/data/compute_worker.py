@@ -16,9 +16,7 @@ from typing import Any
 
 import click
 
-from ringtrain._core.negotiation.queues import init
-from ringtrain._core.process_groups.context import rank, shutdown, size
-from ringtrain._core.process_groups.objects import broadcast_object
+from ringtrain import broadcast_object, init, rank, shutdown, size
 from ringtrain.errors import ConfigurationError, DataError, RingtrainError
 from ringtrain.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from ringtrain.tensorflow.data.config import SIDES, read_tf_data_key

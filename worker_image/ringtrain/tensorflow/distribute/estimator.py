@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups import context
+import ringtrain as rt
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.distribute import export
 from ringtrain.tensorflow.distribute.graphs import EstimatorModelFunction, training_operation
@@ -95,12 +95,12 @@ class Estimator:
                 *(hooks or ()),
                 *(spec.training_hooks or ()),
             ]
-            if context.rank() == 0:
+            if rt.rank() == 0:
                 chosen += hooks_of_rank_0(spec, self.config, scaffold, saving_listeners or ())
             creator = _v1.train.ChiefSessionCreator(
                 scaffold,
                 config=self.config.session_config,
-                checkpoint_dir=self.model_dir if not context.rank() else None,
+                checkpoint_dir=self.model_dir if not rt.rank() else None,
             )
             with _v1.train.MonitoredSession(creator, hooks=chosen) as session:
                 while not session.should_stop():
@@ -119,7 +119,7 @@ class Estimator:
         rank 0 evaluates all of the input, every rank returns it. Raises ConfigurationError without a checkpoint.
         """
         found: Any = None
-        if context.rank() == 0:
+        if rt.rank() == 0:
             try:
                 found = self.evaluate_here(input_fn, steps, hooks, checkpoint_path, name)
             except ConfigurationError as error:  # the others would wait for what it found
@@ -251,7 +251,7 @@ class Estimator:
 
     def _warm_start(self) -> None:
         given = self._warm_start_from
-        if given is None or context.rank() or self.latest_checkpoint() is not None:
+        if given is None or rt.rank() or self.latest_checkpoint() is not None:
             return  # the others get rank 0's
         _v1.train.warm_start(*(given if isinstance(given, tuple) else (given,)))
 
@@ -278,7 +278,7 @@ def _estimator_model_dir(given: str | None, config: RunConfig) -> str:
     if config.task_type == "evaluator":
         raise ConfigurationError("model_dir is None; the evaluator needs that which rank 0 writes checkpoints to")
     made = tempfile.mkdtemp(prefix="model-")
-    if context.rank() == 0:
+    if rt.rank() == 0:
         _v1.logging.warning("model_dir is None; this run writes its checkpoints to the new folder %s", made)
     return made
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ringtrain._core.process_groups import context
+import ringtrain as rt
+from ringtrain.adapter import current_world
 from ringtrain.errors import ConfigurationError, kind_of
 
 
@@ -133,27 +134,27 @@ class RunConfig:
     @property
     def is_chief(self) -> bool:
         """Whether this process is rank 0."""
-        return context.rank() == 0 and self.task_type != "evaluator"
+        return rt.rank() == 0 and self.task_type != "evaluator"
 
     @property
     def task_type(self) -> str:
         """What TF_CONFIG calls this process, else "worker"."""
-        return context.current().config.role
+        return current_world().config.role
 
     @property
     def task_id(self) -> int:
         """The rank."""
-        return context.rank()
+        return rt.rank()
 
     @property
     def global_id_in_cluster(self) -> int:
         """The rank."""
-        return context.rank()
+        return rt.rank()
 
     @property
     def num_worker_replicas(self) -> int:
         """The number of ranks."""
-        return context.size()
+        return rt.size()
 
     @property
     def num_ps_replicas(self) -> int:

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.negotiation import queues
-from ringtrain._core.process_groups import context
-from ringtrain._core.world.tf_config import parse_tf_config
+import ringtrain as rt
+from ringtrain.adapter import parse_tf_config
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.host import HostStrategy
 from ringtrain.tensorflow.reduce import allreduce
@@ -27,18 +26,18 @@ class HorovodStrategy(HostStrategy):
 
     def __init__(self, variables_on_host: bool = True) -> None:
         """Meet the other ranks, unless `init()` has. Raises as `init()` does."""
-        queues.init()
+        rt.init()
         super().__init__(variables_on_host=variables_on_host)
 
     @property
     def num_replicas_in_sync(self) -> int:
         """The number of ranks."""
-        return context.size()
+        return rt.size()
 
     @property
     def input_context(self) -> tf.distribute.InputContext:
         """What this rank's input is a part of: one pipeline a rank."""
-        return tf.distribute.InputContext(context.size(), context.rank(), context.size())
+        return tf.distribute.InputContext(rt.size(), rt.rank(), rt.size())
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
         """This rank's dataset: what `dataset_fn(input_context)` returns. `options`: accepted, without effect."""
@@ -97,9 +96,9 @@ def _join_estimator_cluster(resolver: Any) -> None:
         )
     text = json.dumps({"cluster": cluster, "task": task})
     found = parse_tf_config(text)
-    context.init(tf_config=text)
+    rt.init(tf_config=text)
     expected = (0, 1) if found is None else (found.rank, max(1, len(found.addresses)))
-    here = context.rank(), context.size()
+    here = rt.rank(), rt.size()
     if here != expected:
         raise ConfigurationError(
             f"cluster_resolver makes this process rank {expected[0]} of {expected[1]}, and it is rank {here[0]} "

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups import context
+import ringtrain as rt
+from ringtrain.adapter import current_world
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.distribute.estimator import Estimator
 from ringtrain.tensorflow.distribute.specs import EvalSpec, TrainSpec
@@ -25,7 +26,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     A process that TF_CONFIG calls the evaluator trains nothing: it evaluates each new checkpoint of `model_dir` up
     to the last. Raises ConfigurationError when there is none for an hour.
     """
-    if context.current().config.role == "evaluator":
+    if current_world().config.role == "evaluator":
         return _evaluate_checkpoints(estimator, train_spec, eval_spec)
     listener = _EstimatorEvaluation(estimator, eval_spec, train_spec.max_steps)
     estimator.train(
@@ -34,8 +35,8 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         max_steps=train_spec.max_steps,
         saving_listeners=[*(train_spec.saving_listeners or ()), listener],
     )
-    found = listener.last if context.rank() == 0 else None
-    if context.rank() == 0 and found is None:  # there was nothing to train
+    found = listener.last if rt.rank() == 0 else None
+    if rt.rank() == 0 and found is None:  # there was nothing to train
         found = listener.evaluate()
     return dict(broadcast_object(found, 0))
 

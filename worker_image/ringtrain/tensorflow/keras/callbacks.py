@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
-from ringtrain import timeline
-from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
-from ringtrain._core.process_groups.context import current, sites
-from ringtrain._core.process_groups.group import Flat
-from ringtrain._core.process_groups.process_sets import global_process_set
+from ringtrain import global_process_set, timeline
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, current_world
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain.tensorflow.gradients import identity
@@ -45,8 +42,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._local.add(identity(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._world is None or self._world() is not current():
-            self._done, self._world = False, weakref.ref(current())
+        if self._world is None or self._world() is not current_world():
+            self._done, self._world = False, weakref.ref(current_world())
         if self.model.built and not self._done:
             self._send(self.model.variables)
         self._step_began_ns = time.perf_counter_ns()
@@ -248,10 +245,10 @@ class _TrainedVariables:
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._variables = variables
 
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
         return [np.asarray(self._variables[name].numpy()) for name in names]
 
-    def write(self, name: str, values: Flat) -> None:
+    def write(self, name: str, values: Array) -> None:
         self._variables[name].assign(values)
 
 
@@ -291,9 +288,9 @@ class DiLoCo(keras.callbacks.Callback):
         trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
         local = _TrainedVariables(trained)
         options = self._options
-        if "sites" not in options and len(sites()) > 1:
+        if "sites" not in options and len(rt.sites()) > 1:
             raise ConfigurationError(
-                f"DiLoCo: this world has the sites {', '.join(sites())}, and Keras' DiLoCo trains each rank "
+                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, and Keras' DiLoCo trains each rank "
                 "alone; pass sites=() for that"
             )
         self.outer = ArrayDiLoCo(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)

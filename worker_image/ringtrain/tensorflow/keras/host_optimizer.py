@@ -10,14 +10,11 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups.group import CollectiveGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import BUCKET_BYTES, Array, HostOptimizerGroups, OnHostOptimizer
 from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.host import BUCKET_BYTES
-from ringtrain.optim.on_host import OnHostOptimizer
 from ringtrain.tensorflow.calls import host_call
 from ringtrain.tensorflow.keras.api import IS_KERAS_2, keras
 from ringtrain.tensorflow.keras.host_part import KerasHostPart, number_of
@@ -39,6 +36,11 @@ class HostKerasMixin(OnHostOptimizer):
     """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
 
     _part: KerasHostPart
+
+    @property
+    def _groups(self) -> HostOptimizerGroups:  # type: ignore[override]
+        return self._part.groups
+
     _iterations: Any
     _learning_rate: Any
     _is_scaled_around: Any
@@ -67,22 +69,16 @@ class HostKerasMixin(OnHostOptimizer):
     @property
     def process_set(self) -> ProcessSet:
         """The ranks that train together."""
-        return self._part.process_set
+        return self._part.groups.process_set
 
     @property
     def counts_skipped_steps(self) -> bool:
         """Whether `iterations` counts steps without an update, as a LossScaleOptimizer of Keras 2 has it."""
         return IS_KERAS_2 and self._scales_alike
 
-    def prepare(self, group: CollectiveGroup | None, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the world of now, beside those of the former one. Collective in the process
-        set, of whose ranks it opens a group of its own: `group` is not used."""
-        self._host.prepare(self._part.open_group(), former)
-
     def adopt(self) -> None:
         """Go on with what `prepare` brought; the variables have its values then. Local."""
-        self._host.adopt()
-        self._part.groups = self._part.groups[-1:]
+        super().adopt()
         self._part.write(self._part.weights(), constrained=False)
 
     def gather_state(self, root: int | None = 0) -> None:
@@ -323,7 +319,7 @@ def HostOptimizer(
         "elastic": elastic, "redundancy": redundancy, "clip_norm": optimizer.global_clipnorm,
     }  # fmt: skip
     settings: dict[str, Any] = {
-        "_part": KerasHostPart(options, process_set, sparse_as_dense),
+        "_part": KerasHostPart(options, HostOptimizerGroups(process_set), sparse_as_dense),
         "_sums": None,
         "_passes": 1,
         "_local_layers": [],

@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.process_groups.group import ProcessGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
-from ringtrain._core.process_groups.tensors import Array
+from ringtrain.adapter import Array, HostOptimizerGroups
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim import SGD, Rule
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
-from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.tensorflow.gradients import identity
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 from ringtrain.tensorflow.keras.host_rules import check_settings, fixed_settings, rules_of
@@ -24,10 +21,9 @@ class KerasHostPart:
     """What a HostOptimizer has beside its Keras optimizer: `host`, and the variables that it trains, by name."""
 
     options: Mapping[str, Any]
-    process_set: ProcessSet
+    groups: HostOptimizerGroups
     sparse_as_dense: bool = False
     variables: dict[str, Any] = field(default_factory=dict)
-    groups: list[ProcessGroup] = field(default_factory=list)  # of this world, and of the one that is prepared
     made: ArrayOptimizer | None = None
     rule: Rule | None = None  # as it was built
     settings: Mapping[str, Any] = field(default_factory=dict)  # when it was built
@@ -61,17 +57,12 @@ class KerasHostPart:
         without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
         self.rule = decaying
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
-        group = first_optimizer_group(self.options["elastic"], self.open_group)
+        group = self.groups.first(self.options["elastic"])
         # The variables are copies, which are new at the end of the step alone.
         self.made = ArrayOptimizer(
             arrays, decaying, groups=[(plain, without)], group=group, update_during_backward=True, **self.options
         )
         self.write(self.weights(), constrained=False)
-
-    def open_group(self) -> ProcessGroup:
-        """Open a group of this world's ranks. Collective."""
-        self.groups.append(open_group(self.process_set))
-        return self.groups[-1]
 
     def weights(self) -> list[Array]:
         """The weights as they are on the host, copied: TensorFlow may take an array's memory for a variable's."""
@@ -128,13 +119,7 @@ class KerasHostPart:
                 "a restore has brought the count and not the moments. On every rank, restore a file that a "
                 "HostOptimizer saved after gather_state(), or call load_state_dict()"
             )
-        written = False
-        for name, value in zip(self.variables, values, strict=True):
-            if not _same_bits(host.weights[name], value):
-                host.weights[name][...] = value
-                written = True
-        if written:
-            host.take_weights()
+        host.take_weights_from(dict(zip(self.variables, values, strict=True)))
         host.set_rules(rules_of(optimizer, float(rate), int(updates)))
         for name in absent:
             self.submit(name, None)
@@ -149,11 +134,6 @@ class KerasHostPart:
         """Return the new weights."""
         self.host.step()
         return self.weights()
-
-
-def _same_bits(one: Array, other: Array) -> bool:
-    """Whether values are the same ones; a NaN equals itself here."""
-    return np.array_equal(one.view(f"u{one.itemsize}"), other.view(f"u{one.itemsize}"))
 
 
 def _keras_leaf(variable: Any) -> str:

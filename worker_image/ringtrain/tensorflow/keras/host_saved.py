@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.checkpoint.format import read_state_of, write_state
+from ringtrain.adapter.state import read_state_of, write_state
 from ringtrain.errors import ConfigurationError
 
 STATE: Final = "ringtrain_state"  # bytes, as uint8

@@ -5,8 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import ProcessSet
-from ringtrain._core.reduction.ops import Min
+from ringtrain import Min, ProcessSet
 from ringtrain.tensorflow.keras.api import IS_KERAS_2
 from ringtrain.tensorflow.keras.host_part import number_of
 from ringtrain.tensorflow.keras.optimizer import derived

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set
-from ringtrain._core.reduction.ops import Adasum, Average
+from ringtrain import Adasum, Average, ProcessSet, global_process_set
 from ringtrain.common.keras_backend import check_backend
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.step_time import UPDATE

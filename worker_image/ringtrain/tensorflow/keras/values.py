@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._core.reduction.ops import Average
+from ringtrain import Average
 from ringtrain.tensorflow import gather, reduce
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.variables import broadcast_global_variables as _broadcast_global_variables

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain._core.process_groups.draws import note_process_group_epoch
-from ringtrain.data.shard import Shard
+import ringtrain as rt
+from ringtrain.adapter import note_epoch
+from ringtrain.data import Shard
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -61,8 +61,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def reset(self) -> None:
         """Cut what is left for the present world; between two worlds for that of before."""
-        if (world := current_or_none()) is not None:
-            self.num_replicas, self.rank = world.config.place.size, world.config.place.rank
+        if rt.is_initialized():
+            self.num_replicas, self.rank = rt.size(), rt.rank()
         order = Shard(len(self.dataset), 1, 0, 1, self.seed, self.shuffle, "padded").order(self.epoch)
         self.remaining_indices = order[self.processed_num :].tolist()
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
@@ -70,9 +70,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         cut = f"ElasticSampler({len(self.dataset)} samples, shuffle={self.shuffle}, seed={self.seed})"
-        note_process_group_epoch(
-            self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on"
-        )
+        note_epoch(self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on")
         indices = [*self.remaining_indices]
         while indices and len(indices) < self.total_size:  # the rest may be shorter than the world is large
             indices += indices[: self.total_size - len(indices)]

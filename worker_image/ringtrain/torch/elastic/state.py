@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from ringtrain._core.negotiation import queues
-from ringtrain.elastic.handlers import (
-    HandlerParticipant,
+from ringtrain.adapter import join
+from ringtrain.adapter.state import (
+    COMPANIONS,
+    HANDLERS,
+    ElasticOptimizer,
+    ElasticOptimizerHandler,
+    StatefulObject,
     StatefulObjectHandler,
-    StateHandler,
-    participants_by_type,
 )
-from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
-from ringtrain.elastic.participants import Participant, StateExtension, register_extension
-from ringtrain.elastic.state import State
+from ringtrain.elastic import State, StateHandler
 from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
@@ -149,7 +149,7 @@ class TorchState(State):
         """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here the
         others meet with zeros, and what newcomers broadcast or gather fails there at once.
         """
-        queues.join()
+        join()
         super().sync()
 
 

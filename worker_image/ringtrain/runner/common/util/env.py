@@ -2,9 +2,7 @@
 
 import os
 
-from ringtrain._core.world.mpi_environment import mpi_rank
-from ringtrain._core.world.slurm import slurm_rank
-from ringtrain._core.world.torchrun import torchrun_rank
+from ringtrain.adapter import environment_rank
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables, without_empty
 
@@ -19,5 +17,4 @@ def get_env_rank_and_size() -> tuple[int, int]:
         read = EnvironmentVariables(env)
         size = read.integer(contract.ENV_SIZE, low=1)
         return read.integer(contract.ENV_RANK, low=0, high=size - 1), size
-    found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
-    return (0, 1) if found is None else (found.rank, found.size)
+    return environment_rank(env) or (0, 1)
