@@ -26,6 +26,7 @@ from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, UpdateReplay
+from ringtrain.optim.pipeline import ShardCopies
 from ringtrain.optim.slots import WEIGHTS
 
 # "replay" is what the optimizer does, "two" with `redundancy=2`. "sent": over the network also where ranks map

@@ -17,7 +17,6 @@ import ringtrain as rt
 from ringtrain._core.negotiation.collective import NamedCollective, NamedReduction
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.config import WorkerConfig
 from ringtrain.common import basics
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD, HostOptimizer

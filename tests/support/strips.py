@@ -22,8 +22,8 @@ from ringtrain.adapter import (
     OptimizerReplica,
     queue_of,
 )
-from ringtrain.adapter.state import HANDLERS
-from ringtrain.elastic import StateHandler
+from ringtrain.adapter.state import participants_by_type
+from ringtrain.elastic import Participant, StateExtension, StateHandler
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer, Rule
 
@@ -177,7 +177,8 @@ class StripCodec:
 CODEC = StripCodec()
 
 
-def register() -> None:
-    """Have `ringtrain.elastic.State` take strips."""
-    if (Strip, StripHandler) not in HANDLERS:
-        HANDLERS.insert(1, (Strip, StripHandler))
+def _strip_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    return participants_by_type(left, [(Strip, StripHandler)])
+
+
+EXTENSION = StateExtension(_strip_participants)

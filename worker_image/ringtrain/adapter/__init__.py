@@ -28,7 +28,7 @@ from ringtrain._core.requirements import missing
 from ringtrain._core.transport.threads import TransportThreadPool
 from ringtrain._core.wire.dtypes import can_travel, dtype_of
 from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
-from ringtrain._core.world.config import environment_rank
+from ringtrain._core.world.discovery import environment_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain.optim.host import BUCKET_BYTES
 from ringtrain.optim.on_host import HostOptimizerGroups, OnHostDiLoCo, OnHostOptimizer

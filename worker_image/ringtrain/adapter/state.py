@@ -1,23 +1,21 @@
-"""Handlers and codecs of a framework's values: in the commits of an elastic state, and in checkpoints."""
+"""What keeps a framework's values in the commits of an elastic state, and in checkpoints."""
 
 from ringtrain.checkpoint.codecs import Codec
 from ringtrain.checkpoint.format import read_state_of, write_state
-from ringtrain.elastic.handlers import ElasticOptimizer, ElasticOptimizerHandler, StatefulObjectHandler
-from ringtrain.elastic.state import ADAPTERS, COMPANIONS, HANDLERS, ElasticStateAdapter
+from ringtrain.elastic.handlers import HandlerParticipant, StatefulObjectHandler, participants_by_type
+from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
 from ringtrain.elastic.transfer import broadcast as broadcast_state
 from ringtrain.optim.recovery import StatefulObject
 
 __all__ = [
-    "ADAPTERS",
-    "COMPANIONS",
-    "HANDLERS",
     "Codec",
     "ElasticOptimizer",
-    "ElasticOptimizerHandler",
-    "ElasticStateAdapter",
+    "HandlerParticipant",
+    "OptimizerParticipant",
     "StatefulObject",
     "StatefulObjectHandler",
     "broadcast_state",
+    "participants_by_type",
     "read_state_of",
     "write_state",
 ]

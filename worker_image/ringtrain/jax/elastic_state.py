@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from ringtrain.adapter import join
-from ringtrain.adapter.state import ADAPTERS, ElasticStateAdapter, broadcast_state
-from ringtrain.elastic import StateHandler
+from ringtrain.adapter.state import HandlerParticipant, broadcast_state
+from ringtrain.elastic import Participant, StateExtension, StateHandler, register_extension
 from ringtrain.jax.objects import JAX_VALUES
 from ringtrain.jax.trees import filled_tree, to_state_dict
 
@@ -61,5 +61,9 @@ def _pytree_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> 
     return {name: HandlerParticipant(PytreeHandler(value)) for name, value in left.items() if _has_arrays(value)}
 
 
-# Ranks join: what newcomers reduce on their way the others meet with zeros, and what they broadcast fails at once.
-ADAPTERS.append(ElasticStateAdapter(JAX_VALUES, _pytree_handler_of, join))
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
+
+
+# Ranks join before a sync: the others add zeros to what newcomers reduce on their way, and broadcasts fail at once.
+register_extension(StateExtension(_pytree_participants, JAX_VALUES, join))

@@ -21,7 +21,7 @@ from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessG
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import described_parameter_arrays
-from ringtrain.optim.cut import UnjoinedOptimizerGroup, first_optimizer_group
+from ringtrain.optim.cut import first_optimizer_group
 from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec

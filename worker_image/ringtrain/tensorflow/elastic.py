@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.adapter.state import HANDLERS
 from ringtrain.errors import ConfigurationError
 from ringtrain.tensorflow.elastic_state import SessionVariablesHandler, VariablesHandler, VariablesState, run
 from ringtrain.tensorflow.keras.elastic_state import TensorFlowKerasState

@@ -51,8 +51,8 @@ def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global
     if not tensors:
         return HOST
     config = current_world().config
-    encrypts = config.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
-    return _torch_backend_here(tensors[0].device.type, config.transport, encrypts)
+    encrypts = config.trust.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
+    return _torch_backend_here(tensors[0].device.type, config.ways.transport, encrypts)
 
 
 @functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver

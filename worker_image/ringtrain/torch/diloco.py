@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ringtrain import ProcessSet, global_process_set
 from ringtrain.adapter import Array, OnHostDiLoCo, joins_survivors
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.optim import DiLoCo as ArrayDiLoCo

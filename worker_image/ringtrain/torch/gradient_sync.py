@@ -164,13 +164,6 @@ class TorchGradientSync:
         self._enter_world()
         return self._alone
 
-    def move_to(self, process_set: ProcessSet) -> None:
-        """Reduce over other ranks from now on; what was under way is forgotten."""
-        self.options = replace(self.options, process_set=process_set)
-        self._world = weakref.ref(current_world())
-        self._begin_world()
-        self.watch()
-
     def add(self, names: dict[Param, str]) -> None:
         """Reduce the gradients of more parameters from now on, in buckets of their own."""
         self._members |= {param: _Member(param, name) for param, name in names.items()}

@@ -16,7 +16,6 @@ from support.strips import Strip
 import ringtrain as rt
 from ringtrain import adapter, elastic
 from ringtrain.adapter import OptimizerReplicas, allreduce_gradient, broadcast_gradient
-from ringtrain.adapter.state import HANDLERS
 from ringtrain.errors import ConfigurationError, MismatchError, StateCorrupt
 from ringtrain.optim import SGD
 
@@ -142,11 +141,11 @@ def test_a_handler_keeps_and_sends_a_strip(world: World) -> None:
 
 
 def test_an_elastic_state_takes_a_strip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the registered handler; without it a strip is refused."""
-    monkeypatch.setattr("ringtrain.elastic.state.HANDLERS", before := [*HANDLERS])
+    """By the registered extension; without it a strip is refused."""
+    monkeypatch.setattr("ringtrain.elastic.participants._extensions", [])
     with pytest.raises(ConfigurationError, match="Strip"):
         elastic.State(strip=Strip([1.0]))
-    before.insert(1, (Strip, strips.StripHandler))
+    elastic.register_extension(strips.EXTENSION)
     state = elastic.State(strip=Strip([1.0]))
     state.strip.values = [2.0]
     state.restore()
@@ -163,13 +162,14 @@ def test_a_checkpoint_has_strips_by_an_installed_codec(tmp_path: Path) -> None:
         "[ringtrain.checkpoint.tags]\nstrip = support.strips:CODEC\n"
     )
     program = (
-        "from ringtrain.checkpoint import Checkpoints\nfrom support.strips import Strip\n"
+        "import ringtrain\nfrom ringtrain.checkpoint import Checkpoints\nfrom support.strips import Strip\n"
+        "ringtrain.init()\n"
         f"saved = Checkpoints({str(tmp_path / 'saved')!r})\n"
         "saved.save(1, {'strip': Strip([5, -5], 'amount')})\n"
         "assert saved.latest().state == {'strip': Strip([5, -5], 'amount')}, saved.latest().state\n"
     )
     paths = f"{tmp_path}:{ROOT / 'tests'}"
-    completed([sys.executable, "-c", program], env={"PYTHONPATH": paths, "PATH": ""})
+    completed([sys.executable, "-c", program], env={"PYTHONPATH": paths, "PATH": ""}, check=True)
 
 
 def test_the_small_adapter_imports_the_interface_alone() -> None:

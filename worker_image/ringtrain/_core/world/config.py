@@ -155,35 +155,3 @@ def _world_sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
             "site of each rank"
         )
     return names
-
-
-def _rank_slot(env: Mapping[str, str]) -> int | None:
-    return EnvironmentVariables(env).integer(contract.ENV_SLOT, low=0) if contract.ENV_SLOT in env else None
-
-
-def _rank_place_of(env: Mapping[str, str], addresses: tuple[str, ...], rank: int) -> RankPlace:
-    """What the environment says, and what it leaves out from the hosts of the addresses."""
-    by_host = place_of(addresses, rank)
-    read = EnvironmentVariables(env)
-    local_size = read.integer(contract.ENV_LOCAL_SIZE, by_host.local_size, low=1)
-    cross_size = read.integer(contract.ENV_CROSS_SIZE, by_host.cross_size, low=1)
-    slot = _rank_slot(env)  # the local rank is that of the slot: a pod may have a gap
-    highest = local_size - 1 if slot is None else slot
-    return RankPlace(
-        rank,
-        len(addresses),
-        read.integer(contract.ENV_LOCAL_RANK, by_host.local_rank, low=0, high=highest),
-        local_size,
-        read.integer(contract.ENV_CROSS_RANK, by_host.cross_rank, low=0, high=cross_size - 1),
-        cross_size,
-    )
-
-
-def _file_path(env: Mapping[str, str], name: str) -> Path | None:
-    return Path(env[name]) if env.get(name) else None
-
-
-def environment_rank(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return rank and number of ranks that variables of SLURM, MPI or torchrun give; None where there are none."""
-    found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
-    return None if found is None else (found.rank, found.size)

@@ -197,3 +197,9 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
             f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
         )
     return addresses
+
+
+def environment_rank(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return rank and number of ranks that variables of SLURM, MPI or torchrun give; None where there are none."""
+    found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
+    return None if found is None else (found.rank, found.size)

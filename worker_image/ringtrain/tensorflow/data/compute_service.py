@@ -226,7 +226,7 @@ def _tf_data_service_host() -> str:
     hosts = [os.environ.get(contract.ENV_POD_IP, "")]
     if is_initialized():
         own = current_world().config
-        hosts.append(split_address(own.addresses[own.rank])[0])
+        hosts.append(split_address(own.addresses[own.place.rank])[0])
     for host in hosts:
         if host and not is_loopback(host_port(host, 1)):
             return host

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringtrain.adapter.state import COMPANIONS, HANDLERS, ElasticOptimizerHandler
+from ringtrain.adapter.state import HandlerParticipant, OptimizerParticipant
 from ringtrain.common.keras_backend import check_backend
+from ringtrain.elastic import Participant, StateExtension, register_extension
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain.tensorflow.elastic_state import VariablesHandler, VariablesState
 from ringtrain.tensorflow.keras.api import is_keras_optimizer, keras, variables_of

@@ -10,14 +10,13 @@ import torch
 
 from ringtrain.adapter import join
 from ringtrain.adapter.state import (
-    COMPANIONS,
-    HANDLERS,
     ElasticOptimizer,
-    ElasticOptimizerHandler,
-    StatefulObject,
+    HandlerParticipant,
+    OptimizerParticipant,
     StatefulObjectHandler,
+    participants_by_type,
 )
-from ringtrain.elastic import State, StateHandler
+from ringtrain.elastic import Participant, State, StateExtension, StateHandler, register_extension
 from ringtrain.torch.diloco import DiLoCo
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.host_optimizer import HostOptimizer
