@@ -1,0 +1,66 @@
+"""A plugin's package has a second name in `ringtrain`, and its modules run once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import completed
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A folder with the package `ringtrain_toy`, whose submodules count how often they run."""
+    package = tmp_path / "ringtrain_toy"
+    (package / "part").mkdir(parents=True)
+    (package / "__init__.py").write_text("from ringtrain_toy.part import inner as inner\nthing = object()\n")
+    (package / "part" / "__init__.py").touch()
+    (package / "part" / "inner.py").write_text("print('inner runs')\nclass Kind: pass\n")
+    (package / "part" / "broken.py").write_text("import a_module_that_is_absent\n")
+    return tmp_path
+
+
+def output_of(plugin: Path, program: str) -> list[str]:
+    first = f"import sys; sys.path.insert(0, {str(plugin)!r}); from ringtrain.shared.plugins import provide; "
+    done = completed([sys.executable, "-c", first + program])
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()[-1:]]
+
+
+PROVIDE = "provide('ringtrain.toy', 'ringtrain_toy')\n"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import ringtrain.toy as t, ringtrain_toy; print(t is ringtrain_toy)",
+        "import ringtrain.toy.part.inner as i; from ringtrain_toy.part import inner; print(i is inner)",
+        "from ringtrain.toy.part.inner import Kind; import pickle; print(pickle.loads(pickle.dumps(Kind)) is Kind)",
+        "import ringtrain.toy.part.inner as i; print(i.__spec__.name == i.__name__ == 'ringtrain_toy.part.inner')",
+        "import ringtrain.toy.part.inner as i, importlib; print(importlib.reload(i) is i and not print('again'))",
+    ],
+)
+def test_a_module_is_one_under_both_names(plugin: Path, use: str) -> None:
+    """Also a submodule of a submodule; it keeps its own name."""
+    printed = output_of(plugin, PROVIDE + use)
+    assert printed[0] == "inner runs"
+    assert printed[-1] == "True"
+    assert printed.count("inner runs") == (2 if "reload" in use else 1)
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        ("import ringtrain.toy.absent", "No module named 'ringtrain.toy.absent'"),
+        ("import ringtrain.toy.part.broken", "No module named 'a_module_that_is_absent'"),
+    ],
+)
+def test_what_is_not_there_is_named(plugin: Path, use: str, says: str) -> None:
+    """As Python names it."""
+    assert output_of(plugin, PROVIDE + use)[-1] == f"ModuleNotFoundError: {says}"
+
+
+def test_a_plugin_that_is_not_installed_is_named(plugin: Path) -> None:
+    """With the command that installs it."""
+    assert output_of(plugin, "provide('ringtrain.other', 'ringtrain_other.deep')")[-1] == (
+        "ModuleNotFoundError: ringtrain.other needs the plugin ringtrain-other, which is not installed: "
+        "pip install 'ringtrain[other]'"
+    )

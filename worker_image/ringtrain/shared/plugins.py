@@ -1,0 +1,61 @@
+"""Names in `ringtrain` for packages that plugins install: `ringtrain.NAME` is the package `ringtrain_NAME`."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def provide(alias: str, package: str) -> None:
+    """Make `alias` and all its submodules other names of `package`: one module object under two names.
+
+    Call it from the module `alias` itself. Raises ModuleNotFoundError that says what to install if the plugin is not
+    installed.
+    """
+    distribution = package.partition(".")[0]
+    if importlib.util.find_spec(distribution) is None:
+        extra = distribution.partition("_")[2]
+        raise ModuleNotFoundError(
+            f"{alias} needs the plugin ringtrain-{extra}, which is not installed: pip install 'ringtrain[{extra}]'",
+            name=distribution,
+        )
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AliasFinder())
+    _packages[alias] = package
+    sys.modules[alias] = importlib.import_module(package)
+
+
+_packages: dict[str, str] = {}  # by alias
+
+
+class _AliasFinder(MetaPathFinder, Loader):
+    """Find `ringtrain.NAME.rest` as `ringtrain_NAME.rest`. Without it, Python would load a second copy of the file."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        real = _real_name(fullname)
+        if real is None or importlib.util.find_spec(real) is None:
+            return None
+        return ModuleSpec(fullname, self, origin=real)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(str(spec.origin))
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore the module's own spec, which the import system has replaced; the module has run already."""
+        alias_spec = module.__spec__
+        assert alias_spec is not None
+        module.__spec__ = alias_spec.loader_state
+
+
+def _real_name(fullname: str) -> str | None:
+    for alias, package in _packages.items():
+        if fullname.startswith(f"{alias}."):
+            return package + fullname.removeprefix(alias)
+    return None
