@@ -18,9 +18,12 @@ import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).parent
+# Modules of checks: those of this folder are imported as `frameworks.NAME`, those of a plugin as `NAME`.
+PLUGIN_TESTS = sorted(HERE.parents[1].glob("plugins/*/tests"))
 ENV = {
     "RINGTRAIN_TIMEOUT": "90",
     "OMP_NUM_THREADS": "1",
@@ -87,11 +90,16 @@ class Scenarios:
         return failed.get("*", "") or failed.get(check, "")
 
 
+def import_checks(module: str) -> ModuleType:
+    """Import a module of checks by its short name."""
+    return importlib.import_module(f"frameworks.{module}" if _path_of(module).parent == HERE else module)
+
+
 def run_checks(modules: tuple[str, ...], among: tuple[str, ...] = ()) -> dict[str, str]:
     """In a rank: run every check of `modules`, or those `among`; return the traceback of each that failed."""
     failed = {}
     for module in modules:
-        loaded = importlib.import_module(f"frameworks.{module}")
+        loaded = import_checks(module)
         for name in _names_in(module):
             if among and f"{module}.{name}" not in among:
                 continue
@@ -122,7 +130,7 @@ def _server(program: tuple[str, ...], more: tuple[tuple[str, str], ...]) -> "sub
     if (program, more) not in _servers:
         name, *arguments = program
         command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
-        env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": str(HERE.parent)}
+        env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": os.pathsep.join(map(str, [HERE.parent, *PLUGIN_TESTS]))}
         # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
         folder = tempfile.TemporaryDirectory(prefix="rt-")
         env["TMPDIR"] = folder.name
@@ -141,8 +149,13 @@ def end_servers() -> None:
         folder.cleanup()
 
 
+def _path_of(module: str) -> Path:
+    paths = [folder / f"{module}.py" for folder in (HERE, *PLUGIN_TESTS)]
+    return next(path for path in paths if path.exists())
+
+
 def _names_in(module: str) -> list[str]:
-    tree = ast.parse((HERE / f"{module}.py").read_text())
+    tree = ast.parse(_path_of(module).read_text())
     made = [node.targets[0] if isinstance(node, ast.Assign) else node for node in tree.body]
     names = [getattr(node, "name", getattr(node, "id", "")) for node in made]
     return [name for name in names if name.startswith(("check_", "script_"))]

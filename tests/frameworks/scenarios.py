@@ -6,7 +6,6 @@ imports `torch`, reads names of functions of that module from its input, one a l
 of JSON: name to traceback of what failed, which is empty if nothing did.
 """
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from frameworks.harness import import_checks
 from frameworks.warm import import_once
 from support.elastic_agent import Slots, started_slots
 
@@ -44,7 +44,7 @@ def newcomer_that_calls(calls_first: Any, collective: str) -> Iterator[Slots]:
 def main(framework: str, module: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print is not an answer
-    scenarios = importlib.import_module(f"frameworks.{module}")
+    scenarios = import_checks(module)
     import_once(framework)
     for line in sys.stdin:
         failed = {}

@@ -148,7 +148,7 @@ def _run(test: Path, *options: str) -> str:
     done = completed(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],
         cwd=test if test.is_dir() else test.parent,
-        env={**os.environ, "PYTHONPATH": str(MPI.parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, MPI.parents[1:3]))},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -17,11 +17,12 @@ from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
 
 pytest_plugins = ["support.storefixtures"]
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parent
 MARKS_OF = {
-    TESTS / "frameworks": "frameworks",
-    TESTS / "integration" / "operator": "cluster",
-    TESTS / "e2e": "cluster",
+    ROOT / "plugins": "frameworks",
+    ROOT / "tests" / "frameworks": "frameworks",
+    ROOT / "tests" / "integration" / "operator": "cluster",
+    ROOT / "tests" / "e2e": "cluster",
 }
 
 # Of a test that is a coroutine. Generous: the machine may be busy; a passing test takes seconds.

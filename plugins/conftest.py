@@ -1,0 +1,4 @@
+"""Fixtures for the plugins' tests."""
+
+from frameworks.fixtures import among as among
+from frameworks.fixtures import servers_end_with_their_file as servers_end_with_their_file
