@@ -108,7 +108,9 @@ LABEL org.opencontainers.image.title="ringtrain-worker-torch"
 USER root
 RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
-    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TORCH_PIP_OPTIONS} "${TORCH}"
+    --mount=type=bind,source=plugins/torch,target=/src/torch,rw \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TORCH_PIP_OPTIONS} "${TORCH}" \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps /src/torch
 USER 65532:65532
 
 FROM worker AS worker-tensorflow

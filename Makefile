@@ -12,10 +12,19 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: requirements-dev.txt operator/pyproject.toml sdk/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
+PLUGINS := $(notdir $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml))))
+
+# dtj and the runtime, without what the operator, the tests and the plugins need.
+$(VENV)/.core: operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
+	$(BIN)/pip install -qq -e operator -e worker_image
+	@touch $@
+
+# The plugins without the frameworks that they need: those come with $(VENV)/.frameworks.
+$(VENV)/.installed: $(VENV)/.core requirements-dev.txt sdk/pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
 	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e worker_image -r requirements-dev.txt
+	$(BIN)/pip install -qq --no-deps $(PLUGINS:%=-e plugins/%)
 	@touch $@
 
 $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
@@ -72,9 +81,9 @@ $(VENV)/.sinks: $(VENV)/.installed Makefile
 		echo "MLflow and W&B could not be installed: tests that need them are skipped"
 	@touch $@
 
-venv: $(VENV)/.installed  ## make the virtual environment with both distributions
+venv: $(VENV)/.installed  ## make the virtual environment with all distributions of this repository
 
-demo: $(VENV)/.installed  ## train on handwritten digits: 2 workers x 2 slots on this machine
+demo: $(VENV)/.core  ## train on handwritten digits: 2 workers x 2 slots on this machine
 	$(BIN)/dtj local manifests/samples/digits-ring.yaml
 
 # Four at a time on two cores: half of a test is waiting, but of the fast ones less. A file's tests stay together, as
@@ -86,11 +95,11 @@ for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)
 
-test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; all cases of files that differ from the commit SINCE
-	$(PYTEST) tests --sample=$(or $(SAMPLE),any) --thin=12 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast)
+test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; all cases of files that differ from the commit SINCE; PLUGIN=torch: all cases of a plugin's tests and no others
+	$(PYTEST) $(if $(PLUGIN),plugins/$(PLUGIN)/tests,tests plugins --sample=$(or $(SAMPLE),any) --thin=12 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast))
 
 test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
-	$(PYTEST) -m sampled tests
+	$(PYTEST) -m sampled tests plugins
 
 kueue: $(VENV)/.installed  ## jobs in the queues of the real Kueue: its manager in KUBEBUILDER_ASSETS, its CRDs in kueue beside that
 	$(PYTEST) -m kueue tests/integration/operator
@@ -156,6 +165,7 @@ bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wil
 	$(PYTHON) -m venv bench/.venv
 	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
 	bench/.venv/bin/pip install -qq -e worker_image
+	bench/.venv/bin/pip install -qq --no-deps -e plugins/torch
 	bench/.venv/bin/pip install -qq -r bench/requirements.txt
 	@touch $@
 
@@ -212,7 +222,7 @@ pod-schema:  ## renew the schema of pod templates from the cluster of KUBECONFIG
 		"$$(kubectl version -o json | $(BIN)/python -c 'import json,sys; v = json.load(sys.stdin)["serverVersion"]; print(v["major"] + "." + v["minor"])')"
 
 verify: generate  ## regenerate, then no diff
-	git diff --exit-code -- manifests charts docs worker_image/ringtrain operator/ringtrain_operator
+	git diff --exit-code -- manifests charts docs worker_image/ringtrain operator/ringtrain_operator plugins
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) bench/.venv site .mypy_cache .ruff_cache .pytest_cache

@@ -19,7 +19,7 @@ import torch
 import ringtrain as rt
 from bench.steps import resnet50_shapes
 from ringtrain import elastic
-from ringtrain.torch.elastic import TorchState
+from ringtrain_torch.elastic import TorchState
 
 
 def measure(repeats: int) -> dict[str, list[float]]:

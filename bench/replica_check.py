@@ -15,7 +15,7 @@ import torch
 import ringtrain.torch as hvd
 from bench.steps import distributed_optimizer_step_of, host_optimizer_step_of
 from ringtrain.optim.replicas import PARTS
-from ringtrain.torch.replica import torch_replica_of
+from ringtrain_torch.replica import torch_replica_of
 
 TURNS, STEPS = 8, 20
 

@@ -16,7 +16,7 @@ def versions(root: Path) -> dict[str, str]:
     """The version of each file that states one."""
     found = {
         str(path.relative_to(root)): str(tomllib.loads(path.read_text())["project"]["version"])
-        for path in sorted(root.glob("*/pyproject.toml"))
+        for path in sorted([*root.glob("*/pyproject.toml"), *root.glob("plugins/*/pyproject.toml")])
     }
     chart = root / "charts" / "ringtrain-operator" / "Chart.yaml"
     for field in ("version", "appVersion"):

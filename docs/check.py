@@ -18,10 +18,10 @@ DISTRIBUTIONS = {
     "ringtrain_job": "worker_image",
     "ringtrain_operator": "operator",
     "ringtrain_sdk": "sdk",
-}
+} | {f"ringtrain_{plugin.parent.name}": f"plugins/{plugin.parent.name}" for plugin in ROOT.glob("plugins/*/tests")}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|c|h|svg|sh|proto)|(?:[\w-]+/)+")
-NAME = re.compile(r"(?:ringtrain|ringtrain_job|ringtrain_operator|ringtrain_sdk)(?:\.\w+)+")
+NAME = re.compile(rf"(?:{'|'.join(DISTRIBUTIONS)})(?:\.\w+)+")
 WIDTH = 120
 # Lines that are a paragraph's, or an item's of a list, can be broken; tables, headings and what has a mark can't.
 UNBROKEN = re.compile(r"\s*(\||#|```|<!--|:::|>|---)")
@@ -33,9 +33,11 @@ ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "
 
 
 def pages() -> list[Path]:
-    """Those in the repository's root, and everything below docs/ and bench/."""
+    """Those in the repository's root, everything below docs/ and bench/, and the plugins' own."""
     front = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-    return sorted([*front, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
+    return sorted(
+        [*front, *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md"), *ROOT.glob("plugins/*/*.md")]
+    )
 
 
 def problems(page: Path) -> Iterator[str]:
@@ -47,6 +49,8 @@ def problems(page: Path) -> Iterator[str]:
         if not leads_somewhere(page, target):
             yield f"link to {target}, which is not there"
     for code in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
+        if "NAME" in code:  # stands for any
+            continue
         if PATH.fullmatch(code) and not exists(code):
             yield f"`{code}` names no file or folder of this repository"
         if NAME.fullmatch(code) and not is_a_name(code):
@@ -92,7 +96,7 @@ def endings() -> frozenset[str]:
 
 def is_a_name(dotted: str) -> bool:
     """Whether a dotted name is a module, or a module's member as its file has the words."""
-    parts = dotted.split(".")
+    parts = in_plugin(dotted).split(".")
     file, rest = ROOT / DISTRIBUTIONS[parts[0]] / parts[0], parts[1:]
     while rest and (file / rest[0]).is_dir():
         file, rest = file / rest[0], rest[1:]
@@ -101,9 +105,21 @@ def is_a_name(dotted: str) -> bool:
     members = rest[1:] if source is module else rest
     text = source.read_text()
     for star in re.findall(r"^\s*from ([\w.]+) import \*", text, re.MULTILINE):
-        folder = ROOT / DISTRIBUTIONS[parts[0]] / star.replace(".", "/")
+        folder = ROOT / DISTRIBUTIONS[star.partition(".")[0]] / star.replace(".", "/")
         text += (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).read_text()
     return all(re.search(rf"\b{name}\b", text) for name in members[:1])
+
+
+def in_plugin(dotted: str) -> str:
+    """The name in a plugin's package if `dotted` is another name for it, else `dotted`."""
+    if not dotted.startswith("ringtrain."):
+        return dotted
+    package, name, *rest = dotted.split(".")
+    stub = ROOT / DISTRIBUTIONS[package] / package / name
+    source = stub / "__init__.py" if stub.is_dir() else stub.with_suffix(".py")
+    text = source.read_text() if source.exists() else ""
+    found = re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE)
+    return ".".join([found[1], *rest]) if found else dotted
 
 
 def wrapped(text: str) -> str:

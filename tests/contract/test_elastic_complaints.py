@@ -19,7 +19,7 @@ COMPLAINTS = {
     ),
     "process sets do not work in an elastic job": "ring/test_elastic.py::test_process_sets_are_made_again",
     "a newcomer hangs in its first broadcast": (
-        "frameworks/torch_elastic.py::check_a_newcomer_that_broadcasts_first_is_told_at_once"
+        "../plugins/torch/tests/torch_elastic.py::check_a_newcomer_that_broadcasts_first_is_told_at_once"
     ),
     "the epoch is wrong after a reset": "unit/runtime/elastic/test_shard.py::test_epochs_go_on_where_they_were",
     "all is lost with the coordinator": (

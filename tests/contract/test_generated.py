@@ -52,7 +52,8 @@ def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
 def test_every_variable_is_in_the_contract() -> None:
     """A RINGTRAIN_ variable that product code names is in proto/contract.toml, and so on the page."""
     known = set(re.findall(r'"(RINGTRAIN_[A-Z_]+)"', (ROOT / "proto/contract.toml").read_text()))
-    sources = [*ROOT.glob("worker_image/ringtrain*/**/*.py"), *ROOT.glob("operator/ringtrain_operator/**/*.py")]
+    folders = ("worker_image/ringtrain*", "plugins/*/ringtrain_*", "operator/ringtrain_operator")
+    sources = [source for folder in folders for source in ROOT.glob(f"{folder}/**/*.py")]
     named = {name for source in sources for name in re.findall(r'"(RINGTRAIN_[A-Z_]*[A-Z])"', source.read_text())}
     assert named - known - {"RINGTRAIN_OPERATOR"} == set()  # the prefix of the operator's own options
 

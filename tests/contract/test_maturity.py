@@ -10,12 +10,14 @@ from typing import Any
 import click
 import pytest
 import yaml
+from support.commands import module_at
 
 import ringtrain_job.cli.main
 import ringtrain_operator.cli.main
 from ringtrain_operator.generate.crd import build_crd
 
 ROOT = Path(__file__).parents[2]
+in_plugin = module_at(ROOT / "docs/check.py").in_plugin
 PAGE = (ROOT / "docs/maturity.md").read_text()
 WORDS = {"Stable", "Beta", "Experimental"}
 SAID = re.compile(r"Maturity: ([^.]+)\.")
@@ -66,7 +68,7 @@ def test_what_a_row_names_says_its_word(name: str, word: str) -> None:
 def test_whatever_says_a_word_is_on_the_page() -> None:
     """No field of the CRD, option, command, docstring or variable has a word that the page does not know."""
     known = (*fields(SPEC, "spec"), *commands(), *docstrings(), *variables().items())
-    unknown = {name for name, said in known if said} - PAGES_NAMES
+    unknown = {name for name, said in known if said} - PAGES_NAMES - {in_plugin(name) for name in PAGES_NAMES}
     assert unknown == set()
 
 
@@ -133,6 +135,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def docstring(name: str) -> str:
     """The docstring of a module, or of a class of one, which is read and not imported."""
+    name = in_plugin(name)
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -152,7 +155,8 @@ def docstring(name: str) -> str:
 
 def docstrings() -> Iterator[tuple[str, str]]:
     """(dotted name, words) of every module and class of the library and the client that says a word."""
-    for folder, package in (("worker_image", "ringtrain"), ("sdk", "ringtrain_sdk")):
+    plugins = ((f"plugins/{plugin.name}", f"ringtrain_{plugin.name}") for plugin in (ROOT / "plugins").glob("*/"))
+    for folder, package in (("worker_image", "ringtrain"), ("sdk", "ringtrain_sdk"), *plugins):
         for file in sorted((ROOT / folder / package).rglob("*.py")):
             parts = file.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

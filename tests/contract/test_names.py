@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = {
     "runtime": ROOT / "worker_image",
     "operator": ROOT / "operator" / "ringtrain_operator",
+    "plugins": ROOT / "plugins",
 }
 # Of libraries, which offer no other way.
 FOREIGN = {
@@ -50,7 +51,7 @@ SHARED = {"HostOptimizer", "DistributedOptimizer", "DiLoCo"}
 def modules(distribution: str) -> list[tuple[Path, ast.Module]]:
     """Every module that people write; generated ones are left out."""
     root = PRODUCT[distribution]
-    paths = [path for path in sorted(root.rglob("*.py")) if not {"gen", "build"} & set(path.parts)]
+    paths = [path for path in sorted(root.rglob("*.py")) if not {"gen", "build", "tests"} & set(path.parts)]
     return [(path.relative_to(root), ast.parse(path.read_text())) for path in paths]
 
 

@@ -82,7 +82,11 @@ def test_everything_public_has_a_docstring(module: ModuleType) -> None:
 
 def test_type_checkers_find_an_editable_installation(tmp_path: Path) -> None:
     """`pip install -e` puts folders on the path; type checkers read the path, and run no import hook."""
-    for folder, package in [("operator", "ringtrain_operator"), ("worker_image", "ringtrain")]:
+    for folder, package in [
+        ("operator", "ringtrain_operator"),
+        ("worker_image", "ringtrain"),
+        ("plugins/torch", "ringtrain_torch"),
+    ]:
         project = tmp_path / folder
         (project / package).mkdir(parents=True)
         (project / package / "__init__.py").touch()

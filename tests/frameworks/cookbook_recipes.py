@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frameworks.torch_training import same_everywhere
 from support.needs import installed
 from support.ports import free_addresses
 from torch import nn
+from torch_training import same_everywhere
 
 import ringtrain as rt
 import ringtrain.torch as hvd

@@ -79,15 +79,16 @@ def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path)
 @pytest.mark.sampled(one_in=3)
 def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In a copy of the repository, whose code is the installed one's."""
-    for part in ("operator", "sdk", "worker_image", "tests", "proto", "manifests", "charts", "docs"):
+    for part in ("operator", "sdk", "worker_image", "plugins", "tests", "proto", "manifests", "charts", "docs"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "Makefile", "CHANGELOG.md", "requirements-dev.txt", ".importlinter"):
+    for file in ("pyproject.toml", "conftest.py", "Makefile", "CHANGELOG.md", "requirements-dev.txt", ".importlinter"):
         shutil.copy(ROOT / file, tmp_path)
     venv = tmp_path / ".venv"  # for make: it is there, and younger than what it is made of
     venv.mkdir()
     for part in ("bin", "lib", "pyvenv.cfg"):
         (venv / part).symlink_to(BIN.parent / part)
-    (venv / ".installed").touch()
+    for made in (".core", ".installed"):
+        (venv / made).touch()
     author = {f"GIT_{who}_{what}": "you@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     path = ":".join(str(tmp_path / part) for part in ("operator", "sdk", "worker_image"))
     env = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "COLUMNS": "300", **author}

@@ -10,6 +10,7 @@ FOLDERS = {
     **dict.fromkeys(["mpi", "ring", "support"], ROOT / "tests"),
     **dict.fromkeys(["ringtrain", "ringtrain_job"], ROOT / "worker_image"),
     "ringtrain_operator": ROOT / "operator",
+    **{f"ringtrain_{plugin.name}": plugin for plugin in (ROOT / "plugins").iterdir() if plugin.is_dir()},
 }
 
 

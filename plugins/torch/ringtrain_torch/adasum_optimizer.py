@@ -1,0 +1,84 @@
+"""The form of `DistributedOptimizer` for Adasum, which combines the steps of the ranks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ringtrain import Adasum, ProcessSet
+from ringtrain.adapter import OptimizerReplicas, trains_alone
+from ringtrain.errors import ConfigurationError
+from ringtrain_torch.buckets import Param
+from ringtrain_torch.compression import Compressor
+from ringtrain_torch.handles import synchronize
+from ringtrain_torch.parameters import added_to_param_groups, in_place
+from ringtrain_torch.reduce import allreduce_async
+from ringtrain_torch.replica import torch_replica_of
+
+
+class TorchAdasumMixin:
+    """Each rank steps on its own gradients; the differences that its steps make are combined by Adasum.
+
+    Maleki, Musuvathi et al. 2021, "Scaling distributed training with adaptive summation", section 4.
+    """
+
+    def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
+        """Set it up; called once by `DistributedOptimizer`."""
+        self._names, self._compression, self._process_set = names, compression, process_set
+        self._replicas = OptimizerReplicas(min(names.values(), default=""), process_set)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, whose steps are combined from now on. Local: every rank adds the same."""
+        wrapped: Any = super()
+        wrapped.add_param_group(param_group)
+        optimizer: Any = self
+        self._names |= added_to_param_groups(self._names, optimizer)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load the wrapped optimizer's state."""
+        wrapped: Any = super()
+        optimizer: Any = self
+        with in_place(optimizer):
+            wrapped.load_state_dict(*args, **kwargs)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        wrapped: Any = super()
+        local_step: Callable[..., Any] = wrapped.step
+        if trains_alone(self._process_set):
+            return local_step() if closure is None else local_step(closure)
+        optimizer: Any = self
+        with self._replicas.compared(lambda part: torch_replica_of(self._names, optimizer.param_groups, part)):
+            pass  # before the ranks' own steps, which differ
+        params = [param for param in self._names if param.requires_grad]
+        before = [param.detach().clone() for param in params]
+        loss = local_step() if closure is None else local_step(closure)
+        with torch.no_grad():
+            handles = []
+            for param, start in zip(params, before, strict=True):
+                small, ctx = self._compression.compress(param - start)
+                name = f"step.{self._names[param]}"
+                handles.append((allreduce_async(small, None, name, Adasum, process_set=self._process_set), ctx))
+            for param, start, (handle, ctx) in zip(params, before, handles, strict=True):
+                param.copy_(start + self._compression.decompress(synchronize(handle), ctx))
+        return loss
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises ConfigurationError: it can't be pickled or copied."""
+        raise ConfigurationError(
+            "a DistributedOptimizer with op=Adasum can't be pickled or copied; keep its state_dict(), or copy the "
+            "optimizer that it was made of, and wrap the copy"
+        )
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: differences are combined in `step()`."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Not possible here. Raises AssertionError."""
+        raise AssertionError("skip_synchronize() has no meaning with Adasum: step() itself combines the ranks' steps")
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Any number of passes can precede a step: gradients are not touched until then."""

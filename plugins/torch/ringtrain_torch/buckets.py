@@ -1,0 +1,144 @@
+"""Which gradients travel together, and the memory in which they are reduced."""
+
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ringtrain.adapter import Array, dtype_of
+from ringtrain_torch.bridge import NAMES, to_tensor
+
+# A parameter: torch.nn.Parameter, whose stubs are not looked at.
+Param = Any
+
+# Every exchange, and every segment of it, costs Python; decision 38 has a sweep. A short model is cut all the
+# same: the first gradients leave while the backward pass makes the last.
+_MOST_BYTES: Final = 25 << 20
+_LEAST_BYTES: Final = 1 << 20
+_BUCKETS: Final = 4
+
+
+def cut_buckets(names: Mapping[Param, str]) -> list[list[Param]]:
+    """Cut parameters into buckets of one type and device each, of a quarter of all bytes or 25 MiB.
+
+    The cut depends on names, shapes and types alone, so ranks whose optimizers have the same parameters in another
+    order cut alike. The last name is first, as in a backward pass.
+    """
+    share = sum(param.nbytes for param in names) // _BUCKETS
+    return cut_at(names, min(max(share, _LEAST_BYTES), _MOST_BYTES))
+
+
+def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
+    """Cut into runs of at least `bucket_bytes`, but for the last of each type and device."""
+    buckets: list[list[Param]] = []
+    filling: dict[tuple[Any, str], list[Param]] = {}
+    for param in sorted(names, key=lambda param: _natural_parameter_name(names[param]), reverse=True):
+        kind = param.dtype, param.device.type
+        bucket = filling.setdefault(kind, [])
+        bucket.append(param)
+        if sum(member.nbytes for member in bucket) >= bucket_bytes:
+            buckets.append(filling.pop(kind))
+    return [*buckets, *filling.values()]
+
+
+def _natural_parameter_name(name: str) -> list[Any]:
+    """A key that puts layer 10 behind layer 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchBucketPlace:
+    """Where the reduction of a bucket's gradients goes.
+
+    `flat`: all of them, one behind the other. `bounds`: of each. `held`: whether a gradient lies there already,
+    and is overwritten. `memory`: of which `flat` is the present array, so that gradients can become views of it.
+    """
+
+    flat: Array
+    bounds: tuple[int, ...]
+    held: tuple[bool, ...]
+    memory: "TorchBucketMemory | None" = None
+
+    def store(self, grads: Sequence[torch.Tensor]) -> None:
+        """Leave in each of `grads`, which are those that were reduced, what was reduced."""
+        for index, grad in enumerate(grads):
+            if self.held[index]:
+                continue
+            if self.memory is not None and _has_no_view(grad):
+                grad.data = self.memory.view(index, grad.shape)
+            else:
+                with torch.no_grad():
+                    grad.copy_(to_tensor(self.flat[slice(*self.bounds[index : index + 2])]).view(grad.shape))
+
+
+class TorchBucketMemory:
+    """One flat array for a bucket's gradients, which become views of it, so that nothing is copied.
+
+    The array is used in step after step. Where somebody else still has a view of it, say a gradient that was kept
+    from an earlier step, there is a new array: what was kept stays as it is.
+    """
+
+    def __init__(self) -> None:
+        self._flat: Array = np.empty(0, np.uint8)
+        self._bounds: tuple[int, ...] = ()
+        self._views: list[Callable[[], Array | None]] = []
+
+    def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> TorchBucketPlace | None:
+        """Return where `grads` are to be reduced; None where they are not flat memory of the host.
+
+        `untouched`: they must keep what they hold until `TorchBucketPlace.store`.
+        """
+        if not all(_is_flat(grad) for grad in grads):
+            return None
+        dtype, bounds = dtype_of(NAMES[grads[0].dtype]), tuple(accumulate((grad.numel() for grad in grads), initial=0))
+        if bounds != self._bounds or dtype != self._flat.dtype:
+            self._renew(dtype, bounds)
+        held = self._held(grads)
+        if any(view() is not None for view, own in zip(self._views, held, strict=True) if not own):
+            self._renew(dtype, bounds)
+            held = self._held(grads)
+        if untouched and any(held):
+            return TorchBucketPlace(np.empty_like(self._flat), bounds, (False,) * len(held))
+        return TorchBucketPlace(self._flat, bounds, held, self)
+
+    def view(self, index: int, shape: Any) -> torch.Tensor:
+        """Return gradient `index` as a tensor. Its memory is not written to by others while the tensor lives."""
+        part = self._flat[slice(*self._bounds[index : index + 2])]
+        raw = part.view("int16") if part.dtype.name == "bfloat16" else part
+        self._views[index] = weakref.ref(raw)  # torch keeps `raw` as long as a tensor uses its memory
+        tensor = torch.from_numpy(raw)
+        return (tensor.view(torch.bfloat16) if raw.dtype != part.dtype else tensor).view(shape)
+
+    def _held(self, grads: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+        start, width = self._flat.ctypes.data, self._flat.itemsize
+        return tuple(
+            grad.data_ptr() == start + at * width or not grad.numel()
+            for grad, at in zip(grads, self._bounds, strict=False)
+        )
+
+    def _renew(self, dtype: Any, bounds: tuple[int, ...]) -> None:
+        self._flat, self._bounds = np.empty(bounds[-1], dtype), bounds
+        self._views = [lambda: None for _ in pairwise(bounds)]
+
+
+def _is_flat(grad: torch.Tensor) -> bool:
+    return (
+        grad.device.type == "cpu"
+        and grad.layout is torch.strided
+        and grad.is_contiguous()
+        and not grad.requires_grad
+        and grad.dtype in NAMES
+    )
+
+
+def _has_no_view(grad: torch.Tensor) -> bool:
+    """Whether no other tensor shares the memory of `grad`, as far as can be told; a view of it would miss what is
+    reduced, if that were elsewhere."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    storage = grad.untyped_storage()
+    return count is not None and count(storage._cdata) <= 2  # the tensor, and `storage`

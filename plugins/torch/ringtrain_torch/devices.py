@@ -1,0 +1,276 @@
+"""Collectives where tensors lie, through a process group of torch.distributed that nobody else uses.
+
+What ranks ask for is agreed on as ever; only the tensors take this way. The library adds up in an order of its
+own, so results have not the bits of a fold in rank order. See docs/decisions/0041-reductions-on-devices.md.
+
+Which backend of torch.distributed tensors take is a pure function of what is asked for and what is there. What only
+moves, moves as bytes, whatever its dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import Array, attached, current_world
+from ringtrain.adapter.devices import (
+    CollectiveKind,
+    Communicator,
+    FusedRequestBatch,
+    NamedRequest,
+    SubmittedTensors,
+    even_bounds,
+    number_of,
+)
+from ringtrain_torch.bridge import to_arrays, to_tensor
+from ringtrain_torch.device_groups import TorchDeviceGroup, TorchDeviceGroups
+
+
+def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
+    """Where `tensors` are exchanged, for the ranks to agree on: the kind of device, and the backend if any."""
+    kind = tensors[0].device.type if tensors else "cpu"
+    return f"{kind} through {backend}" if backend else kind
+
+
+def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> Any:
+    """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
+    return TorchDeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
+
+
+def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global_process_set) -> str:
+    """The name of the backend of torch.distributed that `tensors` go through in `process_set`; empty for host
+    memory."""
+    if not tensors:
+        return HOST
+    config = current_world().config
+    encrypts = config.trust.encrypt != "none" and config.encrypts_among(process_set.ranks or [])
+    return _torch_backend_here(tensors[0].device.type, config.ways.transport, encrypts)
+
+
+@functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
+def _torch_backend_here(device: str, transport: str, encrypts: bool) -> str:
+    return torch_backend_for(device, transport, encrypts, TorchBackends.here())
+
+
+class TorchDeviceTensors:
+    """The tensors of one submission. `backend`: of torch.distributed. `target`: where a bucket's result goes, if
+    that matters."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> None:
+        self.tensors = [tensor.detach() for tensor in tensors]
+        self.target: Array | None = None
+        self._backend = backend
+        self._groups = attached(TorchDeviceGroups)
+        self._world, self._number = current_world(), number_of(process_set)
+        self.device = self.tensors[0].device
+        self.ready: Any = None
+        self._streams: Any = None
+        if self.device.type != "cpu":
+            self._streams = torch.get_device_module(self.device)
+            self._stream = self._streams.current_stream(self.device)
+            self.ready = self._streams.Event()
+            self.ready.record(self._stream)
+
+    def __call__(self) -> Sequence[Array]:
+        self.wait_ready()
+        return to_arrays(self.tensors)()
+
+    def carry_out(
+        self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence[SubmittedTensors]
+    ) -> list[Any] | None:
+        request = batch.request
+        if len(communicator.ranks) == 1 or not can_carry_out(request):
+            return None
+        given = [one for one in tensors if isinstance(one, TorchDeviceTensors)]
+        for one in given:
+            one.wait_ready()
+        group = self._groups.of(self._world, self._number, communicator, self.device, self._backend)
+        if group is None:
+            return None
+        with group.stream(), torch.no_grad():
+            if request.kind is CollectiveKind.ALLREDUCE:
+                flat = _flat_tensors([tensor for one in given for tensor in one.tensors], self.device)
+                return _device_results(request, reduced_tensor(group, flat, request), given)
+            results = carried_out_request(group, batch, self.tensors)
+            self.hand_over(results)
+            return [results]
+
+    def wait_ready(self) -> None:
+        """Return when the device has made the tensors."""
+        if self.ready is not None:
+            self._streams.set_device(self.device)
+            self.ready.synchronize()
+
+    def hand_over(self, results: Sequence[torch.Tensor]) -> None:
+        """Have the results of the queue's thread used on the stream of the thread that has submitted."""
+        if self.ready is not None:
+            self._streams.current_stream(self.device).synchronize()
+            for result in results:
+                if result.device == self.device:
+                    result.record_stream(self._stream)
+
+
+def _flat_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return torch.cat([tensor.to(device).reshape(-1) for tensor in tensors])
+
+
+def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
+    """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
+    if request.members:
+        if given[0].target is not None:
+            to_tensor(given[0].target).copy_(whole)
+            return [[given[0].target]]
+        given[0].hand_over([whole])
+        return [[whole]]
+    results, at = [], 0
+    for one in given:
+        own = []
+        for tensor in one.tensors:
+            own.append(whole[at : at + tensor.numel()].clone().reshape(tensor.shape))
+            at += tensor.numel()
+        one.hand_over(own)
+        results.append(own)
+    return results
+
+
+HOST: Final = ""  # no backend: tensors travel through host memory
+
+
+@dataclass(frozen=True)
+class TorchBackends:
+    """What this process has. `by_device`: the backend's name for a type of device, as torch.distributed maps them,
+    plugins' own (such as hccl) included. `nccl_usable`: NCCL is in this build, and there is a GPU."""
+
+    by_device: Mapping[str, str]
+    nccl_usable: bool
+
+    @classmethod
+    def here(cls) -> TorchBackends:
+        nccl_usable = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
+        return cls(dict(dist.Backend.default_device_backend_map), nccl_usable)
+
+
+def torch_backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
+    """Return the name of the backend for tensors on the type `device`, or `HOST`.
+
+    `transport`: of WorkerConfig. "torch" asks for the backend of any device; one that torch.distributed maps to
+    nothing is looked for under the device's own name, and not found when its group is made. With "auto" NCCL is
+    chosen for CUDA where it can be used, unless tensors are to be encrypted, which it can't. No other has one.
+    """
+    if transport == "torch":
+        return backends.by_device.get(device, device)
+    if transport == "auto" and not encrypts and device == "cuda" and backends.nccl_usable:
+        return backends.by_device.get(device, HOST)
+    return HOST
+
+
+_OPS: Final = {
+    "Sum": dist.ReduceOp.SUM,
+    "Average": dist.ReduceOp.SUM,
+    "Min": dist.ReduceOp.MIN,
+    "Max": dist.ReduceOp.MAX,
+    "Product": dist.ReduceOp.PRODUCT,
+}
+_FLOATS: Final = {"float16", "bfloat16", "float32", "float64"}
+# Exact in any order. Averages of integers are rounded, others of them widened: that is done in host memory.
+_INTEGERS: Final = {"int32", "int64"}
+
+
+def can_carry_out(request: NamedRequest) -> bool:
+    """Whether libraries do with `request` what is done with arrays. The same on all ranks."""
+    if request.kind not in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER):
+        return True
+    if request.op not in _OPS:
+        return False
+    is_plain = request.op != "Average" and request.prescale == request.postscale == 1.0
+    # What Min and Max make of NaN depends on the library: gloo's have none that is not rank 0's.
+    floats = set() if request.op in ("Min", "Max") else _FLOATS
+    allowed = floats | _INTEGERS if is_plain else floats
+    together = request.kind is CollectiveKind.ALLREDUCE  # its tensors are reduced as one
+    return set(request.dtypes) <= allowed and (len(set(request.dtypes)) == 1 or not together)
+
+
+def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
+    """Return `flat` (1-d) reduced as `request` says. Halves are added up in float32, and rounded once."""
+    wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat.clone()
+    buffer = wide.mul_(request.prescale) if request.prescale != 1.0 else wide
+    group.all_reduce(buffer, _OPS[request.op])
+    factor = request.postscale / (group.size if request.op == "Average" else 1)
+    return (buffer.mul_(factor) if factor != 1.0 else buffer).to(flat.dtype)
+
+
+def carried_out_request(
+    group: TorchDeviceGroup, batch: FusedRequestBatch, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
+    number of rows from each rank (int32, on the host)."""
+    requests = batch.requests_of(group.ranks)
+    request = requests[group.position]
+    match request.kind:
+        case CollectiveKind.BROADCAST:
+            return [_broadcast(group, tensor, group.ranks.index(request.root)) for tensor in tensors]
+        case CollectiveKind.ALLGATHER:
+            rows = [[one.shapes[index][0] for one in requests] for index in range(len(tensors))]
+            return [_all_gather(group, tensor, own) for tensor, own in zip(tensors, rows, strict=True)]
+        case CollectiveKind.REDUCESCATTER:
+            return [_reduce_scatter(group, tensor, request) for tensor in tensors]
+        case _:
+            return _all_to_all(group, tensors[0], batch.splits_of(group.ranks))
+
+
+def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torch.Tensor:
+    received = tensor.clone(memory_format=torch.contiguous_format)
+    if received.numel():
+        group.broadcast(_tensor_bytes(received), root)
+    return received
+
+
+def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """`rows`: of each rank's tensor. What is shorter than the longest travels with padding."""
+    row_bytes = _row_bytes(tensor)
+    most = max(rows) * row_bytes
+    if not most:
+        return tensor.new_empty((sum(rows), *tensor.shape[1:]))
+    own = _tensor_bytes(tensor)
+    padded = own if len(own) == most else torch.cat([own, own.new_zeros(most - len(own))])
+    gathered = own.new_empty(most * group.size)
+    group.all_gather(gathered, padded)
+    parts = [part[: count * row_bytes] for part, count in zip(gathered.split(most), rows, strict=True)]
+    return torch.cat(parts).view(tensor.dtype).reshape(sum(rows), *tensor.shape[1:])
+
+
+def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """`splits`: of each rank, the rows for each rank."""
+    row_bytes = _row_bytes(tensor)
+    rows = [own[group.position] for own in splits]
+    received = torch.empty(sum(rows) * row_bytes, dtype=torch.uint8, device=tensor.device)
+    if row_bytes and any(itertools.chain.from_iterable(splits)):
+        outgoing = [count * row_bytes for count in splits[group.position]]
+        group.all_to_all(received, _tensor_bytes(tensor), [count * row_bytes for count in rows], outgoing)
+    whole = received.view(tensor.dtype).reshape(sum(rows), *tensor.shape[1:])
+    return [whole, torch.tensor(rows, dtype=torch.int32)]
+
+
+def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
+    """All is reduced everywhere: gloo has no reduce-scatter that ends when it is polled."""
+    whole = reduced_tensor(group, tensor.reshape(-1), request) if tensor.numel() else tensor
+    start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]
+    return whole.reshape(tensor.shape)[start:stop].clone()
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.contiguous()
+    # Of one element any stride counts as contiguous, and then has no view as bytes.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def _row_bytes(tensor: torch.Tensor) -> int:
+    return math.prod(tensor.shape[1:]) * tensor.element_size()

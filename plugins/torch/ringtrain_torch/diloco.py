@@ -1,0 +1,216 @@
+"""A torch optimizer that steps on each rank alone, and averages what many steps have changed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from ringtrain.adapter import Array, OnHostDiLoCo, joins_survivors
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.optim import DiLoCo as ArrayDiLoCo
+from ringtrain_torch.bridge import real_tensor, to_arrays, to_tensor
+from ringtrain_torch.host_arguments import check_devices, named_group_parameters
+from ringtrain_torch.host_state import OWN, TorchHostState
+from ringtrain_torch.optimizer import DistributedOptimizer
+from ringtrain_torch.parameters import in_place
+from ringtrain_torch.state import broadcast_parameters, map_tensor_leaves
+
+
+class _DiLoCoTensors:
+    """Weights that are parameters, on the CPU or a device."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self._params = params
+
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
+        return to_arrays([real_tensor(self._params[name].detach()) for name in names])()
+
+    def write(self, name: str, values: Array) -> None:
+        with torch.no_grad():
+            real_tensor(self._params[name].detach()).copy_(to_tensor(values))
+
+
+class _TorchInnerState:
+    """The inner optimizer's state, read into host memory, and loaded into the objects that are there."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self._inner = inner
+
+    def state_dict(self) -> Any:
+        return map_tensor_leaves(self._inner.state_dict(), _torch_leaf_on_host)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with in_place(self._inner):
+            self._inner.load_state_dict(state)
+
+
+class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
+    """Train on each rank alone with an optimizer of torch, and average over ranks what many steps have changed.
+
+        inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
+        optimizer = DiLoCo(model, inner=inner, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
+        for batch in batches:
+            loss(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.finish()                  # all ranks have the same weights
+
+    `model`: the module whose parameters `inner` has, on the CPU or a device; they name them, and rank 0's
+    parameters and buffers are sent to all ranks. `inner`: this rank's optimizer of torch, whose groups this one
+    shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.optim.DiLoCo`
+    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites).
+    `outer`: that object, with the outer weights, and what it tells of synchronizations.
+
+    In a site of several ranks `inner` steps on the mean of the site's gradients, which is made during the backward
+    pass, as `DistributedOptimizer` does. To clip that mean, call `synchronize()` before, and `step()` inside
+    `skip_synchronize()`; both do nothing where a rank trains alone.
+
+    With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
+    synchronizes. A commit copies the state of `inner` to host memory, and a rank that goes back to a commit loads it
+    again. A newcomer's begins anew.
+
+    A parameter that requires no gradient is sent once, with rank 0's other values, and never again; one that has a
+    gradient later is refused. Buffers, as the averages of BatchNorm, are each rank's own between the start and
+    `finish()`, which gives all ranks rank 0's. Weights are written in place.
+
+    `step()` counts. Where it is not called, because a GradScaler has left a step out, call `count_step()` in its
+    place: `optimizer.synchronize()`, `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
+
+    Collective: every rank makes it of the same model with the same arguments, else MismatchError, and takes as
+    many steps. Maturity: Experimental.
+    """
+
+    _host: Any
+
+    def __init__(self, model: torch.nn.Module, *, inner: torch.optim.Optimizer, **options: Any) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigurationError(f"DiLoCo: model is {kind_of(model)}; expected a torch.nn.Module")
+        if not isinstance(inner, torch.optim.Optimizer) or hasattr(inner, "synchronize"):
+            raise ConfigurationError(
+                f"DiLoCo: inner is {kind_of(inner)}; expected one of torch's own, for this rank's gradients"
+            )
+        self._inner: Any = inner
+        self.model = model
+        params = named_group_parameters(inner.param_groups, model)
+        trained = {name: param for name, param in params.items() if param.requires_grad}
+        self._frozen = {name: param for name, param in params.items() if name not in trained}
+        if not trained:
+            raise ConfigurationError("DiLoCo: no parameter of inner requires a gradient; nothing to train")
+        check_devices(trained)
+        local = _DiLoCoTensors(trained)
+        initial = {name: np.array(local.read([name])[0]) for name in trained}
+        self._is_made = False
+        super().__init__(inner.param_groups, inner.defaults)
+        self._is_made = True
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.trained = frozenset(trained)  # names that a state keeps by this optimizer
+        self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_TorchInnerState(inner), **options)
+        if self.outer.site is not None:
+            self._inner = DistributedOptimizer(inner, params.items(), process_set=self.outer.site)
+        others = {name: value for name, value in model.state_dict().items() if name not in trained}
+        if not joins_survivors():
+            broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
+
+    def step(self, closure: Callable[[], Any] | None = None, samples: float = 1) -> Any:
+        """Take a step of `inner`, on so many samples, and synchronize what is due. Returns what
+        `inner.step(closure)` returned.
+
+        Raises PeerLost when the ring failed, MismatchError where ranks took other numbers of steps.
+        """
+        thawed = [name for name, param in self._frozen.items() if param.grad is not None]
+        if thawed:
+            raise ConfigurationError(
+                f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was made, and has one now; '
+                "each rank would train it alone: make DiLoCo after requires_grad_()"
+            )
+        result = self._inner.step(closure)
+        self.count_step(samples)
+        return result
+
+    def count_step(self, samples: float = 1) -> None:
+        """Count a step of `inner` that was taken elsewhere, or left out on this rank; synchronize what is due.
+
+        Raises ConfigurationError where the site's gradients were not averaged before that step.
+        """
+        if (sync := self._sync) is not None and sync.begun and not sync.is_alone:
+            raise ConfigurationError(
+                "DiLoCo: count_step() was called for a step on this rank's own gradients, in a site of "
+                f"{self.outer.site}; call synchronize() before it"
+            )
+        self.outer.step(samples)
+
+    def synchronize(self) -> None:
+        """Wait until gradients are the means of this site's ranks; then they may be changed."""
+        if self._sync is not None:
+            self._inner.synchronize()
+
+    def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which `step()` takes the gradients as they are, which `synchronize()` has averaged."""
+        skipped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        return skipped if self._sync is None else self._inner.skip_synchronize()
+
+    def finish(self) -> None:
+        """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
+        Collective: at the end of training, and before an evaluation."""
+        self.outer.finish()
+        broadcast_parameters(dict(self.model.named_buffers()), 0)
+
+    @property
+    def _sync(self) -> Any:
+        """What averages gradients in this site."""
+        return getattr(self._inner, "sync", None)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of torch."""
+        self._inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: parameters are cut into fragments once."""
+        if self._is_made:
+            raise ConfigurationError("DiLoCo: a parameter group was added; add it to inner, and make DiLoCo then")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank goes on from, to the bit: the state of `inner` as torch has it, and under
+        "ringtrain" this rank's weights and all of the outer optimizer. Every rank saves its own; buffers are the
+        model's to save. Collective."""
+        own = map_tensor_leaves(
+            self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf
+        )
+        return {**self._inner.state_dict(), OWN: own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what this rank's `state_dict()` gave, weights included. Not collective.
+
+        Raises ConfigurationError for the state of another optimizer, rank, size or model.
+        """
+        if OWN not in state_dict:
+            raise ConfigurationError(
+                f"DiLoCo: load_state_dict was given {sorted(map(str, state_dict))}, without {OWN!r}; expected "
+                "what state_dict() has returned; load a state of torch's own optimizer into inner"
+            )
+        self.outer.load_state_dict(TorchHostState.arrays_of(state_dict[OWN]))
+        with in_place(self._inner):
+            self._inner.load_state_dict({name: value for name, value in state_dict.items() if name != OWN})
+
+    def close(self) -> None:
+        """Give memory and descriptors back; the model keeps this rank's weights."""
+        self.outer.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a DiLoCo can't be pickled or copied: its state is spread over ranks; save state_dict()")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__getstate__()
+
+
+def _is_tensor_leaf(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray)
+
+
+def _torch_leaf_on_host(leaf: Any) -> Any:
+    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf

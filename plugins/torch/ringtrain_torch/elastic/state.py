@@ -1,0 +1,168 @@
+"""The elastic state of a PyTorch training: models, optimizers, samplers, and plain values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from ringtrain.adapter import join
+from ringtrain.adapter.state import (
+    ElasticOptimizer,
+    HandlerParticipant,
+    OptimizerParticipant,
+    StatefulObjectHandler,
+    participants_by_type,
+)
+from ringtrain.elastic import Participant, State, StateExtension, StateHandler, register_extension
+from ringtrain_torch.diloco import DiLoCo
+from ringtrain_torch.elastic.sampler import ElasticSampler
+from ringtrain_torch.host_optimizer import HostOptimizer
+from ringtrain_torch.objects import TORCH_VALUES
+from ringtrain_torch.optimizer import DistributedTorchMixin
+from ringtrain_torch.parameters import in_place
+from ringtrain_torch.state import broadcast_optimizer_state, broadcast_parameters
+
+Registry = list[tuple[type, Any]]
+
+
+class ModelStateHandler(StateHandler):
+    """For modules: parameters and buffers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._left_out: Collection[str] = ()
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Parameters of these names are kept by something else."""
+        self._left_out = names
+        self._saved = {name: value for name, value in self._saved.items() if name not in names}
+
+    def save(self) -> None:
+        self._saved = _copied_torch_value(self._own(), self._saved)
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved, strict=not self._left_out)
+
+    def sync(self, root: int = 0) -> None:
+        own = self._own()
+        broadcast_parameters({name: value for name, value in own.items() if isinstance(value, torch.Tensor)}, root)
+
+    def _own(self) -> dict[str, Any]:
+        return {name: value for name, value in self.value.state_dict().items() if name not in self._left_out}
+
+
+class BuffersHandler(ModelStateHandler):
+    """For the model of an optimizer that keeps the parameters: its buffers, and parameters not trained."""
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer.model)
+        self.leave_out(optimizer.trained)
+
+
+class OptimizerStateHandler(StateHandler):
+    """For torch's optimizers and `DistributedOptimizer`: state and options."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._saved: dict[str, Any] = {}
+        self.save()
+
+    def save(self) -> None:
+        self._saved = _copied_torch_value(self.value.state_dict(), self._saved)
+
+    def restore(self) -> None:
+        if isinstance(self.value, DistributedTorchMixin):
+            self.value.sync.reset()  # of a world that was left: nothing of it will come
+        self.value.zero_grad()
+        with in_place(self.value):
+            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
+
+    def sync(self, root: int = 0) -> None:
+        broadcast_optimizer_state(self.value, root)
+
+
+def _copied_torch_value(value: Any, kept: Any) -> Any:
+    """A copy of `value`; its tensors are in the memory of `kept`, a former copy, where they fit."""
+    if isinstance(value, torch.Tensor):
+        fits = isinstance(kept, torch.Tensor) and (kept.shape, kept.dtype, kept.device) == (
+            value.shape, value.dtype, value.device
+        )  # fmt: skip
+        return kept.copy_(value.detach()) if fits else value.detach().clone()
+    if type(value) is dict:
+        former = kept if type(kept) is dict else {}
+        return {key: _copied_torch_value(one, former.get(key)) for key, one in value.items()}
+    return copy.deepcopy(value)
+
+
+class SamplerStateHandler(StatefulObjectHandler):
+    """For samplers: what has been used of the epoch."""
+
+
+_handler_registry: Registry = [
+    (ElasticOptimizer, OptimizerParticipant),
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> Registry:
+    """Pairs of a type and what keeps a value of it; the first that fits is taken."""
+    return _handler_registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Take other pairs from now on, for states that are made after this."""
+    global _handler_registry
+    _handler_registry = registry
+
+
+class TorchState(State):
+    """Models, optimizers and whatever else a training with PyTorch goes on from, as attributes of this object.
+
+        state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
+
+    `model`, `optimizer`, `kwargs`: models, optimizers (also `DistributedOptimizer` and `HostOptimizer`), samplers,
+    objects with `state_dict()`, and plain values with tensors among them. Parameters that a `HostOptimizer` trains
+    are kept by it: a commit copies none of them, but the buffers of its model. What a registered handler knows is
+    left to it.
+    """
+
+    _foreign = TORCH_VALUES
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        super().__init__(handlers=_handler_registry, **given)
+        hosts = [value for value in given.values() if isinstance(value, HostOptimizer | DiLoCo)]
+        trained = {name for host in hosts for name in host.trained}
+        for participant in self._participants.values():
+            if isinstance(participant, HandlerParticipant) and isinstance(participant.handler, ModelStateHandler):
+                participant.handler.leave_out(trained)
+
+    def sync(self) -> None:
+        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here the
+        others meet with zeros, and what newcomers broadcast or gather fails there at once.
+        """
+        join()
+        super().sync()
+
+
+def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
+    """Return participants of models and optimizers, and of the buffers of models that only a host optimizer holds."""
+    pairs = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
+    made = participants_by_type(left, pairs)
+    models = [value for value in values.values() if isinstance(value, torch.nn.Module)]
+    known = {id(part) for model in models for part in model.modules()}
+    for name, value in values.items():
+        model = getattr(value, "model", None) if isinstance(value, HostOptimizer | DiLoCo) else None
+        if isinstance(model, torch.nn.Module) and id(model) not in known:
+            made[f"{name}.buffers"] = HandlerParticipant(BuffersHandler(value))
+    return made
+
+
+register_extension(StateExtension(_torch_participants))  # a plain `ringtrain.elastic.State` takes them as well

@@ -1,0 +1,168 @@
+"""Allgather, broadcast and alltoall, and join for ranks whose data ends early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ringtrain import ProcessSet, global_process_set
+from ringtrain.adapter import NamedCollective, allgather_gradient, broadcast_gradient, join_after_updates, queue_of
+from ringtrain_torch.bridge import to_tensor
+from ringtrain_torch.handles import (
+    TorchHandle,
+    check_tensors,
+    differentiable,
+    first_of_torch_handle,
+    on_host,
+    submit_tensors,
+    synchronize,
+)
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to gather the rows of every rank's `tensor`; `synchronize` returns a new tensor with all rows.
+
+    The number of rows may differ between ranks; dtype and the rest of the shape are the same on all ranks.
+    """
+    return first_of_torch_handle(submit_tensors(NamedCollective.allgather(process_set, name), [tensor]))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of what the ranks hold
+    for them.
+    """
+    return _torch_allgathered([tensor], NamedCollective.allgather(process_set, name))[0]
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to gather each of `tensors`, as one collective; `synchronize` returns a list."""
+    return submit_tensors(NamedCollective.allgather(process_set, name, "grouped_allgather"), tensors)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """Return each of `tensors` gathered, as one collective; gradients flow through."""
+    return _torch_allgathered(tensors, NamedCollective.allgather(process_set, name, "grouped_allgather"))
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor.
+
+    `tensor`: the same shape and dtype on all ranks; its values count on `root_rank` alone.
+    """
+    return first_of_torch_handle(submit_tensors(NamedCollective.broadcast(root_rank, process_set, name), [tensor]))
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> TorchHandle:
+    """Like `broadcast_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+
+    def finish(result: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.detach().copy_(to_tensor(result[0])) if queue_of(process_set).rank != root_rank else tensor
+
+    return submit_tensors(NamedCollective.broadcast(root_rank, process_set, name), [tensor], finish)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite `tensor` with that of `root_rank` and return it."""
+    synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return tensor
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the tensor of `root_rank`, to which the mean of all ranks' gradients flows back."""
+    collective = NamedCollective.broadcast(root_rank, process_set, name)
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own_name = f"{collective.name}.grad"
+        return on_host(lambda given: broadcast_gradient(given, root_rank, process_set, own_name), grads)
+
+    return differentiable(lambda given: synchronize(submit_tensors(collective, given)), backward, [tensor])[0]
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts).
+
+    `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
+    """
+    handle = _torch_alltoall(tensor, NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name))
+    return handle if splits is not None else first_of_torch_handle(handle)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return what `alltoall_async` promises; gradients flow back the way that the rows came."""
+    collective = NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name)
+    counts: list[int] = []  # of the rows received
+
+    def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        output, received = synchronize(_torch_alltoall(given[0], collective))
+        counts[:] = received.tolist()
+        return output, received
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        back = NamedCollective.alltoall(counts, process_set, f"{collective.name}.grad")
+        return on_host(lambda given: back.run(given)[:1], grads[:1])
+
+    output, received = differentiable(forward, backward, [tensor])
+    return output if splits is None else (output, received)
+
+
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
+
+    Meanwhile it contributes zeros to what the others sum or average. `device`: accepted for Horovod's sake; zeros
+    are made in host memory. A HostOptimizer needs as many steps on every rank: MismatchError where that is not so.
+    """
+    return join_after_updates()
+
+
+def _torch_alltoall(tensor: torch.Tensor, collective: NamedCollective) -> TorchHandle:
+    def finish(result: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return to_tensor(result[0], tensor.device), to_tensor(result[1])
+
+    return submit_tensors(collective, [tensor], finish)
+
+
+def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
+    if splits is None:
+        return None
+    return tuple(splits.tolist() if isinstance(splits, torch.Tensor) else splits)
+
+
+def _torch_allgathered(tensors: Sequence[torch.Tensor], collective: NamedCollective) -> list[torch.Tensor]:
+    """Return `tensors` gathered, with gradients."""
+    check_tensors(tensors)
+    rows = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        own_name = f"{collective.name}.grad"
+        return on_host(lambda given: allgather_gradient(given, rows, collective.process_set, own_name), grads)
+
+    return differentiable(lambda given: synchronize(submit_tensors(collective, given)), backward, tensors)

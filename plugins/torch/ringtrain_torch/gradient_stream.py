@@ -1,0 +1,361 @@
+"""Gradients on their way to the host."""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from ringtrain.adapter import Array
+from ringtrain.errors import ConfigurationError, some_of
+from ringtrain.optim import HostOptimizer
+from ringtrain.step_time import REDUCTION, beside_training
+from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
+from ringtrain_torch.hook import TorchGradientHook
+from ringtrain_torch.node_sum import TorchNodeSum
+from ringtrain_torch.stand_in import TorchGradientStandIn
+
+
+@dataclass(eq=False, slots=True)
+class _StreamedParameter:
+    """A parameter within an update. `held`: its gradient, as far as the host has not got it. `given`: the host has
+    got one. `passes`: backward passes that it has a gradient of. `open`, `spent`: stand in `param.grad` until
+    `step()`, and after it. `stale`: torch would have the gradient of the step before in `held`, too.
+    """
+
+    name: str
+    param: Any
+    open: Any = None
+    spent: Any = None
+    held: Any = None
+    given: bool = False
+    passes: int = 0
+    stale: bool = False
+    hooks: list[Any] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget this step."""
+        self.held, self.given, self.passes, self.stale = None, False, 0, False
+
+
+@dataclass(frozen=True)
+class TorchStreamOptions:
+    """`begin`: called before the first gradient of an update goes to the host. `asks_zero_grad`: whether gradients
+    stay after `step()`, so that a script that forgets to call `zero_grad()` is told. `holds`: weights change in
+    `step()` alone."""
+
+    begin: Callable[[], None]
+    asks_zero_grad: bool
+    holds: bool
+
+
+class TorchGradientStream:
+    """Hands each gradient to the host optimizer when the backward passes of a step have completed it.
+
+    `param.grad` has a `TorchGradientStandIn` from then on. Where weights wait for `step()`, what a script does with
+    gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and may change, replace
+    or forget them, or add another backward pass. Where weights change during the backward pass, that is an error.
+
+    In the first step gradients go to the host at its end, which tells how many backward passes a step has.
+
+    From the CPU a gradient is copied at once. From another device it is copied into pinned memory behind the work
+    that makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
+    `TorchNodeSum` it stays on the device.
+    """
+
+    def __init__(
+        self,
+        host: HostOptimizer,
+        params: Mapping[str, Any],
+        node_sum: TorchNodeSum | None,
+        options: TorchStreamOptions,
+    ) -> None:
+        self._host = host
+        self._node_sum = node_sum
+        self._options = options
+        self._params = {name: _StreamedParameter(name, param) for name, param in params.items()}
+        self._under_way: list[Future[None]] = []
+        self._passes: int | None = None  # that a step has; None: not known yet
+        self._means: dict[str, Any] | None = None  # gradients that were read, in this update
+        self._any_given = False  # the host has a gradient of this step
+        on_cpu = all(param.device.type == "cpu" for param in params.values())
+        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
+        self.watch()
+
+    def watch(self) -> None:
+        """Install hooks on every parameter that requires a gradient by now."""
+        for own in self._params.values():
+            if not own.hooks and own.param.requires_grad:
+                own.open = TorchGradientStandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
+                own.spent = TorchGradientStandIn.of(
+                    own.param, partial(_refuse_spent_backward, own), partial(self._zero, own), True
+                )
+                own.hooks = [
+                    own.param.register_hook(TorchGradientHook(partial(self._make_way, own))),
+                    own.param.register_post_accumulate_grad_hook(TorchGradientHook(partial(self._take, own))),
+                ]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a gradient of an update that has not been made."""
+        return any(own.given or own.held is not None for own in self._params.values())
+
+    def finish(self) -> None:
+        """Return when every gradient of this step is with the host, or is known not to be there on this rank.
+
+        Raises ConfigurationError where a script did what it may not do while weights change.
+        """
+        if stale := [own.name for own in self._all if own.stale]:
+            raise ConfigurationError(
+                f"step() was called with gradients of {some_of(stale)} from before the last step, which torch "
+                "would add to the new ones; call optimizer.zero_grad() after each step()"
+            )
+        if self._means is None:
+            self._look()
+        if any(own.held is not None and (own.given or self._means is not None) for own in self._all):
+            self._read_all()  # another backward pass after gradients had gone: all ranks have it
+            self._give_again()
+        elif self._means is not None:
+            self._host.replace_gradients({own.name: _gradient_array(own.param.grad) for own in self._all})
+        else:
+            self._give_rest()
+        self._wait_given()
+        passes = max((own.passes for own in self._all), default=1)
+        self._passes = max(self._passes or 1, passes)
+
+    def ended(self) -> None:
+        """The step is made: its gradients are gone."""
+        for own in self._all:
+            own.clear()
+            if own.param.grad is not None:
+                own.param.grad = own.spent if self._options.asks_zero_grad else None
+        self._means, self._any_given = None, False
+        self.watch()
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Forget the gradients that are there. Collective where the host has got some."""
+        if self._any_given:
+            self._drop()
+        for own in self._all:
+            there = own.held is not None or own.param.grad is not None
+            own.clear()
+            own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
+
+    def take_back(self) -> None:
+        """Have gradients in `param.grad`, the means of all ranks where the host has got some, and nothing with the
+        host. Collective where it has."""
+        if self._any_given:
+            self._read_all()
+            self._host.drop()
+        for own in self._all:
+            if own.param.grad is own.open:
+                own.param.grad = own.held
+            own.clear()
+        self._means, self._any_given = None, False
+
+    def forget(self) -> None:
+        """Give up the gradients of a step that is not ended. Local: the host gives them up as well."""
+        under_way, self._under_way = self._under_way, []
+        for copy in under_way:
+            copy.exception()
+        if self._node_sum is not None:
+            self._node_sum.forget()
+        for own in self._all:
+            own.clear()
+            own.param.grad = None
+        self._means, self._any_given = None, False
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for own in self._all:
+            for hook in own.hooks:
+                hook.remove()
+            if isinstance(own.param.grad, TorchGradientStandIn):
+                own.param.grad = None
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._params.clear()
+
+    @property
+    def _all(self) -> Iterable[_StreamedParameter]:
+        return self._params.values()
+
+    def _make_way(self, own: _StreamedParameter, _: torch.Tensor) -> None:
+        """Runs before autograd adds to `param.grad`: has what torch would have there."""
+        grad = own.param.grad
+        if self._means is not None:
+            own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
+        elif grad is not None and (grad is own.open or grad is own.spent) and not _is_accumulated(own.param):
+            return  # a backward pass that leaves `param.grad` alone
+        elif grad is own.open:
+            own.param.grad = own.held
+        elif grad is own.spent:
+            own.param.grad, own.stale = None, grad is not None
+        elif grad is None and (own.given or own.held is not None):
+            self._set_to_none(own)
+
+    def _set_to_none(self, own: _StreamedParameter) -> None:
+        """A script has forgotten the gradient of `own`, as `model.zero_grad()` does with all of them."""
+        own.held, own.passes, own.stale = None, 0, False
+        if not own.given:
+            return
+        if all(other.param.grad is not other.open or not other.given for other in self._all):
+            self._drop()
+            return
+        self._read_all()
+        own.param.grad = None
+
+    def _take(self, own: _StreamedParameter, param: Any) -> None:
+        """Runs when autograd has added to `param.grad`."""
+        own.held = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        own.passes += 1
+        if self._means is not None:
+            return
+        param.grad = own.open
+        if own.given:
+            if not self._options.holds:
+                own.held, own.passes = None, own.passes - 1
+            self._need_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
+        elif self._passes is not None and own.passes >= self._passes and not own.stale:
+            self._give(own)
+
+    def _look(self) -> None:
+        """Take what a script has put into `param.grad`, or taken from there."""
+        replaced = {}
+        for own in self._all:
+            grad = own.param.grad
+            if grad is own.open and grad is not None:
+                continue
+            there = None if grad is None or grad is own.spent else grad
+            if own.given:
+                replaced[own] = there
+            else:
+                own.held = there
+        if replaced:
+            self._need_hold(f"the gradient of {next(iter(replaced)).name!r} was replaced before step()")
+            self._read_all()
+            for own, grad in replaced.items():
+                own.param.grad = grad
+
+    def _give(self, own: _StreamedParameter) -> None:
+        """Hand the gradient of `own` to the host, which has none where there is none."""
+        if not self._any_given:
+            self._options.begin()
+            self._any_given = True
+        grad, own.held, own.given = own.held, None, True
+        if self._node_sum is not None and self._node_sum.carries(own.name):
+            there = None if grad is None else real_tensor(grad)
+            self._host.submit_with(own.name, partial(self._node_sum.put, own.name, there), grad is not None)
+        elif grad is None:
+            self._host.submit(own.name, None)
+        else:
+            self._submit(own, grad)
+        if not self._options.holds and grad is not None:
+            torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
+
+    def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
+        arrays = to_arrays([real_tensor(grad)])
+        if self._thread is None:
+            self._host.submit(own.name, arrays()[0])
+        else:
+            self._under_way.append(self._thread.submit(lambda: self._host.submit(own.name, arrays()[0])))
+
+    def _give_rest(self) -> None:
+        for own in self._all:
+            if not own.given:
+                self._give(own)
+
+    def _wait_given(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for copy in under_way:
+            with REDUCTION:  # the update before may have to end first
+                copy.result()
+
+    def _read(self, own: _StreamedParameter) -> torch.Tensor:
+        """What stands for the gradient of `own`: the mean over ranks."""
+        self._need_hold(f"the gradient of {own.name!r} was read before step()")
+        self._read_all()
+        while any(other.held is not None for other in self._all):
+            self._give_again()
+            self._read_all()
+        if own.param.grad is None:
+            raise ConfigurationError(f"no rank has a gradient of {own.name!r}; read it before zero_grad()")
+        grad: torch.Tensor = own.param.grad
+        return grad
+
+    def _read_all(self) -> None:
+        """Have the mean gradients in the place of those that stand for them. Collective."""
+        if self._means is not None:
+            return
+        self._host.require_last_micro_step("gradients were read or changed before step()")
+        late = {own: own.held for own in self._all if own.given and own.held is not None}
+        for own in late:
+            own.held = None
+        self._give_rest()
+        self._wait_given()
+        self._means = self._host.gather_gradients()
+        for own in self._all:
+            mean = self._means[own.name]
+            own.param.grad = None if mean is None else tensor_like_param(to_tensor(mean), own.param)
+            if own in late:
+                own.held = late[own] if mean is None else late[own] + own.param.grad
+
+    def _give_again(self) -> None:
+        """Reduce once more what was read, with the gradients that came since. Collective."""
+        values = {own: own.param.grad if own.held is None else own.held for own in self._all}
+        self._host.drop()
+        self._means, self._any_given = None, False
+        for own, value in values.items():
+            own.given, own.held = False, value
+            own.param.grad = own.open
+        self._give_rest()
+        self._wait_given()
+
+    def _drop(self) -> None:
+        """Forget what the host has got. Collective."""
+        self._need_hold("gradients were forgotten after backward()")
+        if self._means is None:
+            self._give_rest()
+            self._wait_given()
+        self._host.drop()
+        self._means, self._any_given = None, False
+        for own in self._all:
+            own.given = False
+
+    def _zero(self, own: _StreamedParameter) -> None:
+        """`param.grad.zero_()`."""
+        if own.given:
+            self._need_hold(f"the gradient of {own.name!r} was set to zero before step()")
+            self._read_all()
+        own.held, own.passes, own.stale = None, 0, False
+        own.param.grad = torch.zeros_like(own.param)
+
+    def _need_hold(self, what: str) -> None:
+        if not self._options.holds:
+            raise ConfigurationError(
+                f"{what}, and HostOptimizer was made with update_during_backward=True, so weights have begun to "
+                "change; leave update_during_backward out"
+            )
+
+
+def _is_accumulated(param: torch.Tensor) -> bool:
+    """Whether the backward pass that runs adds to `param.grad`: `torch.autograd.grad` does not."""
+    try:
+        return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
+    except RuntimeError:  # so it answers within torch.autograd.grad
+        return False
+
+
+def _refuse_spent_backward(own: _StreamedParameter) -> torch.Tensor:
+    raise ConfigurationError(
+        f"the gradient of {own.name!r} was read after step(), which has used it up; read it between "
+        "backward() and step()"
+    )
+
+
+def _gradient_array(grad: torch.Tensor | None) -> Array | None:
+    if grad is None:
+        return None
+    return to_arrays([real_tensor(grad.to_dense() if grad.is_sparse else grad)])()[0]

@@ -1,0 +1,446 @@
+"""Reduce each parameter's gradient: as the backward pass makes it, where it makes each as often as was announced.
+
+In its first steps an optimizer reduces in `finish` alone, and counts how often a backward pass reaches each
+parameter. Where that is as often as was announced, buckets leave during the backward pass from then on, all but
+the last, whose gradients are the last to be made. Flows with more passes (a GAN's two losses, a loss that also
+reaches another optimizer's parameters) go on as they began. When a bucket leaves is a matter of each rank: all
+ranks reduce each bucket once a step.
+"""
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from ringtrain import Average, ProcessSet, Sum, rank, timeline
+from ringtrain.adapter import NamedCollective, NamedReduction, current_world, members, trains_alone
+from ringtrain.errors import ConfigurationError, some_of
+from ringtrain_torch.bridge import to_tensor
+from ringtrain_torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, cut_at, cut_buckets
+from ringtrain_torch.compression import Compressor
+from ringtrain_torch.fingerprint import TorchFingerprint
+from ringtrain_torch.handles import TorchHandle, submit_bucket
+from ringtrain_torch.presence import check_who_drops, empty_gradient, grad_presence_row, is_grad_anywhere
+from ringtrain_torch.sparse import SparseTorchHandle
+
+# A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
+# and now and then, and in part in the others.
+_FIRST_STEPS: Final = 10
+_EVERY_STEPS: Final = 64
+
+# Steps in which each gradient has to be made as often as was announced before buckets leave during the backward
+# pass. The second one sees what is done between two steps: another optimizer's loss may reach these parameters.
+_REGULAR_STEPS: Final = 2
+
+
+@dataclass(frozen=True)
+class TorchSyncOptions:
+    """How gradients are reduced. `op`: Sum or Average. `predivide`: divides before an average's sum; the rest of
+    the division comes after it.
+    """
+
+    compression: type[Compressor]
+    passes: int
+    op: Any
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    @property
+    def reduction(self) -> NamedReduction:
+        """The reduction of dense gradients in the present world."""
+        if self.predivide == 1.0:
+            return NamedReduction(self.op.value, self.process_set)
+        factors = 1.0 / self.predivide, self.predivide / members(self.process_set)
+        return NamedReduction(Sum.value, self.process_set, *factors)
+
+
+@dataclass
+class _UnderWay:
+    """`given`: what each member's gradient was when its reduction began. `here`: whether this rank has made it.
+    `place`: where it is reduced, if that is memory of the gradients' own. `contexts`: what decompresses the
+    others. `row`: reduced, of dense gradients: who has them (`presence`).
+    """
+
+    handle: TorchHandle | SparseTorchHandle
+    members: "tuple[_Member, ...]"
+    given: tuple[TorchFingerprint, ...]
+    here: tuple[bool, ...]
+    place: TorchBucketPlace | None = None
+    contexts: tuple[Any, ...] = ()
+    row: torch.Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Member:
+    """A parameter. `passes`: how often its gradient was made since the last step. `made`: what it was then, where
+    it is not submitted yet. `sparse_dim`: of its last gradient, 0 for a dense one.
+    """
+
+    param: Param
+    name: str
+    passes: int = 0
+    made: TorchFingerprint | None = None
+    sparse_dim: int = 0
+    hook: Any = None
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Parameters whose gradients travel together. `asked_for`: the user made a group of them."""
+
+    members: tuple[_Member, ...]
+    asked_for: bool
+    memory: TorchBucketMemory = field(default_factory=TorchBucketMemory)
+    under_way: tuple[_UnderWay, ...] = ()
+
+
+class TorchGradientSync:
+    """The reductions of one model's gradients. `names`: of each parameter. `groups`: parameters that travel
+    together; the others are cut into buckets.
+    """
+
+    def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions) -> None:
+        self.options = options
+        self._members = {param: _Member(param, name) for param, name in names.items()}
+        in_groups = {param for group in groups for param in group}
+        others = cut_buckets({param: name for param, name in names.items() if param not in in_groups})
+        asked_for = [cut_at({param: names[param] for param in group}, sys.maxsize) for group in groups]
+        self._buckets = [self._bucket(bucket, True) for group in asked_for for bucket in group]
+        self._buckets += [self._bucket(bucket, False) for bucket in others]
+        self._steps = self._regular_steps = 0
+        self._irregular = self._busy = False
+        self._began_ns = 0  # the backward pass, with its first gradient; 0 for none since the last step
+        self._world: weakref.ref[Any] = weakref.ref(current_world())
+        self._alone = trains_alone(options.process_set)
+        self._hooks: list[Any] = []
+        weakref.finalize(
+            self, _remove_gradient_hooks, self._hooks
+        )  # a model may get the next optimizer, and a hundred more
+        self.set_passes(options.passes)
+        self.watch()
+
+    def watch(self) -> None:
+        """Install a hook on every parameter that requires a gradient by now."""
+        if self._alone:
+            return
+        for bucket in self._buckets:
+            for member in bucket.members:
+                if member.hook is None and member.param.requires_grad:
+                    hook = _gradient_hook(
+                        weakref.WeakMethod(self._on_gradient), weakref.ref(bucket), weakref.ref(member)
+                    )
+                    member.hook = member.param.register_post_accumulate_grad_hook(hook)
+                    self._hooks.append(member.hook)
+
+    @property
+    def params(self) -> Collection[Param]:
+        """The parameters whose gradients are reduced."""
+        return self._members
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes are expected before a step."""
+        return self._passes
+
+    @property
+    def names(self) -> dict[Param, str]:
+        """The name of each parameter."""
+        return {param: member.name for param, member in self._members.items()}
+
+    @property
+    def groups(self) -> list[list[Param]]:
+        """The parameters that travel together because the user wants it."""
+        return [[member.param for member in bucket.members] for bucket in self._buckets if bucket.asked_for]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is reduced: the process set is of another rank, or of this one alone."""
+        self._enter_world()
+        return self._alone
+
+    def add(self, names: dict[Param, str]) -> None:
+        """Reduce the gradients of more parameters from now on, in buckets of their own."""
+        self._members |= {param: _Member(param, name) for param, name in names.items()}
+        self._buckets += [self._bucket(bucket, False) for bucket in cut_buckets(names)]
+        self.watch()
+
+    def set_passes(self, passes: int) -> None:
+        """Expect so many backward passes before a step."""
+        self._passes, self._regular_steps, self._irregular = passes, 0, False
+        for member in self._members.values():
+            member.passes = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether gradients are on their way in the present world."""
+        return self._busy and self._world() is current_world()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a backward pass since the last step: not all that a step has, perhaps."""
+        return self.busy or any(member.passes for member in self._members.values())
+
+    def finish(self, dropping: bool = False) -> None:
+        """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
+        `param.grad`: None where no rank has one.
+
+        Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun, or
+        changed after it was made. `dropping`: the gradients are not for a step. MismatchError where only some
+        ranks drop them.
+        """
+        self._enter_world()
+        if self._alone:
+            return
+        if self._began_ns:
+            timeline.record_since(self._began_ns, "backward", "backward")
+        changed = {name for bucket in self._buckets for name in self._submit_rest(bucket, dropping)}
+        last = self._last_bucket()
+        for bucket in self._buckets:
+            for part in bucket.under_way:
+                changed.update(self._take(part))
+        row = next((part.row for part in last.under_way if part.row is not None), None) if last else None
+        self.reset()
+        self.watch()
+        self._steps += 1
+        if row is not None:
+            whole = members(self.options.process_set) if self.options.op is Sum else 1
+            check_who_drops(row[-1] / whole, dropping, f"rank {rank()}")
+        if changed:
+            raise ConfigurationError(
+                _changed_gradients_error([member.name for member in self._members.values() if member.name in changed])
+            )
+
+    def drop(self) -> None:
+        """Forget the backward passes since the last step. Where gradients are on their way, they have to arrive on
+        all ranks before; in the next steps none leaves before `finish`."""
+        dropped = self.busy or any(member.passes >= self._passes for member in self._members.values())
+        if self.busy:
+            with contextlib.suppress(ConfigurationError):  # changed meanwhile, and nobody wants it
+                self.finish(dropping=True)
+        self.reset()
+        self._irregular = self._irregular or dropped
+
+    def reset(self) -> None:
+        """Begin the next step."""
+        counts = [member.passes for member in self._members.values()]
+        self._irregular = self._irregular or any(count > self._passes for count in counts)
+        self._regular_steps += any(counts)
+        self._busy, self._began_ns = False, 0
+        for bucket in self._buckets:
+            bucket.under_way = ()
+            for member in bucket.members:
+                member.made, member.passes = None, 0
+
+    def _enter_world(self) -> None:
+        """In another world than before forget the step that was under way there: nothing of it will come."""
+        world = current_world()
+        if self._world() is not world:
+            self._world = weakref.ref(world)
+            self._alone = trains_alone(self.options.process_set)
+            for bucket in self._buckets:  # the former world may still write to their memory
+                bucket.memory = TorchBucketMemory()
+            self.reset()
+
+    def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
+        return _Bucket(tuple(self._members[param] for param in params), asked_for)
+
+    def _on_gradient(self, bucket: _Bucket, member: _Member) -> None:
+        self._enter_world()
+        if self._alone:
+            return
+        if bucket.under_way:
+            raise AssertionError(
+                f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
+                f"{self._passes} times before step(), as in no step before; call "
+                "optimizer.set_backward_passes_per_step() before the number of passes changes"
+            )
+        self._began_ns = self._began_ns or time.perf_counter_ns()
+        member.passes += 1
+        if not self._overlaps:
+            member.made = TorchFingerprint.of(member.param.grad, self._looks_at_all)
+        elif member.passes == self._passes and self._is_full(bucket):
+            if bucket is not self._last_bucket():
+                self._submit(bucket)
+                return
+            for one in bucket.members:
+                if one.param.grad is not None:
+                    one.made = TorchFingerprint.of(one.param.grad, self._looks_at_all)
+
+    @property
+    def _overlaps(self) -> bool:
+        return self._regular_steps >= _REGULAR_STEPS and not self._irregular
+
+    def _is_full(self, bucket: _Bucket) -> bool:
+        return all(one.passes >= self._passes or not one.param.requires_grad for one in bucket.members)
+
+    def _last_bucket(self) -> _Bucket | None:
+        """The bucket that leaves last, with what all ranks have to know by then."""
+        trained = (b for b in reversed(self._buckets) if any(m.param.requires_grad for m in b.members))
+        return next(trained, None)
+
+    def _submit_rest(self, bucket: _Bucket, dropping: bool) -> list[str]:
+        """Submit what the backward pass has not; return the names of gradients that were changed before."""
+        if bucket.under_way:
+            return []
+        changed = [member.name for member in bucket.members if _is_gradient_changed(member)]
+        self._submit(bucket, dropping)
+        return changed
+
+    def _submit(self, bucket: _Bucket, dropping: bool = False) -> None:
+        members = tuple(member for member in bucket.members if member.param.requires_grad)
+        if not members:
+            return
+        here = tuple(member.param.grad is not None for member in members)
+        for member, is_here in zip(members, here, strict=True):
+            if is_here:
+                member.sparse_dim = member.param.grad.sparse_dim() if member.param.grad.is_sparse else 0
+            else:
+                member.param.grad = empty_gradient(member.param, member.sparse_dim)
+        self._busy = True
+        bucket.under_way = tuple(self._begin(bucket, dict(zip(members, here, strict=True)), dropping))
+
+    def _begin(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> Iterator[_UnderWay]:
+        as_dense = self.options.sparse_as_dense
+        sparse = tuple(member for member in here if member.param.grad.is_sparse and not as_dense)
+        if sparse and bucket.asked_for and len(here) > 1:
+            raise ConfigurationError("a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out")
+        # First, and waited for first: it tells of ranks on which another gradient is sparse.
+        if dense := {member: is_here for member, is_here in here.items() if member not in sparse}:
+            yield self._begin_dense(bucket, dense, dropping)
+        for member in sparse:
+            grad, is_here, process_set = member.param.grad, here[member], self.options.process_set
+            gathered = NamedCollective.allgather(process_set, member.name, "grouped_allgather")
+            if not dense and member is sparse[0]:  # a rank where one of them is dense meets it under this name
+                gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
+            handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
+            yield _UnderWay(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
+
+    def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
+        options, whole, members = self.options, self._looks_at_all, tuple(here)
+        grads = [_dense_gradient(member.param.grad) for member in members]
+        small = [options.compression.compress(grad) for grad in grads]
+        as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
+        small.append((grad_presence_row(tuple(here.values()), dropping, small[0][0]), None))
+        # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
+        place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
+        held = place.held[:-1] if place is not None else (False,) * len(members)
+        given = tuple(
+            TorchFingerprint.of_version(member.param.grad) if own else TorchFingerprint.of(member.param.grad, whole)
+            for member, own in zip(members, held, strict=True)
+        )
+        names = [member.name for member in members]
+        # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
+        name = bucket.members[0].name
+        collective = NamedCollective.allreduce(options.reduction, name, "grouped_allreduce", names)
+        target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
+        handle = submit_bucket(collective, [tensor for tensor, _ in small], target, finish)
+        return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
+
+    @property
+    def _looks_at_all(self) -> bool:
+        return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
+
+    def _take(self, part: _UnderWay) -> list[str]:
+        """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
+        reduced = part.handle.after(part.handle.future.result())
+        pairs = list(zip(part.members, part.given, strict=True))
+        changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
+        if isinstance(part.handle, SparseTorchHandle):
+            if not changed:
+                _store_gradient(part.members[0].param, reduced if part.handle.holders else None)
+            return changed
+        if part.place is None:
+            part.row = reduced[-1]
+            for member, tensor in zip(part.members, self._decompressed(part, reduced), strict=True):
+                if member.name not in changed:
+                    _store_gradient(member.param, tensor)
+        else:
+            part.row = to_tensor(part.place.flat[part.place.bounds[-2] :])
+            if any(part.place.held) and not reduced.is_of(reduced.tensor):
+                return [member.name for member in part.members]
+            if not changed:
+                part.place.store([member.param.grad for member in part.members])
+        if not all(part.here):  # nearly never; a device need not be waited for
+            self._leave_out(part, part.row)
+        return changed
+
+    def _leave_out(self, part: _UnderWay, row: torch.Tensor) -> None:
+        """Take away what this rank has put in the place of gradients that no rank has."""
+        for member, is_here, anywhere in zip(part.members, part.here, is_grad_anywhere(row), strict=False):
+            if not is_here and not anywhere:
+                member.param.grad = None
+
+    def _decompressed(self, part: _UnderWay, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        decompress = self.options.compression.decompress
+        pairs = zip(reduced[:-1], part.contexts[:-1], strict=True)
+        return [decompress(tensor, ctx) for tensor, ctx in pairs]
+
+
+def _gradient_hook(
+    on_gradient: Callable[[], Any], bucket: Callable[[], Any], member: Callable[[], Any]
+) -> Callable[[torch.Tensor], None]:
+    """What a parameter calls. It holds nothing: Python's collector does not see through a tensor's hooks."""
+
+    def call(param: torch.Tensor) -> None:
+        if (method := on_gradient()) is not None:
+            method(bucket(), member())
+
+    return call
+
+
+def _remove_gradient_hooks(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _is_gradient_changed(member: _Member) -> bool:
+    """Whether a gradient is not as backward() made it. One that was taken away, or set to zero, is dropped."""
+    grad, made = member.param.grad, member.made
+    if made is None or grad is None or made.has_bits_of(grad):
+        return False
+    return bool(grad._values().any() if grad.is_sparse else grad.any())
+
+
+def _dense_gradient(grad: torch.Tensor) -> torch.Tensor:
+    return grad.to_dense() if grad.is_sparse else grad
+
+
+def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Callable[[list[Any]], Any]:
+    """Return what makes of a bucket's results tensors like those of `small`."""
+
+    def split(result: Any) -> list[torch.Tensor]:
+        parts = to_tensor(result[0]).split([tensor.numel() for tensor, _ in small])
+        return [part.view(tensor.shape).to(tensor.device) for part, (tensor, _) in zip(parts, small, strict=True)]
+
+    return split
+
+
+def _gradient_fingerprint(result: Any) -> TorchFingerprint:
+    return TorchFingerprint.of(to_tensor(result[0]), whole=False)
+
+
+def _store_gradient(param: Param, reduced: torch.Tensor | None) -> None:
+    """Put `reduced` where the parameter's gradient is. A sparse one stays sparse: SparseAdam takes no other."""
+    if reduced is None:
+        param.grad = None
+        return
+    if param.grad.is_sparse:
+        param.grad = reduced if reduced.is_sparse else reduced.to_sparse(param.grad.sparse_dim())
+        return
+    with torch.no_grad():
+        param.grad.copy_(reduced)
+
+
+def _changed_gradients_error(names: Sequence[str]) -> str:
+    return (
+        f"rank {rank()}: {some_of(names)}: changed, replaced or set to None after its reduction had begun, so "
+        "that ranks would end with different weights; expected gradients to stay as backward() made them until "
+        "they are reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
+        "with optimizer.skip_synchronize(): optimizer.step()"
+    )

@@ -1,0 +1,159 @@
+"""Submit tensors to the named queue, and what an asynchronous collective returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ringtrain import ProcessSet
+from ringtrain.adapter import Array, NamedCollective, NamedSubmission, queue_of
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain_torch.bridge import name_of, to_arrays, to_tensors
+from ringtrain_torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
+from ringtrain_torch.host_tensor import TorchHostTensor
+
+# Makes the result of what the queue returns.
+Finish = Callable[[list[Any]], Any]
+
+
+@dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
+class TorchHandle:
+    """A collective under way; pass it to `poll()` and `synchronize()`. `after`: the last touch, by whoever
+    waits.
+    """
+
+    future: NamedSubmission
+    after: Callable[[Any], Any] = lambda result: result
+
+
+def submit_tensors(
+    collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None = None
+) -> TorchHandle:
+    """Submit `tensors`. `finish`: makes the result of what the collective returns (default: tensors on the device of
+    their counterparts)."""
+    check_tensors(tensors)
+    return TorchHandle(queue_of(collective.process_set).hand_in(_torch_submission(collective, tensors, finish)))
+
+
+def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
+    """Submit plain `tensor` as what was `remembered_torch_request` under `asked`; None if nothing was.
+
+    `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
+    """
+    queue = queue_of(process_set)
+    request = queue.remembered.get(asked)
+    if request is None:
+        return None
+    host = TorchHostTensor(tensor, in_place)
+    return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
+
+
+def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
+    """Return `handle`, and let `submit_again` submit the like of it in this world, unless `asked` is None."""
+    request = handle.future.request
+    if asked is not None and request.device == "cpu" and not request.error:
+        queue_of(process_set).remember(asked, request)
+    return handle
+
+
+def submit_bucket(
+    collective: NamedCollective,
+    tensors: Sequence[torch.Tensor],
+    target: Array | None,
+    finish: Finish,
+) -> TorchHandle:
+    """As `submit_tensors`, of a bucket, whose tensors are reduced into `target`.
+
+    `finish` gets that array, or another one where `target` is None.
+    """
+    submission = _torch_submission(collective, tensors, finish)
+    if isinstance(submission.arrays, TorchDeviceTensors):
+        submission.arrays.target = target
+    submission.target = target
+    return TorchHandle(queue_of(collective.process_set).hand_in(submission))
+
+
+def _torch_submission(
+    collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None
+) -> NamedSubmission:
+    backend = backend_of(tensors, collective.process_set)
+    dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
+    request = collective.request_of(dtypes, shapes, device_of(tensors, backend), _device_error(tensors))
+    if request.error:  # what is wrong fails on every rank before anyone looks at the data
+        return NamedSubmission(request, tuple, finish or list)
+    arrays = source_of(tensors, collective.process_set, backend)
+    return NamedSubmission(request, arrays, finish or (lambda result: to_tensors(result, tensors)))
+
+
+def first_of_torch_handle(handle: TorchHandle) -> TorchHandle:
+    """Return the same collective as one with a single result."""
+    return TorchHandle(handle.future, itemgetter(0))
+
+
+def on_host(
+    function: Callable[[Sequence[Array]], Sequence[Array]],
+    tensors: Sequence[torch.Tensor],
+    more: Sequence[torch.Tensor] = (),
+) -> list[torch.Tensor]:
+    """Return what `function` makes of the arrays of `tensors` and `more`: a tensor for each of `tensors`."""
+    return to_tensors(function(to_arrays([*tensors, *more])()), tensors)
+
+
+def check_tensors(tensors: Sequence[Any]) -> None:
+    """Raise ConfigurationError for what is no tensor."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            found = "None" if tensor is None else kind_of(tensor)
+            raise ConfigurationError(
+                f"a collective was given {found}; expected a torch.Tensor: broadcast_object and allgather_object send "
+                "other values"
+            )
+
+
+def differentiable(
+    forward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    backward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return `forward(tensors)`; `backward` makes the gradients of `tensors` from those of the results."""
+    check_tensors(tensors)
+    return list(_Differentiable.apply(forward, backward, *tensors))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, *tensors: torch.Tensor) -> Any:
+        ctx.gradients = backward
+        return tuple(forward(tensors))
+
+    @staticmethod
+    @once_differentiable  # a second derivative would be silently without what goes through here
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (None, None, *ctx.gradients(grads))
+
+
+def poll(handle: TorchHandle) -> bool:
+    """Return whether `synchronize(handle)` would return at once."""
+    return handle.future.done()
+
+
+def synchronize(handle: TorchHandle) -> Any:
+    """Wait for the collective and return its result: a tensor, or several where it has several.
+
+    Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
+    """
+    return handle.after(handle.future.result())
+
+
+def _device_error(tensors: Sequence[torch.Tensor]) -> str:
+    if len(tensors) == 1 and tensors[0].device.type == "cpu":
+        return ""
+    kinds = sorted({str(tensor.device) for tensor in tensors})
+    if len(kinds) > 1:
+        return f"its tensors are on {' and '.join(kinds)}; expected one device"
+    return "its tensors are on the meta device, which holds no data; expected a real one" if kinds == ["meta"] else ""

@@ -1,0 +1,468 @@
+"""An optimizer of torch that lives in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from ringtrain import ProcessSet, global_process_set, timeline
+from ringtrain.adapter import CollectiveGroup, HostOptimizerGroups, OnHostOptimizer
+from ringtrain.adapter.devices import ProcessGroup
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain.optim import Rule
+from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
+from ringtrain_torch.gradient_stream import TorchGradientStream, TorchStreamOptions
+from ringtrain_torch.hook import TorchGradientHook
+from ringtrain_torch.host_arguments import check_parameters, given_optimizer, named_group_parameters
+from ringtrain_torch.host_groups import SharedTorchGroups
+from ringtrain_torch.host_state import ParameterState, TorchHostState, carried_group_options, simple_options
+from ringtrain_torch.node_sum import TorchNodeSum, open_node_sum
+from ringtrain_torch.parameters import in_place
+from ringtrain_torch.weight_stream import TorchWeightStream
+
+
+class _SpreadState(dict[Any, Any]):
+    """In the place of what torch's optimizers keep by parameter. It is empty, and refuses what would not count."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise ConfigurationError(
+            "HostOptimizer.state: the state is in host memory, spread over the ranks, and is neither read nor changed "
+            "here; state_dict() gathers it, and load_state_dict() sets it"
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self.__missing__(key)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        self.__missing__(None)
+
+    clear = setdefault = update = __ior__ = _refuse
+
+
+class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
+    """Reduce gradients during the backward pass, and update the weights on the host in `step()`.
+
+        optimizer = HostOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
+        loss(model(x), y).backward()       # each gradient leaves for the ring as soon as it is complete
+        optimizer.step()                   # weights change here, and nowhere else
+        optimizer.zero_grad()
+
+    `optimizer`: one of torch, whose parameter groups and hooks this one shares: what schedulers and scripts write
+    there counts from the next step on; parameters may be put into groups and taken out. Its own `step()`,
+    `state_dict()` and `load_state_dict()` are refused until `close()`. `model`: the module that has the parameters;
+    it names them, and rank 0's parameters and buffers are sent to all ranks. Without it parameters are named by their
+    position.
+    `HostOptimizer(model, rule)` takes a rule of `ringtrain.optim` (SGD, Adam, AdamW, LAMB) in the place of torch's
+    optimizer, for all parameters that require a gradient, in one group.
+
+    Gradients are averaged over all ranks. Each rank keeps the optimizer's state of 1/size of the elements, in host
+    memory; the device holds neither gradients (after a parameter's own is complete) nor state. On the CPU
+    parameters become views of the host's memory: nothing is copied. Optimizers whose update of an element needs
+    others (Adafactor, Muon, those of your own) keep the whole state on every rank, as with `sharded=False`.
+    Refused, with the reason, are LBFGS, SparseAdam, and classes of your own that update a parameter by what others
+    have, such as the norm of all gradients; that is tried with small ones. `state` is empty: see `state_dict`.
+    Weights of a half type have copies in float32, which are updated; a weight that somebody has set counts more than
+    its copy.
+
+    Between `backward()` and `step()` gradients and weights are as in torch: whoever reads a gradient gets the mean of
+    all ranks, and what is written to gradients, weights or groups counts (clipping, GradScaler, decay by hand). Every
+    rank must do the same. A rank that writes weights alone is found within 20 updates (of single elements: later), by
+    StateCorrupt on all ranks.
+
+    `update_during_backward`: True lets each weight change as soon as its gradient is reduced, which leaves less to do
+    in `step()`. Between `backward()` and `step()` nothing may read or write weights, gradients or groups then: reading
+    a gradient raises ConfigurationError, and reading a weight can't be noticed.
+
+    `overlap`: True lets `step()` return while weights are still on their way: each layer waits for its own when it
+    is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no copy of the
+    model. `weight_norm` and others that compute a weight before the forward pass get new ones. `state_dict()` and
+    `close()` wait by themselves, and so does leaving the world.
+
+    `options`: as of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
+    local, check_finite, compression, elastic, redundancy). `process_set`: the ranks that train this model
+    together.
+
+    Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
+    devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new
+    weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False. That is
+    experimental: it has never run on a GPU.
+
+    Collective: every rank makes it of the same model with the same arguments, else MismatchError.
+    """
+
+    param_groups: list[dict[str, Any]]
+    _params: dict[str, Any]
+    _host: ArrayOptimizer
+    _node_sum: TorchNodeSum | None
+    _gradients: TorchGradientStream
+    _weights: TorchWeightStream
+    _used: list[Rule]
+    _committed: list[dict[str, Any]]
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | torch.nn.Module,
+        model: torch.nn.Module | Rule | None = None,
+        *,
+        overlap: bool = False,
+        update_during_backward: bool = False,
+        process_set: ProcessSet = global_process_set,
+        **options: Any,
+    ) -> None:
+        self._inner, self._model, self._rules, groups = given_optimizer(optimizer, model, options)
+        self._process_set = process_set
+        self._options = options
+        self._overlap = overlap
+        self._during_backward = update_during_backward
+        if overlap and self._model is None:
+            raise ConfigurationError("HostOptimizer: overlap needs the model; pass it after the optimizer")
+        defaults = {} if self._inner is None else self._inner.defaults
+        self._is_made = False
+        self._spread = _SpreadState()
+        super().__init__(groups, defaults)
+        self._shared = SharedTorchGroups(self._inner, self)
+        self._set_aside: dict[Any, ParameterState] = {}
+        self._make()
+        self._hooks: list[Any] = []
+        if self._model is not None:
+            if overlap:
+                hook = TorchGradientHook(lambda *_: self.synchronize())
+                self._hooks.append(self._model.register_state_dict_pre_hook(hook))
+            if timeline.active is not None:
+                self._hooks += _record_forward(self._model)
+
+    @property
+    def state(self) -> Any:
+        """Nothing: the state is on the host, and `state_dict` gathers it."""
+        return self._spread
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._is_made and value is not self._spread:
+            self._spread.clear()
+
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """End the step: the weights are new when this returns (with `overlap`, when a layer is called).
+
+        Returns what `closure` returned, if there is one. Else True; False: with `accumulate`, more micro-steps are
+        to come. A parameter that no rank has a gradient of stays as it is. Raises PeerLost or MismatchError when
+        the ring failed, ConfigurationError where the model has other parameters by now.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self._check_model()
+        if self._shared.changed():
+            self._train_what_is_in_groups()
+        self._gradients.finish()
+        if self._host.waits_for_step and self._weights.take():
+            self._host.take_weights()
+        self._set_rules()
+        updated = self._host.step(wait=not self._overlap)
+        if updated:
+            self._weights.expect_step()
+            if not self._overlap:
+                self._weights.all_back()
+            self._weights.note()
+            self._shared.stepped()
+        self._gradients.ended()
+        if self._during_backward:
+            self._weights.seen()
+        return result if closure is not None else updated
+
+    @torch._disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of backward passes since the last step. Collective where some are on their way."""
+        if self._shared.changed():
+            self._train_what_is_in_groups()
+        self._gradients.zero_grad(set_to_none)
+
+    def flush(self) -> bool:
+        """With `accumulate`: make an update of the micro-steps there were so far, of whose gradients the mean
+        counts. True: an update was made; False: there were none. Every rank does after as many."""
+        updated = self._host.flush(self._weights.take())
+        if updated:
+            self._weights.expect_step()
+            self._weights.all_back()
+            self._weights.note()
+        return updated
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, which is trained from now on. Collective: every rank adds the same, between two steps."""
+        if not self._is_made:
+            super().add_param_group(param_group)
+            return
+        self._shared.add(param_group)
+        self._train_what_is_in_groups()
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Take `passes` micro-steps an update from the next one on, as
+        `ringtrain.optim.HostOptimizer.set_backward_passes_per_step`."""
+        self._host.set_backward_passes_per_step(passes)
+
+    def synchronize(self) -> None:
+        """Return when every parameter of the model is that of the last step: with `overlap`."""
+        self._weights.all_back()
+
+    wait_for = synchronize
+
+    def rollback(self, to: int | None = None) -> int:
+        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
+        `ringtrain.optim.HostOptimizer.rollback`, and to the groups of the last `commit()`. Gradients of a backward
+        pass since are forgotten. Local.
+        """
+        self._gradients.forget()
+        updates = self._host.rollback(to)
+        self._weights.expect()
+        self._set_options(self._committed)
+        return updates
+
+    def commit(self) -> None:
+        """Let `rollback` go back to the groups as they are now."""
+        self._committed = [simple_options(group) for group in self.param_groups]
+
+    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
+        """Bring weights, state and groups into the world of now, beside those of the former one, as
+        `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
+        whose ranks it opens a group of its own: `group` is not used.
+        """
+        opened = self._groups.open()
+        self._host.prepare(opened, former)
+        told = opened.allgather_object([simple_options(own) for own in self.param_groups], "parameter groups")
+        survivors = [rank for rank, before in enumerate(former) if before is not None]
+        self._prepared = told[survivors[0] if survivors else 0]
+
+    def adopt(self) -> None:
+        """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
+        super().adopt()
+        self._weights.follow()
+        self._weights.all_back()
+        self._weights.note()
+        self._set_options(self._prepared)
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
+        return self._host.accumulating or self._gradients.begun
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update, of the first group."""
+        self._set_rules()
+        return self._host.rate
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        return self._host.gradient_norm
+
+    @property
+    def takes_node_sums(self) -> bool:
+        """Whether the devices of a node add up gradients, and the host of each takes a part of that sum; else it
+        takes every gradient of its device."""
+        return self._node_sum is not None
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The module that has the parameters, where it was given."""
+        return self._model
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the parameters that it trains."""
+        return tuple(self._params)
+
+    def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
+        """Return the state as torch's optimizers do: "state" by the position of a parameter, and "param_groups";
+        what this optimizer has beside that is under "ringtrain". Weights are not in it: save `model.state_dict()`,
+        too.
+
+        The state of all ranks is gathered: collective, between steps; with `sharded=False` not. `root`: only this
+        rank gets it, the others get {}. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
+        A state of torch's own optimizer can be loaded here, and this one there.
+        """
+        self._weights.to_host()
+        state = self._state.gather(root, error_feedback)
+        if state is None:
+            return {}
+        dict.update(self._spread, state.by_param)
+        try:
+            packed: dict[str, Any] = super().state_dict()
+        finally:
+            dict.clear(self._spread)
+        return {**packed, "ringtrain": state.own}
+
+    def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
+        """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups.
+        Not collective; as of `ringtrain.optim.HostOptimizer`. ConfigurationError for optimizers without compiled
+        rules, that is other than SGD, Adam and AdamW, and those with options such as `amsgrad`."""
+        self._state.check_shards()
+        shard = self._host.shard_dict(error_feedback)
+        return {**shard, "groups": [simple_options(group) for group in self.param_groups]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set state and groups from what `state_dict` gave, here at any number of ranks, or torch's own
+        optimizer of the same kind; or weights and state from what `shard_dict` gave. Not collective: every rank
+        loads the same.
+        """
+        self._weights.all_back()
+        self._weights.take()
+        if "arrays" in state_dict:
+            self._state.check_shards()
+            self._host.load_state_dict(self._state.arrays_of(state_dict))
+            self._set_options(state_dict.get("groups", []))
+            self._weights.expect()
+            self._weights.all_back()
+        else:
+            state = self._state.checked(state_dict)
+            with in_place(self):
+                super().load_state_dict({**state_dict, "state": {}})
+            self._state.load(state)
+        self._weights.note()
+        self.commit()
+
+    def close(self) -> None:
+        """Let go of the model, which keeps the weights of the last step: remove the hooks, give memory and
+        descriptors back, and give up a step that is under way.
+        """
+        self._let_go()
+        self._shared.release()
+        for hook in self._hooks:
+            hook.remove()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a HostOptimizer can't be pickled or copied: its state is spread over ranks; save state_dict()")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__getstate__()
+
+    def _make(self) -> None:
+        """Build all that follows from the parameters there are. Collective."""
+        self._params = named_group_parameters(self.param_groups, self._model)
+        check_parameters(self._params)
+        self._missing_before: set[str] = set()
+        group_of = {id(param): index for index, group in enumerate(self.param_groups) for param in group["params"]}
+        rules = self._rules.of(self.param_groups)
+        names: list[list[str]] = [[] for _ in rules]
+        for name, param in self._params.items():
+            names[group_of[id(param)]].append(name)
+        arrays = {name: to_arrays([real_tensor(param.detach())])()[0] for name, param in self._params.items()}
+        self._groups = HostOptimizerGroups(self._process_set)
+        options = {
+            **self._options, "sharded": self._rules.sharded, "update_during_backward": self._during_backward,
+        }  # fmt: skip
+        group = self._groups.first(options.get("elastic", False))
+        if not self._is_made and self._model is not None and isinstance(group, ProcessGroup) and group.size > 1:
+            _broadcast_others(self._model, set(self._params), group)
+        self._node_sum = self._open_node_sum(group, options)
+        others = list(zip(rules, names, strict=True))[1:]
+        self._host = ArrayOptimizer(arrays, rules[0], groups=others, group=group, devices=self._node_sum, **options)
+        stream = TorchStreamOptions(self._begin_update, self._inner is not None, not self._during_backward)
+        self._gradients = TorchGradientStream(self._host, self._params, self._node_sum, stream)
+        self._weights = TorchWeightStream(self._host, self._params, self._node_sum)
+        self._weights.all_back()
+        self._weights.note()
+        if self._overlap:
+            self._weights.watch(self._model)
+        self._state = TorchHostState(self._host, self._params, self._rules, self.param_groups)
+        self._shared.note()
+        self.commit()
+        self._is_made = True
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(RuntimeError):  # ours or the device's, of a step that failed: its caller has it
+            self.synchronize()
+        self._gradients.close()
+        self._weights.close()
+        self._host.close()
+        if self._node_sum is not None:
+            self._node_sum.close()
+        self._groups.close()
+
+    def _begin_update(self) -> None:
+        """The first gradient of an update is about to go to the host."""
+        if self._during_backward:
+            if self._weights.take():
+                self._host.take_weights()
+            self._used = self._rules.of(self.param_groups)
+            self._host.set_rules(self._used)
+
+    def _set_rules(self) -> None:
+        """Update by what is in the groups. Where weights have begun to change that must not be new."""
+        now = self._rules.of(self.param_groups)
+        if not self._during_backward or not self._gradients.begun:
+            self._host.set_rules(now)
+        elif now != self._used:
+            raise ConfigurationError(
+                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, and "
+                "HostOptimizer was made with update_during_backward=True, so weights have begun to change; change "
+                "groups before backward(), or leave update_during_backward out"
+            )
+
+    def _train_what_is_in_groups(self) -> None:
+        """Go on with the parameters that a script has put into groups, and their state. Collective."""
+        self._gradients.take_back()
+        self._weights.to_host()
+        former = self._state.by_parameter()
+        self._let_go()
+        self._make()
+        here = {param for group in self.param_groups for param in group["params"]}
+        known = {**self._set_aside, **former.states}
+        self._set_aside = {param: state for param, state in known.items() if param not in here}
+        self._state.load_by_parameter(replace(former, states=known))
+
+    def _check_model(self) -> None:
+        """Raise ConfigurationError where the model has a parameter in the place of one that is trained."""
+        missing = {name for name, param in self._params.items() if param.grad is None}
+        if self._model is None or not missing - self._missing_before:
+            return
+        held = {id(param) for param in self._model.parameters()}
+        gone = [name for name in missing if id(self._params[name]) not in held]
+        if gone and self._inner is None:
+            raise ConfigurationError(
+                f"parameter {sorted(gone)[0]!r} was replaced in the model after HostOptimizer was made, which "
+                "would never train the new one; make the HostOptimizer last, or change values in place (with "
+                "torch.no_grad(): param.copy_(...))"
+            )
+        self._missing_before = missing
+
+    def _set_options(self, told: Sequence[Mapping[str, Any]]) -> None:
+        for group, options in zip(self.param_groups, told, strict=False):
+            dict.update(group, carried_group_options(options, group))
+
+    def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> TorchNodeSum | None:
+        if not isinstance(group, ProcessGroup) or group.size == 1:
+            return None
+        whole = options.get("sharded", True) and options.get("compression") is None
+        moves = options.get("elastic", False) or options.get("check_finite", False)
+        return open_node_sum(self._params, group, self._process_set, suits=whole and not moves)
+
+
+def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:
+    """Give all ranks rank 0's buffers, and parameters that are not trained. Collective."""
+    for name, value in model.state_dict().items():
+        if name in trained or not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        array = to_arrays([real_tensor(value).reshape(-1)])()[0].copy()
+        group.broadcast(array.view(np.uint8))
+        value.copy_(tensor_like_param(to_tensor(array).view(real_tensor(value).shape), value))
+
+
+def _record_forward(model: Any) -> list[Any]:
+    """Have the timeline show when the model's forward passes ran."""
+    began_ns: list[int] = []
+    return [
+        model.register_forward_pre_hook(TorchGradientHook(lambda *_: began_ns.append(time.perf_counter_ns()))),
+        model.register_forward_hook(
+            TorchGradientHook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))
+        ),
+    ]

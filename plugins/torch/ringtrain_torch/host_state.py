@@ -1,0 +1,247 @@
+"""The state of a host optimizer as torch's optimizers have theirs, and back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import HostOptimizer
+from ringtrain.optim.slots import FEEDBACK, MASTER, MISSED, WEIGHTS
+from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
+from ringtrain_torch.host_rules import SLOTS, TorchGroupRules, TorchRules
+from ringtrain_torch.state import map_tensor_leaves
+
+OWN: Final = "ringtrain"
+_TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
+
+
+@dataclass(frozen=True)
+class GatheredTorchState:
+    """`by_param`: what torch's optimizer would hold for each parameter. `own`: what it would not. `missed`: how many
+    updates each parameter had no gradient in, by name."""
+
+    by_param: dict[torch.Tensor, dict[str, Any]]
+    own: dict[str, Any]
+    missed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ParameterState:
+    """`entry`: what torch's optimizer would hold for a parameter. `steps`: updates that it had a gradient in."""
+
+    entry: Mapping[str, Any]
+    steps: int
+
+
+@dataclass(frozen=True)
+class ParameterStates:
+    """The state of each parameter after so many updates."""
+
+    states: Mapping[Any, ParameterState]
+    updates: int
+
+
+@dataclass(frozen=True)
+class TorchHostState:
+    """Reads and sets the state of `host`."""
+
+    _host: HostOptimizer
+    _params: Mapping[str, Any]
+    _rules: TorchGroupRules
+    _groups: Sequence[Mapping[str, Any]]
+
+    def gather(self, root: int | None, error_feedback: bool) -> GatheredTorchState | None:
+        """Return the whole state; None on ranks that do not want it. Collective unless all is on this rank."""
+        whole = self._host.state_dict(root, error_feedback)
+        scalars = self._scalars()
+        if not whole:
+            return None
+        slots, updates = whole["arrays"], whole["updates"]
+        missed = {name: int(count[0]) for name, count in slots.get(MISSED, {}).items()}
+        by_param = {}
+        for name, param in self._params.items():
+            entry, steps = dict(self._entry(name, param, slots)), updates - missed.get(name, 0)
+            if steps or any(bool(torch.any(value)) for value in entry.values()):
+                counted = {"step": torch.tensor(float(steps))} if "exp_avg" in entry else {}
+                by_param[param] = {**counted, **entry, **scalars.get(name, {})}
+        # Where torch counts steps itself, its count is the only one: a script may set it.
+        uncounted = {n: count for n, count in missed.items() if "step" not in by_param.get(self._params[n], {})}
+        own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: uncounted}
+        if FEEDBACK in whole:
+            own[FEEDBACK] = map_tensor_leaves(whole[FEEDBACK], to_tensor)
+        return GatheredTorchState({param: entry for param, entry in by_param.items() if entry}, own, missed)
+
+    def by_parameter(self) -> ParameterStates:
+        """Gather the state of each parameter. Collective."""
+        whole = self.gather(None, error_feedback=False)
+        assert whole is not None
+        states = {
+            param: ParameterState(whole.by_param.get(param, {}), whole.own["updates"] - whole.missed.get(name, 0))
+            for name, param in self._params.items()
+        }
+        return ParameterStates(states, whole.own["updates"])
+
+    def load_by_parameter(self, former: ParameterStates) -> None:
+        """Set the state of each parameter that `former` has; the others begin. Not collective."""
+        names = {id(param): name for name, param in self._params.items()}
+        here = [param for group in self._groups for param in group["params"]]
+        begun = [former.states.get(param, ParameterState({}, 0)) for param in here]
+        missed = {names[id(param)]: former.updates - state.steps for param, state in zip(here, begun, strict=True)}
+        packed = {
+            "state": {index: state.entry for index, state in enumerate(begun)},
+            "param_groups": [{"params": range(len(here))}],
+            OWN: {"updates": former.updates, MISSED: missed},
+        }
+        self.load(self.checked(packed))
+
+    def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `state_dict` as the arrays that `load` takes. Raises ConfigurationError where it does not fit."""
+        if absent := [key for key in ("state", "param_groups") if key not in state_dict]:
+            raise ConfigurationError(
+                f"load_state_dict was given {sorted(map(str, state_dict))}, without {absent}; expected what "
+                "state_dict() or shard_dict() has returned: where a checkpoint has it under a name, give that "
+                "entry alone"
+            )
+        own, saved = state_dict.get(OWN, {}), list(self._by_name(state_dict))
+        steps = {name: int(float(entry["step"])) for name, entry in saved if "step" in entry}
+        updates = max(int(own.get("updates", any(entry for _, entry in saved))), *steps.values(), 0)
+        missed = dict(own.get(MISSED, {})) | {name: updates - count for name, count in steps.items()}
+        if OWN not in state_dict:
+            counted = bool(steps) or not saved
+            missed = {name: updates - steps.get(name, 0) for name in self._params if counted}
+        if OWN not in state_dict or self._host.slots:
+            missed |= {name: updates for name, entry in saved if not entry}
+        arrays: dict[str, dict[str, Any]] = {
+            MISSED: {name: np.array([count], np.int64) for name, count in missed.items() if count}
+        }
+        entries = dict(saved)
+        for slot in self._host.slots:
+            arrays[slot] = {name: self._slot(name, slot, entries.get(name, {})) for name in self._params}
+        state = {"updates": updates, "rule": own.get("rule", self._host.rule_name), "size": own.get("size", 1)}
+        if FEEDBACK in own:
+            state[FEEDBACK] = map_tensor_leaves(own[FEEDBACK], _state_as_array)
+        return {**state, "arrays": arrays, "entries": entries}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Set the state from what `checked` gave; weights stay as they are."""
+        weights = {name: self._stacked(name, self._host.weights[name]) for name in self._params}
+        arrays = {**state["arrays"], WEIGHTS: weights}
+        self._host.load_state_dict({**state, "arrays": arrays})
+        if isinstance(self._rules, TorchRules):
+            slots, entries = self._rules.slots, state["entries"]
+            self._rules.load(
+                {
+                    name: {key: _own_tensor_copy(value) for key, value in entry.items() if key not in (*slots, MASTER)}
+                    for name, entry in entries.items()
+                    if entry
+                }
+            )
+
+    def check_shards(self) -> None:
+        """Raise ConfigurationError where shards are not all of the state: torch's own code keeps numbers, too."""
+        if isinstance(self._rules, TorchRules):
+            raise ConfigurationError(
+                f"HostOptimizer: {self._rules.kind.__name__}, as it was made, is applied by torch's own code, and "
+                "shards lack a part of its state, such as its number of steps; save state_dict(), with Checkpoints"
+            )
+
+    @staticmethod
+    def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state of arrays, from what a checkpoint gave as tensors or arrays."""
+        arrays: dict[str, Any] = map_tensor_leaves(dict(state), _state_as_array)
+        return arrays
+
+    def _entry(self, name: str, param: Any, slots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for slot, by_name in slots.items():
+            if slot not in (WEIGHTS, MISSED) and name in by_name:
+                yield _TORCH_NAMES.get(slot, slot), tensor_like_param(to_tensor(by_name[name]), param)
+
+    def _scalars(self) -> dict[str, dict[str, Any]]:
+        """What torch's optimizers keep beside arrays, from the ranks that have it."""
+        if not isinstance(self._rules, TorchRules):
+            return {}
+        own = self._rules.state()
+        if not self._rules.sharded:
+            return {name: {key: _own_tensor_copy(value) for key, value in entry.items()} for name, entry in own.items()}
+        plain = {
+            name: {key: float(value) for key, value in entry.items() if value is not None}
+            for name, entry in own.items()
+        }
+        merged: dict[str, dict[str, Any]] = {}
+        for told in self._host.allgather_object(plain, "state_dict of torch's optimizers"):
+            for name, entry in told.items():
+                merged.setdefault(name, {key: torch.tensor(value) for key, value in entry.items()})
+        return merged
+
+    def _by_name(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        names = {id(param): name for name, param in self._params.items()}
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        here = [param for group in self._groups for param in group["params"]]
+        if len(saved) != len(here):
+            raise ConfigurationError(
+                f"the saved state has {len(saved)} parameters in {len(state_dict['param_groups'])} groups, and "
+                f"this "
+                f"optimizer {len(here)} in {len(self._groups)}; build the model and the groups that were saved"
+            )
+        for index, param in zip(saved, here, strict=True):
+            yield names[id(param)], state_dict["state"].get(index, {})
+
+    def _slot(self, name: str, slot: str, entry: Mapping[str, Any]) -> Any:
+        shape, found = self._host.weights[name].shape, entry.get(_TORCH_NAMES.get(slot, slot))
+        weights = self._host.weights[name]
+        wide = np.float32 if weights.dtype.itemsize < 4 else weights.dtype
+        if found is None:
+            return self._stacked(name, weights.astype(wide) if slot == MASTER else np.zeros(shape, wide))
+        values = _state_as_array(real_tensor(found)).astype(wide, copy=False)
+        if values.shape == shape:
+            return self._stacked(name, values)
+        if self._host.is_local(name) and values.shape[1:] == shape:
+            return values
+        raise ConfigurationError(
+            f"parameter {name!r} was saved with {_TORCH_NAMES.get(slot, slot)!r} of shape {tuple(found.shape)} "
+            f"and is "
+            f"{tuple(self._params[name].shape)} here; build the model that was saved"
+        )
+
+    def _stacked(self, name: str, values: Any) -> Any:
+        """As the host has it: values of a local parameter are rows, one for each rank."""
+        return np.broadcast_to(values, (self._host.size, *values.shape)) if self._host.is_local(name) else values
+
+
+def simple_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a group that can be told to other ranks."""
+    options = {}
+    for name, value in group.items():
+        plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        if name != "params" and _is_simple_option(plain):
+            options[name] = list(plain) if isinstance(plain, tuple) else plain
+    return options
+
+
+def carried_group_options(options: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` that were told, of the types that `group` has."""
+    return {
+        name: tuple(value)
+        if isinstance(group.get(name), tuple)
+        else torch.full_like(group[name], value)
+        if isinstance(group.get(name), torch.Tensor)
+        else value
+        for name, value in options.items()
+    }
+
+
+def _is_simple_option(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_simple_option(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _state_as_array(value: Any) -> Any:
+    return to_arrays([value])()[0] if isinstance(value, torch.Tensor) else value
+
+
+def _own_tensor_copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,175 @@
+"""Lightning's strategy over Ringtrain's collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+import ringtrain_torch as hvd
+from ringtrain.errors import ConfigurationError
+
+# By the last word of what Lightning, or torch.distributed, calls them.
+_OPS: Final = {
+    "mean": hvd.Average,
+    "avg": hvd.Average,
+    "sum": hvd.Sum,
+    "max": hvd.Max,
+    "min": hvd.Min,
+    "product": hvd.Product,
+}
+
+# Lightning is two distributions with classes of their own: the strategy is for the one that the script imports.
+_NAME: Final = (
+    "pytorch_lightning"
+    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
+    else "lightning.pytorch"
+)
+_ParallelStrategy: Any = importlib.import_module(f"{_NAME}.strategies").ParallelStrategy
+
+Wrap = Callable[[torch.optim.Optimizer, Any], torch.optim.Optimizer]
+
+
+class RingtrainStrategy(_ParallelStrategy):
+    """Average gradients over the ranks that Ringtrain has started, while the backward pass goes on.
+
+        trainer = Trainer(max_epochs=2, strategy=RingtrainStrategy())
+
+    `wrap(optimizer, module)`: makes each optimizer of the module one that reduces gradients; default:
+    `ringtrain.torch.DistributedOptimizer`. Gradients that Lightning clips, logs and accumulates are the averages.
+    Weights of rank 0 go to all ranks before training; rank 0 writes checkpoints and logs. Lightning puts its
+    distributed sampler into loaders, as for every strategy. `accelerator` is "cpu", or "gpu" with a device a rank.
+    """
+
+    strategy_name = "ringtrain"
+    optimizers: Any
+    model: Any
+
+    def __init__(self, wrap: Wrap | None = None, **options: Any) -> None:
+        if not hvd.is_initialized():
+            hvd.init()
+        super().__init__(**options)
+        self._wrap = wrap
+        self._passes_are_to_come = False
+        importlib.import_module(f"{_NAME}.utilities.rank_zero").rank_zero_only.rank = hvd.rank()
+
+    @property
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return hvd.rank()
+
+    @property
+    def local_rank(self) -> int:
+        """Its place among the ranks of the node."""
+        return hvd.local_rank()
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return hvd.size()
+
+    @property
+    def is_distributed(self) -> bool:
+        """True: one rank has the sampler that several have, and so the same order of samples."""
+        return True
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return hvd.rank() == 0
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        kind = type(self.accelerator).__name__
+        return torch.device("cuda", hvd.local_rank()) if kind == "CUDAAccelerator" else torch.device("cpu")
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """What Lightning's sampler gets."""
+        return {"num_replicas": hvd.size(), "rank": hvd.rank()}
+
+    def model_to_device(self) -> None:
+        """Bring the model to this rank's device, with the weights and buffers of rank 0."""
+        self.model.to(self.root_device)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Have batch normalisation be that of all ranks, with `Trainer(sync_batchnorm=True)`, and wrap the optimizers
+        that the module makes; schedules go on with these."""
+        if self._layer_sync is not None:
+            self.model = self._layer_sync.apply(self.model)
+        super().setup_optimizers(trainer)
+        plain, self.optimizers = self.optimizers, [self._wrapped(one, trainer) for one in self.optimizers]
+        for config in self.lr_scheduler_configs:
+            if config.scheduler.optimizer in plain:
+                config.scheduler.optimizer = self.optimizers[plain.index(config.scheduler.optimizer)]
+
+    def _wrapped(self, optimizer: torch.optim.Optimizer, trainer: Any) -> torch.optim.Optimizer:
+        if self._wrap is not None:
+            return self._wrap(optimizer, self.model)
+        own = {param for group in optimizer.param_groups for param in group["params"]}
+        named = [(name, param) for name, param in self.model.named_parameters() if param in own]
+        passes = trainer.accumulate_grad_batches if self.model.automatic_optimization else 1
+        wrapped: torch.optim.Optimizer = hvd.DistributedOptimizer(
+            optimizer, named if len(named) == len(own) else None, backward_passes_per_step=passes
+        )
+        return wrapped
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Within it gradients are added up on each rank."""
+        self._passes_are_to_come = True
+        try:
+            yield
+        finally:
+            self._passes_are_to_come = False
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Return when gradients are the averages of all ranks: Lightning clips and logs them after this."""
+        if self._passes_are_to_come:
+            return
+        for optimizer in self.optimizers:
+            sync = getattr(optimizer, "sync", None)
+            if sync is not None and sync.begun:
+                optimizer.synchronize()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The mean of all ranks' tensors, their sum, or what else `reduce_op` is. ConfigurationError for what is no
+        reduction over ranks."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        op = _OPS.get(str(reduce_op).rpartition(".")[2].lower())
+        if op is None:
+            raise ConfigurationError(
+                f"RingtrainStrategy: reduce_op is {reduce_op!r}; expected one of {', '.join(_OPS)}"
+            )
+        if op is hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.to(torch.get_default_dtype())  # as Lightning does
+        return hvd.allreduce(tensor, op=op)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """All ranks' tensors, one behind the other in a first dimension of their own. With `sync_grads` gradients are
+        the sums of all ranks', as Lightning's are; Horovod's are the means."""
+        given = (tensor if sync_grads else tensor.detach()).unsqueeze(0)
+        if given.requires_grad:
+            given.register_hook(lambda grad: grad * hvd.size())
+        gathered: torch.Tensor = hvd.allgather(given)
+        return gathered
+
+    def barrier(self, name: str | None = None) -> None:
+        """Return when all ranks are here."""
+        hvd.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """The object of rank `src`."""
+        return hvd.broadcast_object(obj, src)
+
+
+importlib.import_module(f"{_NAME}.strategies").StrategyRegistry.register(
+    "ringtrain", RingtrainStrategy, description=RingtrainStrategy.__doc__ or ""
+)

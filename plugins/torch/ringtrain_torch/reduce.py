@@ -1,0 +1,291 @@
+"""Allreduce and reducescatter: plain, grouped, in place, asynchronous, and with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Final
+
+import torch
+
+from ringtrain import Average, ProcessSet, ReduceOp, global_process_set
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, allreduce_gradient, reducescatter_gradient
+from ringtrain.compression import run_compressed
+from ringtrain_torch.bridge import to_tensor
+from ringtrain_torch.compression import Compression, Compressor
+from ringtrain_torch.handles import (
+    TorchHandle,
+    differentiable,
+    first_of_torch_handle,
+    on_host,
+    remembered_torch_request,
+    submit_again,
+    submit_tensors,
+    synchronize,
+)
+from ringtrain_torch.host_tensor import is_plain
+
+_OPS: Final = (ReduceOp, type(None))
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to reduce `tensor` over the ranks of `process_set`; `synchronize` returns a new tensor.
+
+    `tensor`: dense, on any device, with the same shape and dtype on all ranks. `name`: pairs this call with the
+    other ranks' calls (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max or Product; averages of
+    integers are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after
+    the reduction. Raises ConfigurationError for wrong arguments; `synchronize` raises where ranks disagree.
+    """
+    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
+        return again
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    begun = _allreduce([tensor], NamedCollective.allreduce(how, name))
+    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
+        return again
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    begun = _allreduce([tensor], NamedCollective.allreduce(how, name), in_place=True)
+    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce `tensor` in place and return it. Arguments as of `allreduce_async`."""
+    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    reduced: torch.Tensor = synchronize(handle)
+    return reduced
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
+    `allreduce_async`; `compression` makes the tensor smaller on its way."""
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _torch_allreduced([tensor], how, NamedCollective.allreduce(how, name), compression)[0]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
+    `allreduce_async`."""
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TorchHandle:
+    """Like `grouped_allreduce_async`, in place."""
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"), in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce all of `tensors` in place as one collective and return them."""
+    factors = (prescale_factor, postscale_factor)
+    return list(synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set)))
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Return all of `tensors`, reduced as one collective; gradients flow through."""
+    how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
+    return _torch_allreduced(tensors, how, NamedCollective.allreduce(how, name, "grouped_allreduce"), compression)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> TorchHandle:
+    """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
+    rows do not divide. `op`: Average or Sum."""
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return first_of_torch_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's rows of the reduced `tensor`; gradients flow through.
+
+    The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
+    """
+    how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return _torch_scattered([tensor], how, NamedCollective.reducescatter(how, name), compression)[0]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> TorchHandle:
+    """Begin to reduce each of `tensors`, as one collective; `synchronize` returns a list of this rank's rows."""
+    how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return submit_tensors(NamedCollective.reducescatter(how, name, "grouped_reducescatter"), tensors)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
+    how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
+    return _torch_scattered(
+        tensors, how, NamedCollective.reducescatter(how, name, "grouped_reducescatter"), compression
+    )
+
+
+def _asked(
+    tensor: torch.Tensor, average: bool | None, name: str | None, op: Any, prescale: float, postscale: float
+) -> Hashable:
+    """All that the request for one tensor follows from, if that can be told at once; otherwise None."""
+    if name is None or average is not None or type(op) not in _OPS or type(prescale) is not float:
+        return None
+    if type(postscale) is not float or not is_plain(tensor):
+        return None
+    return name, op, prescale, postscale, tensor.dtype, tensor.shape
+
+
+def _allreduce(tensors: Sequence[torch.Tensor], collective: NamedCollective, in_place: bool = False) -> TorchHandle:
+    def write(result: Sequence[Array]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            for tensor, array in zip(tensors, result, strict=True):
+                tensor.detach().copy_(to_tensor(array))
+        return list(tensors)
+
+    return submit_tensors(collective, tensors, write if in_place else None)
+
+
+def _torch_allreduced(
+    tensors: Sequence[torch.Tensor],
+    how: NamedReduction,
+    collective: NamedCollective,
+    compression: type[Compressor],
+) -> list[torch.Tensor]:
+    """Return `tensors` reduced, with gradients."""
+    # Inputs, then outputs, with their versions. Not save_for_backward, which lets go of them with the first
+    # backward pass: the outputs of a group may be taken back one by one. Detached, so that no output holds itself.
+    kept: list[tuple[torch.Tensor, int]] = []
+
+    def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = synchronize(_allreduce(given, collective))
+        if how.op in ("Min", "Max", "Product"):
+            kept.extend((tensor.detach(), tensor._version) for tensor in (*given, *outputs))
+        return outputs
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if any(tensor._version != version for tensor, version in kept):
+            raise RuntimeError(
+                "an input or output of an allreduce with Min, Max or Product was overwritten between forward and "
+                "backward, and its gradient needs both; pass a clone() of it, or overwrite it later"
+            )
+        count = len(grads)
+
+        def gradient(given: Sequence[Array]) -> list[Array]:
+            parts = given[:count], given[count : 2 * count], given[2 * count :]
+            return allreduce_gradient(*parts, how, f"{collective.name}.grad")
+
+        return on_host(gradient, grads, [tensor for tensor, _ in kept])
+
+    return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))
+
+
+def _torch_scattered(
+    tensors: Sequence[torch.Tensor],
+    how: NamedReduction,
+    collective: NamedCollective,
+    compression: type[Compressor],
+) -> list[torch.Tensor]:
+    """Return this rank's rows of `tensors` reduced, with gradients."""
+
+    def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        rows: list[torch.Tensor] = synchronize(submit_tensors(collective, given))
+        return rows
+
+    def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return on_host(lambda given: reducescatter_gradient(given, how, f"{collective.name}.grad"), grads)
+
+    return run_compressed(compression, tensors, lambda small: differentiable(forward, backward, small))

@@ -1,0 +1,54 @@
+"""What ranks compare of a model's parameters: read where they lie; of a device a sum comes to the host."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ringtrain.adapter import OptimizerReplica
+from ringtrain_torch.bridge import as_array, real_tensor, to_arrays
+from ringtrain_torch.buckets import Param
+from ringtrain_torch.fingerprint import bits_of
+
+
+def torch_replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
+    """What this rank has of a part of its weights: of those that are trained now, in the order of their names."""
+    params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
+    sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
+    cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
+    parts = [_parameter_rows(params[index], *rows) for index, *rows in OptimizerReplica.rows(sizes, part)]
+    return OptimizerReplica(
+        cut,
+        _torch_platform(params),
+        _torch_parameters_digest(parts),
+        [_group_learning_rate(group.get("lr")) for group in groups],
+    )
+
+
+def _parameter_rows(param: Param, first: int, behind: int) -> torch.Tensor:
+    values = param.detach()
+    return real_tensor(values[first:behind] if values.dim() else values)
+
+
+def _torch_parameters_digest(parts: Sequence[torch.Tensor]) -> int:
+    if all(part.is_cpu for part in parts):
+        return OptimizerReplica.digest(as_array(part.contiguous()).reshape(-1).view("uint8") for part in parts)
+    return sum_of_bits(parts)
+
+
+def sum_of_bits(parts: Sequence[torch.Tensor]) -> int:
+    """Of tensors on a device, which takes the sums: they alone are copied to the host, and waited for."""
+    sums = [bits_of(part, whole=True) for part in parts]
+    return sum(int(array) for array in to_arrays(sums)())
+
+
+def _group_learning_rate(given: Any) -> float:
+    """A rate that lies on a device is not looked at: the weights follow from it."""
+    return float(given) if isinstance(given, int | float) or getattr(given, "is_cpu", False) else 0.0
+
+
+def _torch_platform(params: Sequence[Param]) -> str:
+    kinds = sorted({str(param.device.type) for param in params})
+    devices = [torch.get_device_module(kind).get_device_name() for kind in kinds if kind == "cuda"]
+    host = OptimizerReplica.processor(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    return f"{torch.__version__} {kinds} {devices} {host}"

@@ -1,0 +1,100 @@
+"""All that a training with PyTorch goes on from, as one object."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ringtrain import rank
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain_torch.objects import allgather_object
+
+_RANDOM: Final = "random"
+
+
+class RandomGenerators:
+    """The generators of torch (of each CUDA device, too), numpy and Python, of every rank.
+
+    `state_dict` gathers them: collective. A rank goes on with its own; where there are more ranks than before, the
+    others go on with those that they have.
+    """
+
+    def state_dict(self) -> dict[Any, Any]:
+        """The states of all ranks' generators, by rank."""
+        gathered: list[Any] = allgather_object(_own_generator_states(), "random generators")
+        return dict(enumerate(gathered))
+
+    def load_state_dict(self, state: Mapping[Any, Any]) -> None:
+        """Go on with what this rank had."""
+        own = state.get(rank())
+        if own is None:
+            return
+        torch.set_rng_state(own["torch"])
+        if torch.cuda.is_available() and len(own["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(own["cuda"])
+        np.random.set_state(own["numpy"])
+        version, numbers, gauss = own["python"]
+        random.setstate((version, tuple(numbers), gauss))
+
+
+def _own_generator_states() -> dict[str, Any]:
+    version, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": np.random.get_state(),
+        "python": (version, list(numbers), gauss),
+    }
+
+
+class TrainingState:
+    """Model with buffers, optimizer, schedule, scaler, generators and position in the data, for `Checkpoints`.
+
+        state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, epoch=0)
+        if saved := checkpoints.latest():
+            state.load_state_dict(saved.state)
+        ...
+        checkpoints.save(step, state.state_dict())
+
+    `parts`: objects with `state_dict()` and `load_state_dict()`, and plain values, which are attributes of this
+    object: `state.epoch += 1`. Random generators are among them by themselves. Of buffers in which ranks differ
+    (BatchNorm's statistics, unless they are synchronized) those of the rank that saves are kept, as with DDP.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        vars(self)["_names"] = (*parts, _RANDOM)
+        for name, part in {_RANDOM: RandomGenerators(), **parts}.items():
+            if hasattr(type(self), name) or name.startswith("_"):
+                raise ConfigurationError(f"TrainingState: {name!r} is its own; give the part another name")
+            vars(self)[name] = part
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every part, by name. Collective."""
+        return {name: _state_of_training_part(getattr(self, name)) for name in self._names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that another one gave, with the same parts. Raises ConfigurationError for others."""
+        if not isinstance(state, Mapping):
+            raise ConfigurationError(f"TrainingState: the state is {kind_of(state)}; expected what state_dict() gave")
+        if state.keys() != set(self._names):
+            missing, more = sorted(set(self._names) - state.keys()), sorted(state.keys() - set(self._names))
+            raise ConfigurationError(
+                f"TrainingState: the state is without {missing} and has {more} besides; make it of the same parts "
+                "as where it was saved"
+            )
+        for name in self._names:
+            part = getattr(self, name)
+            if hasattr(part, "load_state_dict"):
+                part.load_state_dict(state[name])
+            else:
+                setattr(self, name, state[name])
+
+    _names: tuple[str, ...]
+
+
+def _state_of_training_part(part: Any) -> Any:
+    return part.state_dict() if hasattr(part, "state_dict") else part

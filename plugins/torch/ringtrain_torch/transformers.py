@@ -1,0 +1,110 @@
+"""Train with Hugging Face's Trainer on the ranks of a job: import `Trainer` from here.
+
+Maturity: Beta.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+import ringtrain_torch as hvd
+
+if absent := [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]:
+    raise ModuleNotFoundError(
+        f"ringtrain.transformers needs {' and '.join(absent)}, not installed here: pip install {' '.join(absent)}",
+        name=absent[0],
+    )
+
+__all__ = ["Trainer"]
+
+_Trainer: Any = importlib.import_module("transformers").Trainer
+Wrap = Callable[[torch.optim.Optimizer, Any], torch.optim.Optimizer]
+
+
+class Trainer(_Trainer):
+    """`transformers.Trainer` whose gradients travel by Ringtrain while the backward pass goes on.
+
+        from ringtrain.transformers import Trainer
+
+    is all that a script changes. `wrap(optimizer, model)`: makes the optimizer, the script's own or the
+    Trainer's, one that reduces gradients; default: `ringtrain.torch.HostOptimizer`, whose state is divided among
+    the ranks, and whole in the checkpoints that rank 0 writes: any number of ranks, and torch's optimizer, go on
+    from them. The Trainer finds the ranks, shards data and gathers metrics as under torchrun, and puts no DDP
+    around the model.
+
+    Raises RuntimeError where accelerate has found another number of processes than there are ranks.
+    """
+
+    optimizer: Any
+
+    def __init__(self, *args: Any, wrap: Wrap = hvd.HostOptimizer, **options: Any) -> None:
+        if not hvd.is_initialized():
+            hvd.init()
+        self._wrap = wrap
+        self._until_step = contextlib.ExitStack()
+        self._reducing: torch.optim.Optimizer | None = None
+        super().__init__(*args, **options)
+        if self.accelerator.num_processes != hvd.size():
+            raise RuntimeError(
+                f"Trainer: accelerate trains with {self.accelerator.num_processes} processes, and this world has "
+                f"{hvd.size()} ranks; start the script with `ringtrain run` or as a job, which set RANK and "
+                "WORLD_SIZE"
+            )
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As the Trainer does; models stay without DDP."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Return the optimizer that reduces gradients. Collective."""
+        super().create_optimizer(model)
+        if not hasattr(self._own, "synchronize"):
+            hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+            self.optimizer = self._wrap(self.optimizer, self.model)
+        if self._own is not self._reducing:
+            self._reducing = self._own
+            self._own.register_step_post_hook(lambda *_: self._until_step.close())
+        optimizer: torch.optim.Optimizer = self.optimizer
+        return optimizer
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        self._reduce()
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        if grad_norm is None:  # nothing is clipped, and the norm is logged
+            self._reduce()
+        return super()._get_grad_norm(model, grad_norm)
+
+    def _reduce(self) -> None:
+        """Have the gradients be the means of all ranks: a HostOptimizer's are when they are read."""
+        if not isinstance(self._own, hvd.HostOptimizer):
+            self._own.synchronize()
+            self._until_step.enter_context(self._own.skip_synchronize())
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with self._gathered():
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    @property
+    def _own(self) -> Any:
+        """Our optimizer, without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    @contextlib.contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Within it rank 0 alone may ask for the state of all ranks. Collective."""
+        own = self._own
+        state = own.state_dict(root=0) if isinstance(own, hvd.HostOptimizer) else own.state_dict()
+        own.state_dict = lambda: state
+        try:
+            yield
+        finally:
+            del own.state_dict

@@ -1,0 +1,180 @@
+"""Weights on their way from the host to the model."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringtrain.adapter import Array
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import HostOptimizer
+from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_tensor
+from ringtrain_torch.hook import TorchGradientHook
+from ringtrain_torch.node_sum import TorchNodeSum
+
+
+class TorchWeightStream:
+    """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
+    `TorchNodeSum` brings those of a step itself: the parameters are its memory.
+
+    Parameters on the CPU are the arena's memory. One that a script gives other memory (`param.data = …`,
+    `share_memory()`) keeps that, as in torch: values are copied from it before an update, and to it afterwards.
+    """
+
+    def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: TorchNodeSum | None) -> None:
+        self._host = host
+        self._node_sum = node_sum
+        self._by_node: set[str] = set()  # their values of the last step are on the device, and may not be here
+        self._params = params
+        self._kinds = {name: param.device.type for name, param in params.items()}
+        self._names = {id(param): name for name, param in params.items()}
+        self._expected: set[str] = set(params)
+        self._hooks: list[Any] = []
+        self._views: dict[str, torch.Tensor] = {}
+        self._addresses: dict[str, int] = {}  # in the arena, of those that are on the CPU
+        self._places: dict[str, int] = {}  # where they were when they were last seen
+        self._versions: dict[str, int] = {}
+        self._pinned: list[int] = []
+        self.follow()
+
+    def follow(self) -> None:
+        """Take the weights from where the host has them now: parameters on the CPU become views of that."""
+        self._unpin()
+        self.expect()
+        moved = {name for name in self._addresses if self._is_moved(name)}
+        self._views = {name: to_tensor(self._host.weights[name]) for name in self._params}
+        for name, param in self._params.items():
+            if param.device.type == "cpu":
+                self._addresses[name] = self._host.weights[name].ctypes.data
+                if name not in moved:  # by a tensor of its own: what moves the memory of `param` leaves the view
+                    param.data = tensor_like_param(to_tensor(self._host.weights[name]), param)
+            elif self._node_sum is not None and self._node_sum.carries(name):
+                param.data = tensor_like_param(self._node_sum.weight(name).view(self._views[name].shape), param)
+        if any(param.device.type == "cuda" for param in self._params.values()):
+            self._pinned = [address for arena in _weight_arenas(self._host) if (address := _pinned_arena(arena))]
+
+    def take(self) -> bool:
+        """Take weights that somebody has set since the last step, in the memory that they were given or in other.
+        Return whether there were any.
+
+        Raises ConfigurationError where a parameter has another shape, type or device by now.
+        """
+        changed = False
+        for name, param in self._params.items():
+            is_set = param._version != self._versions[name]
+            if param.device.type != self._kinds[name] or self._is_moved(name):
+                self._check_kind(name, param)
+                is_set |= param.data_ptr() != self._places[name]
+                self._views[name].copy_(real_tensor(param.detach()))
+            elif is_set and param.device.type != "cpu":
+                self._views[name].copy_(real_tensor(param.detach()))
+            changed |= is_set
+        return changed
+
+    def note(self) -> None:
+        """Take the weights that are there for those of the host."""
+        torch.autograd.graph.increment_version(list(self._params.values()))
+        self.seen()
+
+    def seen(self) -> None:
+        """Take what was counted so far for no change."""
+        self._versions = {name: param._version for name, param in self._params.items()}
+        self._places = {name: param.data_ptr() for name, param in self._params.items()}
+
+    def _is_moved(self, name: str) -> bool:
+        """Whether the parameter, of the CPU, is in memory that a script gave it."""
+        param = self._params[name]
+        return name in self._addresses and param.numel() > 0 and param.data_ptr() != self._addresses[name]
+
+    def _check_kind(self, name: str, param: Any) -> None:
+        view = self._views[name]
+        now = (tuple(real_tensor(param.detach()).shape), real_tensor(param.detach()).dtype, param.device.type)
+        if now != (tuple(view.shape), view.dtype, self._kinds[name]):
+            raise ConfigurationError(
+                f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device} by now, and was "
+                f"{tuple(view.shape)} {view.dtype} on {self._kinds[name]} when HostOptimizer was made; change "
+                "and move the model before, and make the HostOptimizer last"
+            )
+
+    def watch(self, model: Any) -> None:
+        """Let each module of `model` wait for its own parameters before it runs."""
+        for module in model.modules():
+            own = [self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names]
+            if own:
+                hook = TorchGradientHook(partial(self._called, tuple(own)))
+                # Before those that compute a weight of others, as weight_norm's.
+                self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
+
+    def expect(self) -> None:
+        """New weights are on their way, by way of the host."""
+        self._expected.update(self._params)
+        self._by_node.clear()
+
+    def expect_step(self) -> None:
+        """New weights are on their way: those of a step."""
+        self.expect()
+        if (node_sum := self._node_sum) is not None:
+            on_device = (name for name, param in self._params.items() if param.device.type != "cpu")
+            self._by_node.update(name for name in on_device if node_sum.carries(name))
+
+    def to_host(self) -> None:
+        """Give the host the values that only the device has."""
+        self.all_back()
+        for name in self._by_node:
+            self._views[name].copy_(real_tensor(self._params[name].detach()))
+
+    def all_back(self) -> None:
+        """Return when every parameter has the host's values."""
+        self._back(tuple(self._params))
+        self._host.wait_for()
+
+    def close(self) -> None:
+        """Let go of the parameters, which keep their values in memory of their own."""
+        for hook in self._hooks:
+            hook.remove()
+        self._unpin()
+        for name, param in self._params.items():
+            if param.device.type == "cpu" and not self._is_moved(name):
+                param.data = param.data.clone()
+        self._views.clear()
+
+    def _called(self, names: tuple[str, ...], *_: Any) -> None:
+        self._back(names)
+
+    def _unpin(self) -> None:
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._pinned.clear()
+
+    def _back(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self._expected:
+                continue
+            self._host.wait_for(name)
+            self._expected.discard(name)
+            param = self._params[name]
+            if self._is_moved(name) or (param.device.type != "cpu" and name not in self._by_node):
+                with torch.no_grad():
+                    param.copy_(tensor_like_param(self._views[name], param), non_blocking=True)
+
+
+def _weight_arenas(host: HostOptimizer) -> list[Array]:
+    """The arrays that all of the optimizer's weights are views of."""
+    found = {}
+    for array in host.weights.values():
+        base = array
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        found[id(base)] = base
+    return list(found.values())
+
+
+def _pinned_arena(arena: Array) -> int:
+    """Page-lock `arena`, so that copies to the device do not wait; return its address. 0 where the driver refuses:
+    copies wait then.
+    """
+    address = arena.ctypes.data
+    refused = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0))
+    return 0 if refused else address

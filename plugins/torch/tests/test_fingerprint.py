@@ -1,0 +1,62 @@
+"""Whether a gradient has changed since its reduction began, told without a copy of it."""
+
+import pytest
+import torch
+
+from ringtrain_torch.fingerprint import TorchFingerprint
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHAPES = {
+    "scalar": (),
+    "few": (3,),
+    "kernel": (64, 64, 3, 3),
+    "matrix": (300, 200),
+    "six-dimensional": (2, 4, 8, 8, 8, 8),
+}
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_scaled_tensor_is_told_from_the_one_that_was(shape: tuple[int, ...], whole: bool) -> None:
+    """Even through `.data`, which PyTorch does not count as a write; of any type, size and layout."""
+    for dtype in TYPES:
+        layouts = [
+            torch.randn(shape).to(dtype),
+            torch.randn(shape).to(dtype).permute(tuple(range(len(shape)))[::-1]),
+        ]
+        if len(shape) == 4:
+            layouts.append(layouts[0].to(memory_format=torch.channels_last))
+        for tensor in layouts:
+            before = TorchFingerprint.of(tensor, whole)
+            assert before.is_of(tensor)
+            assert not before.is_of(tensor.clone())
+            tensor.data.mul_(0.5)
+            assert not before.is_of(tensor), (dtype, tensor.stride())
+
+
+def test_one_element_is_seen_where_all_are_looked_at() -> None:
+    """In a part of them it need not be; PyTorch's own count of writes sees it there."""
+    tensor = torch.randn(100, 100)
+    whole, part = TorchFingerprint.of(tensor), TorchFingerprint.of(tensor, whole=False)
+    tensor.data[3, 4] += 1
+    assert not whole.is_of(tensor)
+    assert part.is_of(tensor)
+    tensor[3, 4] += 1
+    assert not part.is_of(tensor)
+
+
+def test_a_view_of_a_buffer_at_any_place() -> None:
+    """Gradients that lie in one buffer of 4-byte elements begin at no multiple of 8 bytes."""
+    buffer = torch.randn(10)
+    before = TorchFingerprint.of(buffer[1:4])
+    assert not before.is_of(buffer[1:4])  # another object
+    assert before.is_of(before.tensor)
+
+
+def test_entries_of_a_sparse_tensor() -> None:
+    """Their values are what is looked at."""
+    tensor = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (5,), check_invariants=True)
+    before = TorchFingerprint.of(tensor)
+    assert before.is_of(tensor)
+    tensor._values().data.mul_(2)
+    assert not before.is_of(tensor)

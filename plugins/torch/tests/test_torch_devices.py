@@ -1,0 +1,84 @@
+"""ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from frameworks.harness import TORCH_DEVICES, Checks, Scenarios, device_env
+from support.world_config import changed_config, world_config
+
+MODULES = ("torch_devices", "torch_training", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
+CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
+RANKS = Scenarios("torch", "torch_device_ranks")
+
+
+@pytest.mark.sampled(1, of="size", each="check", one_in=3)
+@pytest.mark.parametrize("check", CHECKS["cpu"].names())
+@pytest.mark.parametrize("size", [2, 3], ids=lambda size: f"ranks-{size}")
+@pytest.mark.parametrize("device", CHECKS)
+def test_torch_over_torch_distributed(check, size, device, among):
+    """The check holds on every rank; NCCL needs a GPU for each."""
+    if device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) < size:
+        pytest.skip(f"NCCL needs {size} GPUs for {size} ranks")
+    assert not CHECKS[device].failure(check, size, among)
+
+
+@pytest.mark.sampled(one_in=3)
+@pytest.mark.parametrize("check", RANKS.names())
+def test_ranks_over_torch_distributed(check: str) -> None:
+    """What each rank hears of the others."""
+    assert not RANKS.failure(check)
+
+
+DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "nccl", "backend"),
+    [
+        ("auto", "cuda", True, "nccl"),
+        ("auto", "cuda", False, ""),
+        ("auto", "cpu", True, ""),
+        ("auto", "xpu", True, ""),
+        *((other, "cuda", True, "") for other in ("host", "grpc", "shm", "mpi")),
+        *(("torch", device, False, backend) for device, backend in DEVICES.items()),
+        ("torch", "npu", False, "npu"),
+    ],
+)
+def test_the_backend_of_a_device(transport, device, nccl, backend):
+    """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
+    from ringtrain_torch.devices import TorchBackends, torch_backend_for
+
+    assert torch_backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
+
+
+def test_tensors_to_be_encrypted_are_not_given_to_nccl():
+    from ringtrain_torch.devices import TorchBackends, torch_backend_for
+
+    assert torch_backend_for("cuda", "auto", True, TorchBackends(DEVICES, True)) == ""
+    within = world_config(size=3, encrypt="sites", sites=("x", "x", "y"))
+    assert [within.encrypts_among(ranks) for ranks in ([0, 1], [2], [1, 2])] == [False, False, True]
+    assert changed_config(within, encrypt="tensors").encrypts_among([0, 1])
+
+
+def test_a_group_that_the_library_does_not_make_is_given_up():
+    """After the time given, on all ranks, with what was waited for; the waiting thread is let go."""
+    from ringtrain_torch.device_store import TorchRoundsStore
+
+    class Alone:
+        ranks = (0,)
+
+        def all_gather_parts(self, what, part):
+            return [part]
+
+    store = TorchRoundsStore()
+
+    def make():
+        with pytest.raises(RuntimeError, match=r"within 0\.05 s"):
+            store.wait(["never set"])
+
+    waits = threading.Thread(target=make)
+    waits.start()
+    assert store.exchange(Alone(), waits, [], timeout_s=0.05) == "rank 0: the library has made none within 0.05 s"
+    waits.join(10)
+    assert not waits.is_alive()

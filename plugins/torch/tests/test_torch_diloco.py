@@ -1,0 +1,46 @@
+"""ringtrain.torch.DiLoCo does what torch does in one process that simulates all ranks; its page's program runs."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from frameworks.harness import ENV, Checks
+from support.commands import completed
+from support.deadlines import patient
+
+CHECKS = Checks("torch", ("torch_diloco",))
+PAGE = (Path(__file__).parents[3] / "docs/thin-lines.md").read_text()
+RINGTRAIN = Path(sys.executable).with_name("ringtrain")
+# Added to the page's program: weights of all ranks, and the loss on data that no rank has seen.
+LOOK = """
+weights = hvd.allgather_object([p.tolist() for p in model.parameters()])
+assert len(weights) == 2 and weights[0] == weights[1], "ranks have other weights"
+x = torch.randn(500, 8, generator=torch.Generator().manual_seed(9))
+loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item()
+assert loss < 1, loss  # without training it is about 8
+"""
+
+
+@pytest.mark.sampled(one_in=2)
+@pytest.mark.parametrize("check", CHECKS.names())
+@pytest.mark.parametrize("size", [1, 2, 3], ids=lambda size: f"ranks-{size}")
+def test_torch_diloco(check: str, size: int) -> None:
+    """The check holds on every rank."""
+    assert not CHECKS.failure(check, size)
+
+
+@pytest.mark.sampled(one_in=2)
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """Two ranks learn, end with the same weights, and rank 0 has saved them."""
+    program, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program + LOOK)
+    done = completed(
+        [RINGTRAIN, "run", "-np", "2", "--log-dir", "logs", sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **ENV},
+        timeout=patient(300),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "model.pt").exists()

@@ -1,6 +1,0 @@
-"""What scripts import from `horovod.torch.functions`, by the same names."""
-
-from ringtrain.torch.objects import allgather_object, broadcast_object
-from ringtrain.torch.state import broadcast_optimizer_state, broadcast_parameters
-
-__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
