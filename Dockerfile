@@ -130,5 +130,7 @@ LABEL org.opencontainers.image.title="ringtrain-worker-jax"
 USER root
 RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
-    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${JAX_PIP_OPTIONS} "${JAX}" optax
+    --mount=type=bind,source=plugins/jax,target=/src/jax,rw \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${JAX_PIP_OPTIONS} "${JAX}" optax \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps /src/jax
 USER 65532:65532

@@ -24,7 +24,7 @@ from ringtrain.adapter import (
     members,
 )
 from ringtrain.errors import ConfigurationError
-from ringtrain.jax.calls import differentiable, host_call, is_traced
+from ringtrain_jax.calls import differentiable, host_call, is_traced
 
 
 def allreduce(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frameworks.jax_collectives import x64
+from jax_collectives import x64
 
 import ringtrain as rt
 import ringtrain.jax as hvd

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from frameworks.jax_oracle import (
+from jax_oracle import (
     ROWS,
     SIZE,
     STEPS,

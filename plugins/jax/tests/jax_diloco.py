@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frameworks.jax_collectives import RANK, SIZE
-from frameworks.jax_training import STEPS, X, Y, agree, model, rows, stepped, trained
+from jax_collectives import RANK, SIZE
+from jax_training import STEPS, X, Y, agree, model, rows, stepped, trained
 
 import ringtrain as rt
 import ringtrain.jax as hvd

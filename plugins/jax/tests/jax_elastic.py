@@ -3,7 +3,7 @@
 import tempfile
 from typing import Any
 
-from frameworks import elastic_jax
+import elastic_jax
 from frameworks.scenarios import forked_slots, newcomer_that_calls
 
 

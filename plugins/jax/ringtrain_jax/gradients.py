@@ -18,7 +18,7 @@ import numpy as np
 from ringtrain import ProcessSet, global_process_set
 from ringtrain.adapter import Array, NamedCollective, NamedReduction, attached, queue_of
 from ringtrain.errors import ConfigurationError
-from ringtrain.jax.calls import host_call, is_traced
+from ringtrain_jax.calls import host_call, is_traced
 
 
 def value_and_grad(

@@ -15,8 +15,8 @@ import jax
 from ringtrain.adapter import join
 from ringtrain.adapter.state import HandlerParticipant, broadcast_state
 from ringtrain.elastic import Participant, StateExtension, StateHandler, register_extension
-from ringtrain.jax.objects import JAX_VALUES
-from ringtrain.jax.trees import filled_tree, to_state_dict
+from ringtrain_jax.objects import JAX_VALUES
+from ringtrain_jax.trees import filled_tree, to_state_dict
 
 
 @dataclass(frozen=True)

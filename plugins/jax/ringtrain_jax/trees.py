@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.jax.objects import is_key
+from ringtrain_jax.objects import is_key
 
 _NUMBERS = (bool, int, float, complex)
 _NUMBER = "a number"

@@ -12,7 +12,7 @@ from support.needs import need
 
 need("jax")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DTJ = Path(sys.executable).with_name("dtj")
 PROGRAM = """
 import os, jax, numpy

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from frameworks.jax_oracle import WIDTH, Run, numbers, run
+from jax_oracle import WIDTH, Run, numbers, run
 
 __all__ = ["run"]
 

@@ -13,10 +13,10 @@ import numpy as np
 from ringtrain import ProcessSet, global_process_set
 from ringtrain.adapter import Array, HostOptimizerGroups, OnHostOptimizer
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.jax.calls import host_call
-from ringtrain.jax.gradients import leaving, left
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.rules import Rule
+from ringtrain_jax.calls import host_call
+from ringtrain_jax.gradients import leaving, left
 
 
 class Submitted(NamedTuple):

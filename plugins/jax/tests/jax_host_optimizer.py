@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frameworks.jax_collectives import RANK, SIZE, error_of, x64
-from frameworks.jax_training import X, Y, agree, loss_of, model, probed_loss, rows, stepped, traced, trained
+from jax_collectives import RANK, SIZE, error_of, x64
+from jax_training import X, Y, agree, loss_of, model, probed_loss, rows, stepped, traced, trained
 
 import ringtrain as rt
 import ringtrain.jax as hvd

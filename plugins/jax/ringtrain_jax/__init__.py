@@ -11,14 +11,14 @@ if reason := missing("jax"):
 from ringtrain.adapter import barrier
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403
-from ringtrain.jax import elastic_state  # noqa: F401
-from ringtrain.jax.cluster import add_to_clusters
-from ringtrain.jax.collectives import allgather, allreduce, alltoall, broadcast, join, reducescatter
-from ringtrain.jax.diloco import DiLoCo
-from ringtrain.jax.gradients import grad, value_and_grad
-from ringtrain.jax.host_optimizer import HostOptimizer
-from ringtrain.jax.objects import allgather_object, broadcast_object, broadcast_parameters
-from ringtrain.jax.trees import from_state_dict, to_state_dict
+from ringtrain_jax import elastic_state  # noqa: F401
+from ringtrain_jax.cluster import add_to_clusters
+from ringtrain_jax.collectives import allgather, allreduce, alltoall, broadcast, join, reducescatter
+from ringtrain_jax.diloco import DiLoCo
+from ringtrain_jax.gradients import grad, value_and_grad
+from ringtrain_jax.host_optimizer import HostOptimizer
+from ringtrain_jax.objects import allgather_object, broadcast_object, broadcast_parameters
+from ringtrain_jax.trees import from_state_dict, to_state_dict
 
 add_to_clusters()
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from frameworks.jax_collectives import RANK, RANKS, SIZE, error_of, x64
+from jax_collectives import RANK, RANKS, SIZE, error_of, x64
 
 import ringtrain as rt
 import ringtrain.jax as hvd

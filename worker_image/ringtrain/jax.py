@@ -1,0 +1,7 @@
+"""JAX, by the plugin ringtrain-jax: `import ringtrain.jax as hvd`."""
+
+from ringtrain.shared.plugins import provide
+
+provide(__name__, "ringtrain_jax")
+
+from ringtrain_jax import *  # noqa: E402, F403 (for type checkers)
