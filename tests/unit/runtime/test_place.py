@@ -1,7 +1,7 @@
 """Where a rank is told to be, by whoever starts it."""
 
 from ringtrain.shared.place import RankPlace
-from ringtrain.tasks.plan import Task, task_place_variables, task_places
+from ringtrain_clusters.tasks.plan import Task, task_place_variables, task_places
 
 
 def test_ranks_of_two_hosts() -> None:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ringtrain.shared import contract
-from ringtrain.tasks.agent import PLACE, RANK, RESULT, WORK
+from ringtrain_clusters.tasks.agent import PLACE, RANK, RESULT, WORK
 
 
 def main(folder: Path, pickler: str) -> None:

@@ -27,7 +27,7 @@ from ringtrain.shared.address import host_port
 from ringtrain.shared.place import job_variables
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, start_child
-from ringtrain.tasks.plan import TaskRun, TaskWorldBounds
+from ringtrain_clusters.tasks.plan import TaskRun, TaskWorldBounds
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome

@@ -13,7 +13,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
 from ringtrain.shared.place import RankPlace, job_variables
 from ringtrain.shared.processes import run_folder, start_child
-from ringtrain.tasks.plan import Task, TaskRun, task_place_variables
+from ringtrain_clusters.tasks.plan import Task, TaskRun, task_place_variables
 
 WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"
 # To see whether the launcher still listens, and until an agent that was lost is started again.
@@ -65,7 +65,7 @@ def _run_task_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None
         (folder / SECRETS / name).write_bytes(content)
     python = run.executable or sys.executable
     agent = [python, "-m", "ringtrain", "agent", "--log-level", run.level, "--"]
-    rank = [python, "-m", "ringtrain.tasks.rank", str(folder), run.pickler]
+    rank = [python, "-m", "ringtrain_clusters.tasks.rank", str(folder), run.pickler]
     start_child([*agent, *rank], _task_variables(run, task, place, folder)).wait()
     with suppress(FileNotFoundError):
         return (folder / RESULT).read_bytes()

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.tasks.agent import describe_task, run_agent
-from ringtrain.tasks.launcher import (
+from ringtrain_clusters.tasks.agent import describe_task, run_agent
+from ringtrain_clusters.tasks.launcher import (
     Results,
     ScheduledTasks,
     TaskRunOptions,
@@ -23,7 +23,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import Task, TaskRun, check_task_count, task_places
+from ringtrain_clusters.tasks.plan import Task, TaskRun, check_task_count, task_places
 
 log = logging.getLogger("ringtrain.spark")
 PICKLER: Final = "pyspark.cloudpickle"

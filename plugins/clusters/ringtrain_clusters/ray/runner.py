@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.shared.place import RankPlace
-from ringtrain.tasks.agent import describe_task, run_agent
-from ringtrain.tasks.launcher import (
+from ringtrain_clusters.tasks.agent import describe_task, run_agent
+from ringtrain_clusters.tasks.launcher import (
     Results,
     ScheduledTasks,
     TaskRunOptions,
@@ -27,7 +27,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import Task, TaskRun, check_task_count, task_places
+from ringtrain_clusters.tasks.plan import Task, TaskRun, check_task_count, task_places
 
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

@@ -20,16 +20,16 @@ if not shutil.which("java"):
     pytest.skip("Spark needs Java: apt install default-jre-headless", allow_module_level=True)
 
 from pyspark.sql import SparkSession
+from spark_sessions import jvm, session
 from support.elastic_training import ledger_of
 from support.gang import until
 from support.planned_changes import undisturbed
 from support.planned_training import STEPS
-from support.spark import jvm, session
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(Path(__file__).parents[3] / "tests")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from ringtrain.errors import ConfigurationError, RingtrainError
-from ringtrain.spark.runner import (
+from ringtrain_clusters.spark.runner import (
     PICKLER,
     SparkStage,
     active_context,
@@ -17,8 +17,8 @@ from ringtrain.spark.runner import (
     spark_error_text,
     spark_of,
 )
-from ringtrain.tasks.agent import describe_task, run_elastic_agent
-from ringtrain.tasks.launcher import (
+from ringtrain_clusters.tasks.agent import describe_task, run_elastic_agent
+from ringtrain_clusters.tasks.launcher import (
     Results,
     ScheduledTasks,
     TaskRunOptions,
@@ -26,7 +26,7 @@ from ringtrain.tasks.launcher import (
     pickled_by,
     run_in_tasks,
 )
-from ringtrain.tasks.plan import TaskRun, TaskWorldBounds, check_task_count
+from ringtrain_clusters.tasks.plan import TaskRun, TaskWorldBounds, check_task_count
 
 _TIMEOUT_S: Final = 600.0
 

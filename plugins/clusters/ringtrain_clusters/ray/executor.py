@@ -10,7 +10,7 @@ from typing import Any, Final
 from ray.util import get_current_placement_group
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.ray.runner import run
+from ringtrain_clusters.ray.runner import run
 
 log = logging.getLogger("ringtrain.ray")
 _ELASTIC: Final = ("min_workers", "max_workers", "reset_limit", "cooldown_range", "override_discovery")

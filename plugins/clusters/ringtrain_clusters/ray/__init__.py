@@ -8,7 +8,7 @@ from importlib.util import find_spec
 if find_spec("ray") is None:
     raise ModuleNotFoundError("ringtrain.ray needs ray, which is not installed: pip install ringtrain[ray]", name="ray")
 
-from ringtrain.ray.executor import RayExecutor
-from ringtrain.ray.runner import run
+from ringtrain_clusters.ray.executor import RayExecutor
+from ringtrain_clusters.ray.runner import run
 
 __all__ = ["RayExecutor", "run"]

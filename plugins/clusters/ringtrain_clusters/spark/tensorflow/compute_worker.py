@@ -12,8 +12,8 @@ import click
 from pyspark.sql import SparkSession
 
 from ringtrain.errors import RingtrainError
-from ringtrain.spark import run
 from ringtrain.tensorflow.data.compute_worker import TfDataComputeOptions, compute_options, tf_data_directory
+from ringtrain_clusters.spark import run
 
 
 def serve_rank(plain: dict[str, Any]) -> None:

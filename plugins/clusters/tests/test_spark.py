@@ -17,13 +17,13 @@ if not shutil.which("java"):
     pytest.skip("Spark needs Java: apt install default-jre-headless", allow_module_level=True)
 
 from pyspark.sql import SparkSession
+from spark_sessions import CLUSTER, jvm, session
 from support.gang import until
-from support.spark import CLUSTER, jvm, session
 
 import ringtrain.spark
 from ringtrain.errors import ConfigurationError, RankFailed, RingtrainError
 from ringtrain.shared.place import RankPlace
-from ringtrain.tasks.plan import Task, task_places
+from ringtrain_clusters.tasks.plan import Task, task_places
 
 # In this order: Spark starts no executors for a second session of its JVM.
 both = pytest.mark.parametrize("spark", [CLUSTER, "local[2]"], ids=["two-executors", "local"], indirect=True)
@@ -163,7 +163,7 @@ def test_the_recipe_in_place_of_estimators(
     dataset = pytest.importorskip("pyarrow.dataset")
     pytest.importorskip("pandas")
     pytest.importorskip("torch")
-    page = (Path(__file__).parents[2] / "docs/migrate-from-horovod.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/migrate-from-horovod.md").read_text()
     (recipe,) = re.findall(r"^```python\n(import sys\n.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.setattr(sys, "argv", ["train.py", tmp_path.as_uri()])
     exec(compile(recipe, "train.py", "exec"), {"__name__": "__main__"})

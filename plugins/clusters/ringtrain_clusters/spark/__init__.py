@@ -10,7 +10,7 @@ if find_spec("pyspark") is None:
         "ringtrain.spark needs pyspark, which is not installed: pip install ringtrain[spark]", name="pyspark"
     )
 
-from ringtrain.spark.elastic import run_elastic
-from ringtrain.spark.runner import run
+from ringtrain_clusters.spark.elastic import run_elastic
+from ringtrain_clusters.spark.runner import run
 
 __all__ = ["run", "run_elastic"]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from ring.leftovers import leftovers
-
 from support.gang import until
 
 # As a cluster has them: two executors, each a JVM of its own.

@@ -1,0 +1,1 @@
+"""Ranks in tasks that Spark or Ray schedules: ringtrain.spark, ringtrain.ray."""
