@@ -120,7 +120,10 @@ LABEL org.opencontainers.image.title="ringtrain-worker-tensorflow"
 USER root
 RUN --mount=type=bind,from=build,source=/opt/pip,target=/opt/pip \
     --mount=type=bind,from=build,source=/etc/ssl/certs,target=/etc/ssl/certs \
-    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TENSORFLOW_PIP_OPTIONS} "${TENSORFLOW}" "keras>=3.11"
+    --mount=type=bind,source=plugins/tensorflow,target=/src/tensorflow,rw \
+    --mount=type=bind,source=plugins/graphcore,target=/src/graphcore,rw \
+    /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir ${TENSORFLOW_PIP_OPTIONS} "${TENSORFLOW}" "keras>=3.11" \
+    && /opt/pip/bin/pip --python /opt/venv/bin/python install --no-cache-dir --no-deps /src/tensorflow /src/graphcore
 USER 65532:65532
 
 FROM worker AS worker-jax

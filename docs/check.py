@@ -112,14 +112,14 @@ def is_a_name(dotted: str) -> bool:
 
 def in_plugin(dotted: str) -> str:
     """The name in a plugin's package if `dotted` is another name for it, else `dotted`."""
-    if not dotted.startswith("ringtrain."):
-        return dotted
-    package, name, *rest = dotted.split(".")
-    stub = ROOT / DISTRIBUTIONS[package] / package / name
-    source = stub / "__init__.py" if stub.is_dir() else stub.with_suffix(".py")
-    text = source.read_text() if source.exists() else ""
-    found = re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE)
-    return ".".join([found[1], *rest]) if found else dotted
+    parts = dotted.split(".")
+    for count in range(2, len(parts) + 1 if parts[0] in DISTRIBUTIONS else 0):
+        place = ROOT / DISTRIBUTIONS[parts[0]] / "/".join(parts[:count])
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        text = source.read_text() if source.exists() else ""
+        if found := re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE):
+            return in_plugin(".".join([found[1], *parts[count:]]))
+    return dotted
 
 
 def wrapped(text: str) -> str:

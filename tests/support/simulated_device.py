@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ringtrain.device import HostCallbacks, Inbound, Parameter
-from ringtrain.device.session import Array
 from ringtrain.errors import ConfigurationError
+from ringtrain_graphcore.device.session import Array
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 
 
 def provide(alias: str, package: str) -> None:
@@ -19,7 +19,8 @@ def provide(alias: str, package: str) -> None:
     if importlib.util.find_spec(distribution) is None:
         extra = distribution.partition("_")[2]
         raise ModuleNotFoundError(
-            f"{alias} needs the plugin ringtrain-{extra}, which is not installed: pip install 'ringtrain[{extra}]'",
+            f"{alias.replace('_', '.', 1)} needs the plugin ringtrain-{extra}, which is not installed: "
+            f"pip install 'ringtrain[{extra}]'",
             name=distribution,
         )
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
@@ -46,6 +47,13 @@ class _AliasFinder(MetaPathFinder, Loader):
         module = importlib.import_module(str(spec.origin))
         spec.loader_state = module.__spec__
         return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the module's code, for `python -m`."""
+        found = importlib.util.find_spec(str(_real_name(fullname)))
+        assert found is not None
+        assert isinstance(found.loader, InspectLoader)
+        return found.loader.get_code(found.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, which the import system has replaced; the module has run already."""

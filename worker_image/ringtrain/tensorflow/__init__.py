@@ -1,63 +1,7 @@
-"""Train a TensorFlow model on many ranks, with Horovod's names and semantics: `import ringtrain.tensorflow as
-hvd`.
-"""
+"""TensorFlow, by the plugin ringtrain-tensorflow: `import ringtrain.tensorflow as hvd`."""
 
-from ringtrain.adapter import missing
+from ringtrain.shared.plugins import provide
 
-if reason := missing("tensorflow"):
-    raise ModuleNotFoundError(reason, name="tensorflow")
+provide(__name__, "ringtrain_tensorflow")
 
-from ringtrain.adapter import barrier
-from ringtrain.common.basics import *  # noqa: F403
-from ringtrain.common.util import check_extension, split_list
-from ringtrain.tensorflow import elastic, mpi_ops
-from ringtrain.tensorflow.compression import Compression
-from ringtrain.tensorflow.host import HostStrategy
-from ringtrain.tensorflow.keras.optimizer import PartialDistributedOptimizer
-from ringtrain.tensorflow.mpi_ops import *  # noqa: F403
-from ringtrain.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
-from ringtrain.tensorflow.optimizer import DistributedOptimizer
-from ringtrain.tensorflow.reduce import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
-from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
-from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from ringtrain.tensorflow.v1_optimizer import LocalGradientAggregationHelper
-from ringtrain.tensorflow.variables import (
-    BroadcastGlobalVariablesHook,
-    broadcast_global_variables,
-    broadcast_variables,
-    refs_to_vars,
-    vars_to_refs,
-)
-
-__all__ = [
-    *mpi_ops.__all__,
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "HostStrategy",
-    "LocalGradientAggregationHelper",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
-    "SyncBatchNormalization",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "check_extension",
-    "elastic",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "mpi_ops",
-    "reducescatter",
-    "refs_to_vars",
-    "split_list",
-    "vars_to_refs",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+from ringtrain_tensorflow import *  # noqa: E402, F403 (for type checkers)

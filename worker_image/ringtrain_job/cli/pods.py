@@ -4,9 +4,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import entry_points
 
 import click
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
 from ringtrain_job.cli.main import log_to_stderr
@@ -93,13 +95,13 @@ def data_worker(log_level: str) -> None:
         from ringtrain.data.service.config import DataWorkerConfig
 
         config = DataWorkerConfig.from_env(os.environ)
-        if config.kind == "tensorflow":
-            from ringtrain.tensorflow.data.data_worker import run_tensorflow_data_worker
-
-            return run_tensorflow_data_worker(config)
-        from ringtrain.data.service.server import run_data_worker
-
-        return run_data_worker(config, os.environ)
+        kinds = {point.name: point for point in entry_points(group="ringtrain.data.workers")}
+        if config.kind not in kinds:
+            raise ConfigurationError(
+                f"{contract.ENV_DATA_KIND} is {config.kind}, and this image has data workers of the kinds "
+                f"{', '.join(sorted(kinds)) or 'none'}; install the plugin ringtrain-{config.kind}"
+            )
+        return int(kinds[config.kind].load()(config, os.environ))
 
     _exit_with_pod_code("data", log_level, run)
 

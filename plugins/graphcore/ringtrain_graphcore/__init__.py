@@ -1,0 +1,1 @@
+"""Graphcore's names on Ringtrain: PopART, device sessions, IPU strategies, tf.estimator."""

@@ -1,0 +1,30 @@
+"""Train on device runtimes that are no framework.
+
+A runtime offers a `DeviceSession` (weights in, gradients out as they are ready); `DistributedOptimizer` keeps the
+optimizer on the host, `insert_host_allreduce` leaves it on the device.
+
+Maturity: Experimental. Seen with a simulated device.
+"""
+
+from ringtrain import shutdown
+from ringtrain.common.basics import init
+from ringtrain_graphcore.device.distributed import (
+    DistributedOptimizer,
+    Options,
+    broadcast_weights,
+    insert_host_allreduce,
+)
+from ringtrain_graphcore.device.session import DeviceSession, HostCallbacks, Inbound, Parameter
+
+__all__ = [
+    "DeviceSession",
+    "DistributedOptimizer",
+    "HostCallbacks",
+    "Inbound",
+    "Options",
+    "Parameter",
+    "broadcast_weights",
+    "init",
+    "insert_host_allreduce",
+    "shutdown",
+]

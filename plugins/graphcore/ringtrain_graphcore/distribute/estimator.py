@@ -1,0 +1,314 @@
+"""`tf.estimator`'s loop, which TensorFlow 2 no longer has, over ranks: train, evaluate, predict, resume."""
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ringtrain as rt
+from ringtrain.errors import ConfigurationError
+from ringtrain_graphcore.distribute import export
+from ringtrain_graphcore.distribute.graphs import EstimatorModelFunction, training_operation
+from ringtrain_graphcore.distribute.hooks import EstimatorReportHook, hooks_of_rank_0, scaffold_of
+from ringtrain_graphcore.distribute.specs import EstimatorSpec, ModeKeys, RunConfig
+from ringtrain_graphcore.distribute.strategy import HorovodStrategy, MultiWorkerStrategy
+from ringtrain_tensorflow.objects import broadcast_object
+from ringtrain_tensorflow.variables import BroadcastGlobalVariablesHook
+
+_v1 = tf.compat.v1
+
+
+class Estimator:
+    """Trains, evaluates and uses the model that `model_fn(features, labels, mode, params, config)` builds.
+
+        estimator = Estimator(model_fn, model_dir="model", config=RunConfig())
+        estimator.train(input_fn, max_steps=1000)          # goes on from the newest checkpoint in model_dir
+        estimator.evaluate(test_fn)                        # {"accuracy": …, "loss": …, "global_step": 1000}
+
+    `model_fn` is called in a `tf.compat.v1` graph and returns an `EstimatorSpec`; an `input_fn` may ask for
+    `mode`, `params`, `config` and `input_context`, each by name. Every rank makes and calls the Estimator alike;
+    rank 0 alone reads and writes `model_dir` while training, and sends its weights to the others. What TensorFlow
+    logged (`loss = 0.3, step = 100 (1.2 sec)`) rank 0 logs with `tf.compat.v1.logging` at INFO.
+
+    `model_dir`: that of `config` where it is None, else a new folder that rank 0 names in its log.
+    `warm_start_from`: a checkpoint whose weights training begins with, where `model_dir` has none.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[..., EstimatorSpec],
+        model_dir: str | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: Any = None,
+    ) -> None:
+        """Meet the other ranks."""
+        config = config or RunConfig()
+        self.strategy: HorovodStrategy = config.train_distribute or MultiWorkerStrategy()
+        self.model_dir = _estimator_model_dir(model_dir, config)
+        self.config = config.replace(model_dir=self.model_dir)
+        self.model_fn = model_fn
+        self._params = copy.deepcopy(dict(params or {}))
+        self._model = EstimatorModelFunction(model_fn, self._params, self.config)
+        self._warm_start_from = warm_start_from
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """A copy of what was given as `params`."""
+        return copy.deepcopy(self._params)
+
+    def train(
+        self,
+        input_fn: Callable[..., Any],
+        hooks: Sequence[Any] | None = None,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        saving_listeners: Sequence[Any] | None = None,
+    ) -> "Estimator":
+        """Train `steps` more steps, or until the global step is `max_steps`, which counts what checkpoints have,
+        or without either until the input ends.
+
+        The input must have as many batches on every rank; a rank whose input ends early is an error on all others.
+        `saving_listeners`: rank 0's, called when it has saved a checkpoint. Collective.
+        """
+        last_step = self._last_step(steps, max_steps)
+        if last_step is not None and broadcast_object(self._saved_step(), 0) >= last_step:
+            _v1.logging.info("Skipping training since max_steps has already saved.")
+            return self
+        with self._graph() as graph:
+            global_step = _v1.train.get_or_create_global_step()
+            elements = self._model.input_of(input_fn, ModeKeys.TRAIN, self.strategy.input_context)
+            spec = self._model.build(self.strategy, ModeKeys.TRAIN, elements)
+            operation = training_operation(spec, self.strategy, graph, global_step)
+            self._warm_start()
+            scaffold = scaffold_of(spec, self.config)
+            chosen = [
+                BroadcastGlobalVariablesHook(0),
+                *([] if last_step is None else [_v1.train.StopAtStepHook(last_step=last_step)]),
+                _v1.train.NanTensorHook(spec.loss),
+                EstimatorReportHook(spec.loss, global_step, last_step),
+                *(hooks or ()),
+                *(spec.training_hooks or ()),
+            ]
+            if rt.rank() == 0:
+                chosen += hooks_of_rank_0(spec, self.config, scaffold, saving_listeners or ())
+            creator = _v1.train.ChiefSessionCreator(
+                scaffold,
+                config=self.config.session_config,
+                checkpoint_dir=self.model_dir if not rt.rank() else None,
+            )
+            with _v1.train.MonitoredSession(creator, hooks=chosen) as session:
+                while not session.should_stop():
+                    session.run(operation)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Metrics of a checkpoint (None: the newest) over `steps` batches, or until the input ends. Collective:
+        rank 0 evaluates all of the input, every rank returns it. Raises ConfigurationError without a checkpoint.
+        """
+        found: Any = None
+        if rt.rank() == 0:
+            try:
+                found = self.evaluate_here(input_fn, steps, hooks, checkpoint_path, name)
+            except ConfigurationError as error:  # the others would wait for what it found
+                found = str(error)
+        found = broadcast_object(found, 0)
+        if isinstance(found, str):
+            raise ConfigurationError(found)
+        return dict(found)
+
+    def evaluate_here(
+        self,
+        input_fn: Callable[..., Any],
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """`evaluate` on this rank alone, which also writes the metrics for TensorBoard, to `eval_dir(name)`."""
+        with self._graph():
+            global_step = _v1.train.get_or_create_global_step()
+            elements = self._model.input_of(input_fn, ModeKeys.EVAL)
+            spec = self._model.build(self.strategy, ModeKeys.EVAL, elements)
+            metrics = {"loss": _v1.metrics.mean(spec.loss), **(spec.eval_metric_ops or {})}
+            updates = tf.group(*(update for _, update in metrics.values()))
+            values = {**{key: value for key, (value, _) in metrics.items()}, "global_step": global_step}
+            final = _v1.train.FinalOpsHook(values)
+            chosen = [*(hooks or ()), *(spec.evaluation_hooks or ()), final]
+            with self._restored(spec, checkpoint_path, chosen) as session:
+                done = 0
+                while not session.should_stop() and (steps is None or done < steps):
+                    session.run(updates)
+                    done += 1
+            if not done:
+                raise ConfigurationError("input_fn gave no batch; expected at least one to evaluate")
+        found = {key: _plain_evaluation_value(value) for key, value in final.final_ops_values.items()}
+        shown = ", ".join(f"{key} = {found[key]}" for key in sorted(found))
+        of = f" {name}" if name else ""
+        _v1.logging.info("Saving dict%s for global step %d: %s", of, found["global_step"], shown)
+        _write_evaluation_summary(self.eval_dir(name), found)
+        return found
+
+    def predict(
+        self,
+        input_fn: Callable[..., Any],
+        predict_keys: Any = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        yield_single_examples: bool = True,
+    ) -> Iterator[Any]:
+        """The predictions of a checkpoint (None: the newest), each when it is asked for, on this rank alone:
+        dictionaries where the spec has them by name, of `predict_keys` alone if given; of one example each, or
+        with `yield_single_examples=False` of a batch. Raises ConfigurationError without a checkpoint."""
+        with self._graph():
+            _v1.train.get_or_create_global_step()
+            elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
+            features = elements[0] if isinstance(elements, tuple) and len(elements) == 2 else elements
+            spec = self._model.build(self.strategy, ModeKeys.PREDICT, features)
+            wanted = _wanted_predictions(spec.predictions, predict_keys)
+            made = self._restored(spec, checkpoint_path, [*(hooks or ()), *(spec.prediction_hooks or ())])
+        with made as session:  # outside of the graph, which must not be the caller's while this waits
+            while not session.should_stop():
+                batch = session.run(wanted)
+                yield from _prediction_examples(batch) if yield_single_examples else (batch,)
+
+    def export_saved_model(
+        self,
+        export_dir_base: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        checkpoint_path: str | None = None,
+        experimental_mode: str = ModeKeys.PREDICT,
+    ) -> str:
+        """Write the model of a checkpoint (None: the newest) for serving, to a new folder below `export_dir_base`
+        whose path is returned. On this rank alone. Raises ConfigurationError without a checkpoint.
+
+        `serving_input_receiver_fn()` returns what has `features` and `receiver_tensors`.
+        """
+        with self._graph():
+            _v1.train.get_or_create_global_step()
+            receiver = serving_input_receiver_fn()
+            spec = self._model.build(self.strategy, experimental_mode, receiver.features)
+            path = self._checkpoint(checkpoint_path)
+            session_config = self.config.session_config
+            return export.write_saved_model(
+                export_dir_base, receiver, spec, path, session_config, assets_extra, as_text
+            )
+
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint that this rank finds."""
+        return tf.train.latest_checkpoint(self.model_dir)
+
+    def get_variable_names(self) -> list[str]:
+        """The names of variables in the newest checkpoint. Raises ConfigurationError without one."""
+        return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
+
+    def get_variable_value(self, name: str) -> Any:
+        """The value of a variable in the newest checkpoint. Raises ConfigurationError without one."""
+        path = self._checkpoint(None)
+        if name not in (names := self.get_variable_names()):
+            raise ConfigurationError(f"the checkpoint {path} has no variable {name!r}; it has {', '.join(names)}")
+        return tf.train.load_variable(path, name)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Where `evaluate` writes its summaries."""
+        return str(Path(self.model_dir, f"eval_{name}" if name else "eval"))
+
+    def _last_step(self, steps: int | None, max_steps: int | None) -> int | None:
+        if self.config.task_type == "evaluator":
+            raise ConfigurationError(
+                "TF_CONFIG calls this process the evaluator, which trains nothing; call train_and_evaluate, or "
+                "evaluate()"
+            )
+        if steps is not None and max_steps is not None:
+            raise ConfigurationError(f"steps is {steps} and max_steps is {max_steps}; expected one of them")
+        for name, value in (("steps", steps), ("max_steps", max_steps)):
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"{name} is {value}; expected 1 or more")
+        return max_steps if steps is None else int(broadcast_object(self._saved_step(), 0)) + steps
+
+    def _saved_step(self) -> int:
+        path = self.latest_checkpoint()
+        return 0 if path is None else int(tf.train.load_variable(path, "global_step"))
+
+    def _checkpoint(self, path: str | None) -> str:
+        if (found := path or self.latest_checkpoint()) is None:
+            raise ConfigurationError(f"model_dir {self.model_dir} has no checkpoint; train first")
+        return found
+
+    def _warm_start(self) -> None:
+        given = self._warm_start_from
+        if given is None or rt.rank() or self.latest_checkpoint() is not None:
+            return  # the others get rank 0's
+        _v1.train.warm_start(*(given if isinstance(given, tuple) else (given,)))
+
+    @contextmanager
+    def _graph(self) -> Iterator[Any]:
+        with tf.Graph().as_default() as graph:
+            _v1.set_random_seed(self.config.tf_random_seed)
+            yield graph
+
+    def _restored(self, spec: EstimatorSpec, path: str | None, hooks: Sequence[Any]) -> Any:
+        creator = _v1.train.ChiefSessionCreator(
+            scaffold_of(spec, self.config),
+            config=self.config.session_config,
+            checkpoint_filename_with_path=self._checkpoint(path),
+        )
+        return _v1.train.MonitoredSession(creator, hooks=hooks)
+
+
+def _estimator_model_dir(given: str | None, config: RunConfig) -> str:
+    if given is not None and config.model_dir is not None and str(given) != str(config.model_dir):
+        raise ConfigurationError(f"model_dir is {given} and that of config is {config.model_dir}; expected one")
+    if (chosen := given or config.model_dir) is not None:
+        return str(chosen)
+    if config.task_type == "evaluator":
+        raise ConfigurationError("model_dir is None; the evaluator needs that which rank 0 writes checkpoints to")
+    made = tempfile.mkdtemp(prefix="model-")
+    if rt.rank() == 0:
+        _v1.logging.warning("model_dir is None; this run writes its checkpoints to the new folder %s", made)
+    return made
+
+
+def _wanted_predictions(predictions: Any, keys: Any) -> Any:
+    if keys is None:
+        return predictions
+    if not isinstance(predictions, dict):
+        raise ConfigurationError("predict_keys is given, and the predictions of model_fn are no dictionary")
+    chosen = [keys] if isinstance(keys, str) else list(keys)
+    if missing := sorted(set(chosen) - set(predictions)):
+        raise ConfigurationError(f"predict_keys has {missing[0]!r}; expected some of {', '.join(predictions)}")
+    return {key: predictions[key] for key in chosen}
+
+
+def _prediction_examples(batch: Any) -> Iterator[Any]:
+    if not isinstance(batch, dict):
+        yield from batch
+        return
+    for row in range(len(next(iter(batch.values())))):
+        yield {key: part[row] for key, part in batch.items()}
+
+
+def _write_evaluation_summary(directory: str, found: Mapping[str, Any]) -> None:
+    numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+    step = numbers.pop("global_step")
+    values = [_v1.Summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+    with tf.Graph().as_default(), _v1.summary.FileWriter(directory) as writer:
+        writer.add_summary(_v1.Summary(value=values), step)
+
+
+def _plain_evaluation_value(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

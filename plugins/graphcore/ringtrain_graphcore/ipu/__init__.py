@@ -1,0 +1,46 @@
+"""Names of Graphcore's `tensorflow.python.ipu` for scripts that train on many hosts: `from ringtrain.tensorflow
+import ipu`.
+
+    tf.estimator = ipu.estimator       # TensorFlow has none any more
+
+What chooses and configures IPUs is accepted and has no meaning: TensorFlow's own devices are used.
+
+Maturity: Beta. Seen on CPUs, never on an IPU.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from ringtrain_graphcore import distribute as estimator
+
+__all__ = [
+    "estimator",
+    "ipu_estimator",
+    "ipu_multi_worker_strategy",
+    "ipu_run_config",
+    "utils",
+]
+
+
+@dataclass(frozen=True)
+class IpuRunConfig(estimator.RunConfig):
+    """`distribute.RunConfig`; `ipu_run_config` has no meaning."""
+
+    ipu_run_config: Any = None
+
+
+def _accepted(*args: Any, **kwargs: Any) -> SimpleNamespace:
+    """Options that have no meaning here, by their names."""
+    return SimpleNamespace(**kwargs)
+
+
+ipu_estimator = SimpleNamespace(IPUEstimator=estimator.Estimator, IPUEstimatorSpec=estimator.EstimatorSpec)
+ipu_multi_worker_strategy = SimpleNamespace(IPUMultiWorkerStrategy=estimator.MultiWorkerStrategy)
+ipu_run_config = SimpleNamespace(IPURunConfig=_accepted, RunConfig=IpuRunConfig)
+utils = SimpleNamespace(
+    auto_select_ipus=_accepted,
+    configure_ipu_system=_accepted,
+    create_ipu_config=_accepted,
+    select_ipus=_accepted,
+)

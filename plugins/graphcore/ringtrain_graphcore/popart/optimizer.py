@@ -1,0 +1,55 @@
+"""The names that scripts of Graphcore's PopART extension call."""
+
+from typing import Any
+
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain_graphcore import device
+from ringtrain_graphcore.device.session import DeviceSession
+from ringtrain_graphcore.popart.session import PopartSession
+
+
+class DistributedOptimizer:
+    """Reduce a session's gradients over all ranks on the host; `optimizer`, PopART's own, updates on the device.
+
+        options.hostAllReduce = True                       # before the session is made
+        session = popart.TrainingSession(…, userOptions=options)
+        …                                                  # prepareDevice, weightsFromHost
+        optimizer = hvd.DistributedOptimizer(optimizer, session, options)
+        optimizer.insert_host_allreduce()
+        hvd.broadcast_weights(session, root_rank=0)
+
+    `session`: a `popart.TrainingSession`, or a `ringtrain.device.DeviceSession`, whose options may be None.
+    """
+
+    def __init__(self, optimizer: Any, session: Any, options: Any = None) -> None:
+        """Raises ConfigurationError where the session cannot give its gradients to the host."""
+        self.optimizer = optimizer
+        self._session = _popart_device_session(session)
+        if isinstance(self._session, PopartSession) and getattr(options, "hostAllReduce", None) is not True:
+            raise ConfigurationError(
+                f"the session options have hostAllReduce = {getattr(options, 'hostAllReduce', None)!r}: gradients "
+                "would not leave the device; set options.hostAllReduce = True before the session is made"
+            )
+
+    def insert_host_allreduce(self) -> None:
+        """Have each gradient averaged over all ranks on its way to the device's optimizer. Local."""
+        device.insert_host_allreduce(self._session)
+
+
+def broadcast_weights(session: Any, root_rank: int = 0) -> None:
+    """Overwrite the session's weights with those of `root_rank`. Collective; not while a step runs."""
+    adapted = _popart_device_session(session)
+    device.broadcast_weights(adapted, root_rank)
+    if isinstance(adapted, PopartSession):
+        adapted.flush()
+
+
+def _popart_device_session(session: Any) -> DeviceSession:
+    if hasattr(session, "getHostReduceStreamIds"):
+        return PopartSession(session)
+    if all(hasattr(session, name) for name in ("parameters", "read_weight", "write_weight", "connect")):
+        found: DeviceSession = session
+        return found
+    raise ConfigurationError(
+        f"session is {kind_of(session)}; expected a popart.TrainingSession or a ringtrain.device.DeviceSession"
+    )

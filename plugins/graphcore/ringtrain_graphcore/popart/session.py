@@ -1,0 +1,123 @@
+"""PopART's training session as a device session: gradients leave and come back on the streams of hostAllReduce."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_graphcore.device.session import Array, HostCallbacks, Inbound, Parameter
+
+# PopART's names of streams: a gradient on its way to the host and back, as `gr_Gradient___conv1.weight`.
+_OUT: Final = "gr_"
+_BACK: Final = "gl_"
+_GRADIENT: Final = "Gradient___"
+
+
+class PopartSession:
+    """A `popart.TrainingSession` whose options had hostAllReduce, and whose device is prepared.
+
+    Weights are copied all at once, as PopART does it: read_weight copies from the device at its first call, and
+    `flush` writes what write_weight was given. Tested with a stand-in of PopART's interface, never with PopART.
+    """
+
+    def __init__(self, session: Any) -> None:
+        """Raises ConfigurationError for a session without streams for gradients."""
+        self._session = session
+        handles = list(session.getHostReduceStreamIds())
+        self._out = {_weight_of(handle, _OUT): handle for handle in handles if handle.startswith(_OUT)}
+        self._back = {_weight_of(handle, _BACK): handle for handle in handles if handle.startswith(_BACK)}
+        if not self._out or self._out.keys() != self._back.keys():
+            raise ConfigurationError(
+                f"the PopART session has the streams {', '.join(handles) or 'none'}; expected {_OUT}… and "
+                f"{_BACK}… for each gradient: set hostAllReduce = True, and neither hostWeightUpdate nor "
+                "hostAllReduceRemoteBuffer, in its options before it is made"
+            )
+        self._parameters = {name: _popart_parameter(session.getInfo(name)) for name in self._out}
+        self._weights: dict[str, Array] = {}
+
+    @property
+    def parameters(self) -> Mapping[str, Parameter]:
+        """What has a stream, by the weight's name."""
+        return self._parameters
+
+    def read_weight(self, name: str) -> Array:
+        """A copy of a weight."""
+        return self._read()[name].copy()
+
+    def write_weight(self, name: str, values: Array) -> None:
+        """Set a weight, which the device gets with the next `flush`."""
+        np.copyto(self._read()[name], values)
+
+    def flush(self) -> None:
+        """Copy all weights that were written to the device."""
+        self._session.writeWeights(_weights_io(self._read()))
+        self._session.weightsFromHost()
+
+    def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
+        """Use `callbacks` from the next step on. Raises ConfigurationError unless gradients are to come back."""
+        if inbound is not Inbound.GRADIENTS:
+            raise ConfigurationError(
+                "a PopART session updates its weights itself: use insert_host_allreduce, and no host optimizer"
+            )
+        for name, parameter in self._parameters.items():
+            self._session.connectStreamToCallback(
+                self._out[name], _popart_gradient_sender(name, parameter, callbacks), 0
+            )
+            self._session.connectStreamToCallback(
+                self._back[name], _popart_weight_filler(name, parameter, callbacks), 0
+            )
+
+    def _read(self) -> dict[str, Array]:
+        if not self._weights:
+            made = {name: np.empty(p.shape, p.dtype) for name, p in self._parameters.items()}
+            self._session.weightsToHost()
+            self._session.readWeights(_weights_io(made))
+            self._weights = made
+        return self._weights
+
+
+def _popart_gradient_sender(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
+    def send(pointer: Any) -> None:
+        callbacks.gradient_out(name, _popart_memory(pointer, parameter).copy())
+
+    return send
+
+
+def _popart_weight_filler(name: str, parameter: Parameter, callbacks: HostCallbacks) -> Callable[[Any], None]:
+    def fill(pointer: Any) -> None:
+        np.copyto(_popart_memory(pointer, parameter), callbacks.value_in(name))
+
+    return fill
+
+
+def _popart_memory(pointer: Any, parameter: Parameter) -> Array:
+    """The stream's buffer. `pointer`: a capsule, which a C pointer becomes in Python, or an address."""
+    address = pointer if isinstance(pointer, int) else _popart_address(pointer)
+    dtype = np.dtype(parameter.dtype)
+    nbytes = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
+    raw = (ctypes.c_char * nbytes).from_address(address)
+    memory: Array = np.frombuffer(raw, dtype=dtype).reshape(parameter.shape)  # type: ignore[call-overload]
+    return memory
+
+
+def _popart_address(capsule: Any) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    address: int = get(capsule, None)
+    return address
+
+
+def _weight_of(handle: str, prefix: str) -> str:
+    return handle.removeprefix(prefix).removeprefix(_GRADIENT)
+
+
+def _popart_parameter(info: Any) -> Parameter:
+    return Parameter(tuple(int(length) for length in info.shape()), str(info.data_type_lcase()))
+
+
+def _weights_io(weights: dict[str, Array]) -> Any:
+    import popart  # type: ignore[import-not-found]
+
+    return popart.PyWeightsIO(weights)

@@ -1,0 +1,152 @@
+"""What dispatchers, workers and training ask a compute job's directory, with the names of Horovod's client."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.shared import authentication
+from ringtrain_tensorflow.data.directory import (
+    ANSWER,
+    ASK,
+    CALL_S,
+    read_tf_data_line,
+    send_tf_data_line,
+    tf_data_proof_of,
+)
+
+log = logging.getLogger("ringtrain.data")
+_AGAIN_S: Final = 0.2
+
+
+class OtherKey(ConfigurationError):
+    """Who answers does not have the key of the config."""
+
+
+@dataclass(frozen=True)
+class DispatcherState:
+    """`address` of a dispatcher, None before it is there; its `workers` that are ready, of `wanted` many.
+
+    `over`: training has ended, and so does the compute job.
+    """
+
+    address: str | None
+    workers: tuple[int, ...]
+    wanted: int
+    over: bool
+
+
+@dataclass(frozen=True)
+class TfDataDirectoryClient:
+    """Speaks to the directory at any of `addresses` (by interface, as in the config), proving `key`.
+
+    `timeout_s`: how long the directory may be out of reach before DataError says so.
+    """
+
+    addresses: Mapping[str, Sequence[tuple[str, int]]]
+    key: bytes = field(repr=False)
+    timeout_s: float = 60.0
+
+    def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
+        """Tell where the dispatcher is; the address takes the place of an earlier one."""
+        self._ask(what="dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
+
+    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
+        """Tell that a worker of the dispatcher is ready."""
+        self._ask(what="worker", dispatcher=dispatcher_id, worker=worker_id)
+
+    def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
+        """The dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
+        state = self._await(dispatcher_id, timeout, "has not started", lambda state: state.address is not None)
+        return str(state.address)
+
+    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
+        """Return when all workers of the dispatcher are ready. Raises DataError after `timeout` seconds."""
+        self._await(dispatcher_id, timeout, "does not have all its workers", lambda s: len(s.workers) >= s.wanted)
+
+    def shutdown(self) -> None:
+        """End the compute job. One that has ended is left alone."""
+        try:
+            self._ask(what="shutdown", within_s=min(CALL_S, self.timeout_s))
+        except DataError as error:
+            log.info("the compute job is not told to end: %s", error)
+
+    def wait_for_shutdown(self) -> None:
+        """Return when training has called `shutdown`. Raises DataError when the directory is gone."""
+        while not self.state().over:
+            time.sleep(_AGAIN_S)
+
+    def state(self, dispatcher_id: int = 0, within_s: float | None = None) -> DispatcherState:
+        """What is known of one dispatcher. Raises DataError when nobody answers within `within_s`."""
+        answer = self._ask(what="state", dispatcher=dispatcher_id, within_s=within_s)
+        return DispatcherState(answer["address"], tuple(answer["workers"]), answer["wanted"], answer["over"])
+
+    def _await(
+        self, dispatcher: int, timeout_s: float, missing: str, is_there: Callable[[DispatcherState], bool]
+    ) -> DispatcherState:
+        end = time.monotonic() + timeout_s
+        while True:
+            state = self.state(dispatcher)
+            if is_there(state):
+                return state
+            if state.over:
+                raise DataError(f"dispatcher {dispatcher} {missing}, and the compute job ends: it was told to")
+            if time.monotonic() >= end:
+                ready = ", ".join(map(str, state.workers)) or "none"
+                raise DataError(
+                    f"dispatcher {dispatcher} {missing} after {timeout_s:g} s (compute_worker's --timeout); "
+                    f"of its {state.wanted} workers these are ready: {ready}. Its output says why"
+                )
+            time.sleep(_AGAIN_S)
+
+    def _ask(self, within_s: float | None = None, **request: Any) -> dict[str, Any]:
+        limit_s = self.timeout_s if within_s is None else within_s
+        end = time.monotonic() + limit_s
+        while True:
+            with_other_keys: list[OtherKey] = []
+            for address in [address for known in self.addresses.values() for address in known]:
+                try:
+                    answer = self._ask_at(address, request)
+                except OtherKey as error:  # another compute job may be at an address that each host has, too
+                    with_other_keys.append(error)
+                    continue
+                if answer is not None:
+                    return answer
+            if with_other_keys:
+                raise with_other_keys[0]
+            if time.monotonic() >= end:
+                where = ", ".join(f"{host}:{port}" for known in self.addresses.values() for host, port in known)
+                raise DataError(
+                    f"no compute job answers at {where} within {limit_s:g} s: it has ended, or can't be "
+                    f"reached from here; start compute_worker again, and give training the file that it writes"
+                )
+            time.sleep(_AGAIN_S)
+
+    def _ask_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer; None where there is none. Raises ConfigurationError: the key is wrong, or the question."""
+        nonce = secrets.token_hex(16)
+        try:
+            with socket.create_connection(address, timeout=CALL_S) as sock:
+                theirs = str(read_tf_data_line(sock)["nonce"])
+                proof = tf_data_proof_of(self.key, ASK, theirs, nonce, request)
+                send_tf_data_line(sock, {"request": dict(request), "nonce": nonce, "proof": proof})
+                said = read_tf_data_line(sock)
+        except (OSError, ValueError, KeyError):
+            return None
+        answer = said.get("answer")
+        if not isinstance(answer, dict) or not authentication.is_same_proof(
+            tf_data_proof_of(self.key, ANSWER, theirs, nonce, answer), str(said.get("proof"))
+        ):
+            raise OtherKey(
+                f"the compute job at {address[0]}:{address[1]} has another key than this config: take the file "
+                f"that this compute job wrote, or the key file that it names"
+            )
+        if "error" in answer:
+            raise ConfigurationError(str(answer["error"]))
+        return answer

@@ -1,0 +1,298 @@
+"""TensorFlow's data service for a training script, with Horovod's names.
+
+Importing this module gives every `tf.data.Dataset` the method `send_to_data_service`, as Horovod's module does.
+
+`JobDataService` are the data workers of this process's own job, of kind `tensorflow`, as a training script uses a
+compute job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import tensorflow as tf
+
+from ringtrain import barrier, init, is_initialized
+from ringtrain import rank as world_rank
+from ringtrain import size as world_size
+from ringtrain.adapter import current_world
+from ringtrain.data.service.config import DataStreamSettings
+from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, is_loopback, reachable_address, split_address
+from ringtrain.shared.data_members import read_members
+from ringtrain_tensorflow.data.client import TfDataDirectoryClient
+from ringtrain_tensorflow.data.config import TfDataServiceConfig, check_tf_data_training
+from ringtrain_tensorflow.data.relay import TfDataRelay, WatchedTfDataJob
+from ringtrain_tensorflow.data.servers import TfDataServer, TfDataServerProcesses, start_tf_data_server
+
+__all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
+
+log = logging.getLogger("ringtrain.data")
+_POLL_S: Final = 0.2
+_relays: dict[str, TfDataRelay] = {}  # of this process, by dispatcher
+_shared: Counter[str] = Counter()  # datasets of this process, by the life of the ranks
+
+
+@contextmanager
+def tf_data_service(
+    compute_config: TfDataServiceConfig | JobDataService, rank: int, size: int | None = None
+) -> Iterator[str]:
+    """The address by which this rank asks its dispatcher, `grpc://host:port`, once that has all its workers.
+
+    A compute job that does not answer for the config's `timeout` ends the dataset: TensorFlow raises an
+    InternalError that says so.
+    With `dispatcher_side="training"` the dispatcher runs here until the block is left: on rank 0, or on every rank
+    where each has its own. `size`: of training, by default that of the initialized world. Raises
+    ConfigurationError for a training that the dispatchers don't fit, and DataError when they don't come in time.
+    """
+    if size is None and is_initialized():
+        size = world_size()
+    compute_config.check_training(rank, size)
+    client = compute_config.compute_client()
+    number = rank if compute_config.dispatchers > 1 else 0
+    with ExitStack() as stack:
+        if (
+            compute_config.dispatcher_side == "training"
+            and number == rank
+            and isinstance(client, TfDataDirectoryClient)
+        ):
+            address = stack.enter_context(_own_dispatcher(compute_config.timeout))
+            client.register_dispatcher(number, address)
+            log.info("dispatcher %d listens at %s", number, address)
+        address = client.wait_for_dispatcher_registration(number, compute_config.timeout)
+        client.wait_for_dispatcher_worker_registration(number, compute_config.timeout)
+        yield _relayed_dispatcher(address, client) if isinstance(client, TfDataDirectoryClient) else address
+
+
+def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
+    """Where this process's TensorFlow asks the dispatcher `address`, so that a lost compute job is said."""
+    relay = _relays.get(address)
+    if relay is None or relay.is_lost:
+        where = ", ".join(f"{host}:{port}" for known in client.addresses.values() for host, port in known)
+        job = WatchedTfDataJob(
+            lambda within_s: client.state(within_s=within_s).over, f"the compute job at {where}", client.timeout_s
+        )
+        relay = _relays[address] = TfDataRelay(address.rpartition("://")[2], job)
+        atexit.register(relay.close)
+    return f"grpc://127.0.0.1:{relay.port}"
+
+
+@contextmanager
+def _own_dispatcher(timeout_s: int) -> Iterator[str]:
+    """A dispatcher in this process, on any free port. TensorFlow stops it when nobody refers to it."""
+    dispatcher = start_tf_data_server(TfDataServer("dispatcher", "", 0, timeout_s))
+    port = int(dispatcher.target.rpartition(":")[2])
+    try:
+        yield f"grpc://{host_port(_tf_data_service_host(), port)}"
+    finally:
+        del dispatcher
+
+
+def send_to_data_service(
+    dataset: Any,
+    compute_config: TfDataServiceConfig | JobDataService,
+    rank: int,
+    size: int | None = None,
+    processing_mode: str = "distributed_epoch",
+    reuse_dataset: bool = False,
+    round_robin: bool = False,
+    job_name: str | None = None,
+) -> Any:
+    """`dataset` as the data service's workers compute it; what follows on the result runs in this process.
+
+    `reuse_dataset`: ranks share one iteration, instead of an iteration each; whoever asks first gets an element.
+    `round_robin`: the shared elements go to ranks in turn, each step's from one worker; the dataset must be
+    infinite. `job_name`: that of the shared iteration; by default one that the n-th such call in this world has on
+    every rank.
+
+    Raises ConfigurationError for arguments that contradict each other, and as `tf_data_service` does.
+    """
+    if compute_config.dispatcher_side == "training":
+        raise ConfigurationError(
+            "the dispatchers run on training's side and end with their block: write `with tf_data_service(config, "
+            "rank) as address:` around the training, and dataset.apply(tf.data.experimental.service.distribute("
+            "processing_mode=…, service=address)) in it"
+        )
+    if round_robin:
+        _check_round_robin(dataset, compute_config, size, reuse_dataset)
+    shared = (job_name or _tf_data_shared_name()) if reuse_dataset else None
+    with tf_data_service(compute_config, rank, size) as address:
+        return dataset.apply(
+            tf.data.experimental.service.distribute(
+                processing_mode=processing_mode,
+                service=address,
+                job_name=shared,
+                consumer_index=rank if round_robin else None,
+                num_consumers=size if round_robin else None,
+            )
+        )
+
+
+tf.data.Dataset.send_to_data_service = send_to_data_service
+
+
+def _check_round_robin(
+    dataset: Any, config: TfDataServiceConfig | JobDataService, size: int | None, reuse: bool
+) -> None:
+    if not reuse:
+        raise ConfigurationError(
+            "round_robin=True says how ranks share an iteration, and reuse_dataset=False that they share none: "
+            "pass both or neither"
+        )
+    if size is None:
+        raise ConfigurationError("round_robin=True needs size, the number of ranks that take turns")
+    if config.dispatchers > 1:
+        raise ConfigurationError(
+            f"round_robin=True needs one dispatcher for all ranks, and the data service has {config.dispatchers}"
+        )
+    if (count := int(dataset.cardinality())) >= 0:
+        raise ConfigurationError(
+            f"round_robin=True with a dataset that ends after {count} elements, where ranks would wait for each "
+            f"other; add .repeat()"
+        )
+
+
+def _tf_data_shared_name() -> str:
+    """The same on every rank, and another for each dataset and each life of the ranks.
+
+    TensorFlow gives a second dataset of the same name the elements of the first, and none to a training that
+    began again. They are counted anew in each life: of a newcomer's world others have made some before.
+    """
+    env = os.environ
+    life = f"{env.get(contract.ENV_ATTEMPT, '1')}.{env.get(contract.ENV_FORMATION, '0')}"
+    _shared[life] += 1
+    return f"ringtrain-{life}-{_shared[life]}"
+
+
+def compute_worker_fn(
+    compute_config: TfDataServiceConfig, servers: TfDataServerProcesses | None = None, host: str | None = None
+) -> None:
+    """Be one worker of the compute job, and the dispatcher of its group if it is the first in it, until the end.
+
+    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: by default new
+    ones. `host`: where training reaches them. A server that dies is started again at the same address.
+    Raises DataError: servers can't live, or nobody answers any more.
+    """
+    init()
+    rank = world_rank()
+    number = rank // compute_config.workers_per_dispatcher
+    client = compute_config.compute_client()
+    host = host or _tf_data_service_host()
+    with closing(servers or TfDataServerProcesses(compute_config.timeout, forked=False)) as own:
+        if compute_config.dispatcher_side == "compute" and rank % compute_config.workers_per_dispatcher == 0:
+            address = own.dispatcher(host)
+            client.register_dispatcher(number, f"grpc://{address}")
+            log.info("dispatcher %d listens at %s", number, address)
+        _serve_tf_data(own, client, number, host, compute_config.timeout)
+        barrier()  # rank 0 answers until all have heard that it is over
+
+
+def _serve_tf_data(
+    servers: TfDataServerProcesses, client: TfDataDirectoryClient, number: int, host: str, timeout_s: int
+) -> None:
+    """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
+    served = None
+    client.wait_for_dispatcher_registration(number, timeout_s)
+    while True:
+        state = client.state(number)
+        if state.over:
+            return
+        if state.address is not None and state.address != served:
+            served = state.address
+            address = servers.worker(host, served.rpartition("://")[2])
+            client.register_worker_for_dispatcher(number, world_rank())
+            log.info("worker %d of dispatcher %d (%s) listens at %s", world_rank(), number, served, address)
+        for event in servers.check():
+            log.warning("%s", event)
+        time.sleep(_POLL_S)
+
+
+def _tf_data_service_host() -> str:
+    """The address by which training, maybe on another host, reaches servers of this process.
+
+    The pod's, else the one that other ranks use; where that is loopback, this host's.
+    """
+    hosts = [os.environ.get(contract.ENV_POD_IP, "")]
+    if is_initialized():
+        own = current_world().config
+        hosts.append(split_address(own.addresses[own.place.rank])[0])
+    for host in hosts:
+        if host and not is_loopback(host_port(host, 1)):
+            return host
+    return reachable_address()
+
+
+_AGAIN_S: Final = 0.2
+
+
+@dataclass(frozen=True)
+class JobDataService:
+    """In the place of a TfDataServiceConfig: `dataset.send_to_data_service(JobDataService(), rank, size)`.
+
+    `dispatchers`: as in spec.dataWorkers, 1 or the number of ranks. `timeout`: seconds to wait for them.
+    """
+
+    dispatchers: int = 1
+    timeout: int = 600
+    dispatcher_side: str = "compute"
+
+    def compute_client(self, verbose: int = 1) -> TfDataJobClient:
+        """Who reads where the job's dispatchers are. Raises ConfigurationError in a job without data workers."""
+        return TfDataJobClient(DataStreamSettings.from_env(os.environ).members_file, self.dispatchers)
+
+    def check_training(self, rank: int, size: int | None) -> None:
+        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers."""
+        check_tf_data_training(self.dispatchers, rank, size)
+
+
+@dataclass(frozen=True)
+class TfDataJobClient:
+    """Reads the file of data workers that the agent keeps."""
+
+    file: Path
+    dispatchers: int
+
+    def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
+        """The dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
+        found = self._await(lambda known: len(known) >= self.dispatchers, timeout)
+        if len(found) != self.dispatchers:
+            raise ConfigurationError(
+                f"the job has {len(found)} dispatchers, and JobDataService was told {self.dispatchers}; give it "
+                f"the number of spec.dataWorkers.dispatchers"
+            )
+        return f"grpc://{found[dispatcher_id]}"
+
+    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
+        """Nothing to wait for: TensorFlow's clients read from workers as these come."""
+
+    def _await(self, are_there: Callable[[list[str]], bool], timeout_s: float) -> list[str]:
+        end = time.monotonic() + timeout_s
+        while True:
+            found = self._known()
+            if are_there(found):
+                return found
+            if time.monotonic() >= end:
+                raise DataError(
+                    f"{len(found)} of {self.dispatchers} dispatchers are registered after {timeout_s:g} s, as "
+                    f"{self.file} says; does spec.dataWorkers have kind: tensorflow, and do its pods run?"
+                )
+            time.sleep(_AGAIN_S)
+
+    def _known(self) -> list[str]:
+        read_members(self.file)  # says what is wrong with the file
+        try:
+            document: dict[str, Any] = json.loads(self.file.read_text())
+        except FileNotFoundError:
+            return []
+        return [str(address) for address in document.get("dispatchers", ())]

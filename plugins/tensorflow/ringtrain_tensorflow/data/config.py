@@ -1,0 +1,222 @@
+"""The file by which training finds a compute job: written by its rank 0, read by every rank of training."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError, DataError, quoted
+from ringtrain_tensorflow.data.client import OtherKey, TfDataDirectoryClient
+
+log = logging.getLogger("ringtrain.data")
+SIDES: Final = ("compute", "training")
+_AGAIN_S: Final = 0.2
+# How long a config file that lies there already has to prove that its compute job lives.
+_PROBE_S: Final = 3.0
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class TfDataServiceConfig:
+    """How many `dispatchers` there are, with how many workers each, on which side, and where.
+
+    `dispatcher_side`: `compute` or `training`. `addresses`: (host, port) of the compute job's rank 0 by interface.
+    `key`: what both jobs prove to each other. `key_file`: where the key is, if not in the config's own file.
+    `timeout`: seconds that dispatchers and workers get to start. Raises ConfigurationError for values that make no
+    sense.
+    """
+
+    dispatchers: int
+    workers_per_dispatcher: int
+    dispatcher_side: str
+    addresses: Mapping[str, Sequence[tuple[str, int]]]
+    key: bytes = field(repr=False)
+    timeout: int = 60
+    key_file: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dispatchers", "workers_per_dispatcher", "timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} is {quoted(value)}; expected an integer of at least 1")
+        if self.dispatcher_side not in SIDES:
+            raise ConfigurationError(
+                f"dispatcher_side is {quoted(self.dispatcher_side)}; expected one of {', '.join(SIDES)}"
+            )
+        if not isinstance(self.key, bytes) or not self.key:
+            raise ConfigurationError("key is not bytes, or empty; expected that of the compute job")
+
+    def compute_client(self, verbose: int = 1) -> TfDataDirectoryClient:
+        """Who asks the compute job's rank 0, and can end it: `config.compute_client().shutdown()`.
+
+        `verbose` has no effect.
+        """
+        return TfDataDirectoryClient(self.addresses, self.key, float(self.timeout))
+
+    def check_training(self, rank: int, size: int | None) -> None:
+        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: not known."""
+        check_tf_data_training(self.dispatchers, rank, size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, with the key in hexadecimal digits, or the name of the file that it is in."""
+        plain = {
+            "dispatchers": self.dispatchers,
+            "workers_per_dispatcher": self.workers_per_dispatcher,
+            "dispatcher_side": self.dispatcher_side,
+            "addresses": {name: [list(address) for address in known] for name, known in self.addresses.items()},
+            "timeout": self.timeout,
+        }
+        return plain | ({"key": self.key.hex()} if self.key_file is None else {"key_file": self.key_file})
+
+    @staticmethod
+    def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
+        """What `to_dict` has made. Raises ConfigurationError naming the field that is wrong."""
+        try:
+            addresses = {
+                str(name): [(str(host), int(port)) for host, port in known]
+                for name, known in config["addresses"].items()
+            }
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"addresses is {quoted(config.get('addresses'))}; expected (host, port) pairs by interface"
+            ) from error
+        key_file = config.get("key_file")
+        return TfDataServiceConfig(
+            dispatchers=config.get("dispatchers", 0),
+            workers_per_dispatcher=config.get("workers_per_dispatcher", 0),
+            dispatcher_side=config.get("dispatcher_side", ""),
+            addresses=addresses,
+            key=_hex_tf_data_key(config.get("key")) if key_file is None else read_tf_data_key(Path(key_file)),
+            timeout=config.get("timeout", 60),
+            key_file=key_file,
+        )
+
+    def write(self, filename: str | Path) -> None:
+        """Put the config into `filename` at once and whole, for its owner's eyes alone (mode 0600).
+
+        Raises ConfigurationError where that can't be done.
+        """
+        path = Path(filename)
+        try:
+            handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            with os.fdopen(handle, "w") as file:
+                json.dump(self.to_dict(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the config can't be written to {path}: {error.strerror}; give a path that compute job and "
+                f"training both reach, in a directory that exists"
+            ) from error
+
+    def remove(self, filename: str | Path) -> None:
+        """Remove the file if it is still this config's."""
+        with suppress(OSError, ConfigurationError):
+            if TfDataServiceConfig._load(Path(filename)) == self:
+                os.unlink(filename)
+
+    @staticmethod
+    def read(
+        filename: str | Path, wait_for_file_creation: bool = False, timeout_s: float = 600.0
+    ) -> TfDataServiceConfig:
+        """The config in `filename`.
+
+        `wait_for_file_creation`: wait up to `timeout_s` for a file whose compute job answers; one that an
+        earlier compute job has left does not count. Raises DataError when none came, and ConfigurationError
+        for a file that is no config.
+        """
+        path = Path(filename)
+        if not wait_for_file_creation:
+            if not path.exists():
+                raise DataError(
+                    f"there is no config file {path}: start compute_worker with this path first, or read it with "
+                    f"wait_for_file_creation=True"
+                )
+            return TfDataServiceConfig._load(path)
+        end = time.monotonic() + timeout_s
+        found = f"there is no file {path}"
+        while True:
+            if path.exists():
+                config = TfDataServiceConfig._load(path)
+                try:
+                    config.compute_client().state(within_s=min(_PROBE_S, timeout_s))
+                except (DataError, OtherKey) as error:
+                    found = f"{path} is what an earlier compute job has left: {error}"
+                else:
+                    return config
+            if time.monotonic() >= end:
+                raise DataError(
+                    f"no compute job has written its config within {timeout_s:g} s: {found}. Start it with this "
+                    f"path: ringtrain run -np 4 python -m ringtrain.tensorflow.data.compute_worker {path}"
+                )
+            time.sleep(_AGAIN_S)
+
+    @staticmethod
+    def _load(path: Path) -> TfDataServiceConfig:
+        try:
+            text = path.read_text()
+            content = json.loads(text)
+            if not isinstance(content, dict):
+                raise ConfigurationError(f"expected an object, got {quoted(content)}")
+            config = TfDataServiceConfig.from_dict(content)
+        except OSError as error:
+            raise ConfigurationError(f"{path} can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigurationError(f"{path} is not the config of a compute job: {error}") from error
+        _warn_of_other_tf_data(path if config.key_file is None else Path(config.key_file))
+        return config
+
+
+def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> None:
+    """Raise ConfigurationError unless training of `size` ranks (None: not known) can use so many dispatchers."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
+        raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
+    if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):
+        ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
+        raise ConfigurationError(
+            f"the data service has {dispatchers} dispatchers, and training has {ranks}: each rank has a "
+            f"dispatcher of its own, or all share one. Start compute_worker with --dispatchers "
+            f"{rank + 1 if size is None else size} or without --dispatchers, or training with "
+            f"{dispatchers} ranks"
+        )
+
+
+def read_tf_data_key(path: Path) -> bytes:
+    """The key in `path`. Raises ConfigurationError."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"the key file {path} can't be read: {error.strerror}") from error
+    if not key:
+        raise ConfigurationError(f"the key file {path} is empty")
+    return key
+
+
+def _hex_tf_data_key(key: Any) -> bytes:
+    try:
+        return binascii.unhexlify(key)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError("key is not a number of hexadecimal digits") from error
+
+
+def _warn_of_other_tf_data(path: Path) -> None:
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        if mode & _OTHERS:
+            log.warning(
+                "%s holds the data service's key and is open to others (mode %o): who reads it can end the "
+                "compute job. chmod 600 it, or keep the key elsewhere with compute_worker's --key-file",
+                path,
+                stat.S_IMODE(mode),
+            )

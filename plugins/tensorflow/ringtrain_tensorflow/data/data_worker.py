@@ -1,0 +1,90 @@
+"""A data worker of kind `tensorflow`: a worker of tf.data's service in a data pod, and maybe a dispatcher."""
+
+import json
+import logging
+import signal
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Final
+
+from ringtrain.data.service.config import DataWorkerConfig
+from ringtrain.data.service.server import announce_data_worker
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, own_address
+from ringtrain.shared.data_members import DataMember
+from ringtrain.shared.processes import signal_handler
+from ringtrain_tensorflow.data.servers import TfDataServerProcesses
+
+log = logging.getLogger("ringtrain.data")
+_LOOK_S: Final = 0.1
+# Ports of data workers that share a host's network differ by their index; there are so many of each kind.
+_PORTS: Final = contract.PORT_DATA_TF_WORKER_BASE - contract.PORT_DATA_DISPATCHER_BASE
+
+
+def run_tensorflow_data_worker(config: DataWorkerConfig, _env: Mapping[str, str]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code.
+
+    The first `config.dispatchers` data workers have a dispatcher each, and data worker i works for dispatcher
+    i modulo their number, wherever the launcher says that it is. Raises ConfigurationError without a launcher, and
+    DataError for servers that can't live.
+    """
+    if not config.launcher_address:
+        raise ConfigurationError(
+            f"{contract.ENV_DATA_KIND}=tensorflow without {contract.ENV_LAUNCHER_ADDRESS}: data workers of this "
+            f"kind find each other by the job's launcher; ringtrain.tensorflow.data.compute_worker needs none"
+        )
+    asked = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
+        servers = TfDataServerProcesses(int(config.timeout_s), forked=True)  # before there are threads
+        stack.callback(servers.close)
+        _TfDataWorker(config, servers).run(asked, stack)
+    return 0
+
+
+class _TfDataWorker:
+    """`_dispatchers`: addresses by the launcher's word, empty until all are there."""
+
+    def __init__(self, config: DataWorkerConfig, servers: TfDataServerProcesses) -> None:
+        self._config = config
+        self._servers = servers
+        self._host = config.pod_ip or own_address(config.launcher_address)
+        self._instance = uuid.uuid4().hex
+        self._dispatchers: tuple[str, ...] = ()
+        self._own: tuple[str, ...] = ()
+        self._port = servers.port(self._fixed(contract.PORT_DATA_TF_WORKER_BASE))
+
+    def run(self, asked: threading.Event, stack: ExitStack) -> None:
+        config = self._config
+        if config.index < config.dispatchers:
+            port = self._servers.port(self._fixed(contract.PORT_DATA_DISPATCHER_BASE))
+            self._own = (self._servers.dispatcher(self._host, port),)
+            log.info("dispatcher %d listens at %s", config.index, self._own[0])
+        announce_data_worker(config, self._member, stack, self._learn)
+        served = ""
+        while not asked.wait(_LOOK_S):
+            if self._dispatchers and (wanted := self._dispatchers[config.index % config.dispatchers]) != served:
+                served = wanted
+                address = self._servers.worker(self._host, served, self._port)
+                log.info("data worker %d listens at %s, of the dispatcher at %s", config.index, address, served)
+            for event in self._servers.check():
+                log.warning("%s", event)
+
+    def _member(self) -> DataMember:
+        config = self._config
+        address = host_port(self._host, self._port)
+        return DataMember(config.uid, config.index, self._instance, config.pod, address, config.kind, 1, self._own)
+
+    def _learn(self, members: str) -> None:
+        """What the launcher says, on the announcer's thread."""
+        if members:
+            found = tuple(map(str, json.loads(members)["dispatchers"]))
+            if len(found) == self._config.dispatchers:  # one that is replaced is missing for a while
+                self._dispatchers = found
+
+    def _fixed(self, base: int) -> int:
+        """The port that a pod opens; 0 for data workers of one machine, which take any."""
+        return base + self._config.index % _PORTS if self._config.port else 0

@@ -1,0 +1,45 @@
+"""Training with TensorFlow in a world that changes, with the names of `horovod.tensorflow.elastic`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_tensorflow.elastic_state import SessionVariablesHandler, VariablesHandler, VariablesState, run
+from ringtrain_tensorflow.keras.elastic_state import TensorFlowKerasState
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+class _Variables(list[Any]):
+    """A list that a handler of its own keeps."""
+
+
+class TensorFlowState(VariablesState):
+    """An elastic state of a list of variables, beside plain values.
+
+        state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)
+
+    `variables`: of TensorFlow or Keras; in a `tf.compat.v1` graph the default is all of its global variables.
+    `session`: of such a graph (default: the default session). The rest as of `ringtrain.elastic.State`.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        held = _Variables(tf.compat.v1.global_variables() if variables is None else variables)
+        if not held:
+            raise ConfigurationError(
+                "TensorFlowState has no variables; pass those of model and optimizer (model.variables + "
+                "optimizer.variables): outside of tf.compat.v1 graphs TensorFlow keeps no list of them"
+            )
+        used = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
+        if used is None and not tf.executing_eagerly():
+            raise ConfigurationError("TensorFlowState: there is no session; pass session=..., or make it within one")
+
+        def keep(value: Any) -> VariablesHandler:
+            return VariablesHandler(value) if used is None else SessionVariablesHandler(value, used)
+
+        super().__init__(handlers=[(_Variables, keep)], variables=held, **kwargs)
+        self.session = used

@@ -1,0 +1,125 @@
+"""Variables of TensorFlow and Keras as a part of an elastic state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain import broadcast_, elastic, rank
+from ringtrain.adapter import can_travel, current_world, join
+from ringtrain.elastic import ObjectState, StateHandler
+from ringtrain.errors import MismatchError
+from ringtrain_tensorflow.gradients import identity
+from ringtrain_tensorflow.objects import TENSORFLOW_VALUES
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Return `func(state, ...)` as a function that goes on when the world changes: as `ringtrain.elastic.run`.
+
+    Functions of TensorFlow and compiled models need not be built anew: what their collectives need of the world is
+    looked up when they run.
+    """
+    return elastic.run(func)
+
+
+class VariablesState(ObjectState):
+    """A state that has variables of TensorFlow; its plain values may be tensors."""
+
+    _foreign = TENSORFLOW_VALUES
+
+    def sync(self) -> None:
+        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here, to
+        make an optimizer's variables for example, the others meet with zeros, in the place of waiting for each
+        other.
+        """
+        join()
+        super().sync()
+
+
+class VariablesHandler(StateHandler):
+    """Keeps variables: copied at a commit, assigned at a restore, sent to newcomers.
+
+    `value`: what has the variables. Those of a random generator are each rank's own: they are kept, and not sent.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def variables(self) -> Sequence[Any]:
+        """The variables of `value`, in an order that is the same on all ranks."""
+        return list(self.value)
+
+    def save(self) -> None:
+        values = self.read(self.variables())
+        self._saved = {identity(v): value for v, value in zip(self.variables(), values, strict=True)}
+
+    def restore(self) -> None:
+        kept = [variable for variable in self.variables() if identity(variable) in self._saved]
+        self.write(kept, [self._saved[identity(variable)] for variable in kept])
+
+    def sync(self, root: int = 0) -> None:
+        """Collective. Raises MismatchError on all ranks where their variables are not alike."""
+        sent = [variable for variable in self.variables() if can_travel(_variable_dtype(variable))]
+        self._check_alike([[_name(v), _variable_dtype(v), list(v.shape)] for v in sent])
+        received = [np.array(value, order="C") for value in self.read(sent)]
+        for array in received:
+            broadcast_(array.reshape(-1).view(np.uint8), root, "elastic variables")
+        if rank() != root:
+            self.write(sent, received)
+
+    def read(self, variables: Sequence[Any]) -> list[Any]:
+        """The variables' values, which stay when the variables change."""
+        return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+
+    def write(self, variables: Sequence[Any], values: Iterable[Any]) -> None:
+        """Assign `values`."""
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    def _check_alike(self, own: list[Any]) -> None:
+        """Names are in the message only: they have numbers that depend on what else a process has built."""
+        everyone = current_world().group().allgather_object(own, "elastic variables")
+        for number, theirs in enumerate(everyone):
+            if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
+                raise MismatchError(
+                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {number}; every "
+                    "rank must build the same model and optimizer before it makes the state"
+                )
+
+
+class SessionVariablesHandler(VariablesHandler):
+    """The same for variables of a `tf.compat.v1` graph, in a session."""
+
+    def __init__(self, value: Any, session: Any) -> None:
+        self._session = session
+        super().__init__(value)
+
+    def read(self, variables: Sequence[Any]) -> list[Any]:
+        return list(self._session.run(list(variables)))
+
+    def write(self, variables: Sequence[Any], values: Iterable[Any]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.load(value, self._session)
+
+
+def _variables_difference(expected: list[Any], found: list[Any]) -> str:
+    for one, other in zip(expected, found, strict=False):
+        if one[1:] != other[1:]:
+            return f"{one[0]} as {one[1]} {one[2]} on rank 0 and {other[0]} as {other[1]} {other[2]}"
+    return f"{len(expected)} variables on rank 0 and {len(found)}"
+
+
+def _variable_dtype(variable: Any) -> str:
+    """Keras 3 has strings, and TensorFlow marks the variables of graphs."""
+    dtype = variable.dtype
+    return dtype if isinstance(dtype, str) else str(dtype.base_dtype.name)
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)

@@ -1,0 +1,87 @@
+"""Keep variables in host memory and update them there, while forward and backward run on the device."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain import Average, ProcessSet, global_process_set
+from ringtrain.errors import ConfigurationError
+from ringtrain_tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
+from ringtrain_tensorflow.keras.host_optimizer import HostKerasMixin
+from ringtrain_tensorflow.world_ops import stays_alone
+
+HOST = "/CPU:0"
+
+
+class HostStrategy:
+    """Variables on the host, gradients from the device, reduction and update on the host.
+
+        strategy = HostStrategy()
+        with strategy.scope():
+            model, optimizer = build(), keras.optimizers.AdamW()      # a plain optimizer
+        with tf.GradientTape() as tape:
+            loss = …
+        strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights))
+
+    Weights and optimizer state take no device memory between steps. A `ringtrain.keras.HostOptimizer` keeps 1/size
+    of the state on each rank; of every other optimizer each rank keeps the whole. Works inside `tf.function`, and
+    in `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves
+    variables and updates where TensorFlow places them.
+    """
+
+    def __init__(
+        self,
+        op: Any = Average,
+        process_set: ProcessSet = global_process_set,
+        *,
+        variables_on_host: bool = True,
+    ) -> None:
+        self._device = HOST if variables_on_host else None
+        self._reducer = TensorFlowGradientReducer(
+            "HostStrategy", TensorFlowGradientOptions(op=op, process_set=process_set).checked()
+        )
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator["HostStrategy"]:
+        """Place every variable that is made within it on the host."""
+
+        def on_host(make: Callable[..., Any], **arguments: Any) -> Any:
+            with tf.device(self._device):
+                return make(**arguments)
+
+        with tf.variable_creator_scope(on_host):
+            yield self
+
+    def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        """Reduce the gradients over all ranks and apply them, on the host; returns what the optimizer does."""
+        pairs = list(grads_and_vars)
+        if isinstance(optimizer, HostKerasMixin):
+            return self._apply_there(optimizer, pairs)
+        variables = [variable for _, variable in pairs]
+        grads = self.reduce_gradients([grad for grad, _ in pairs], variables)
+        present = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
+        return self.on_host(lambda: optimizer.apply_gradients(present))
+
+    def _apply_there(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
+        """A HostOptimizer averages by itself."""
+        ours = self._reducer.options
+        if ours.op is not Average or ours.process_set is not optimizer.process_set:
+            raise ConfigurationError(
+                f"HostStrategy has op={ours.op.value} and {ours.process_set}, and its HostOptimizer averages over "
+                f"{optimizer.process_set}; expected op=Average and the same process_set"
+            )
+        return self.on_host(lambda: optimizer.apply_gradients(pairs))
+
+    def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
+        """The gradients' average over all ranks (or what `op` is), computed on the host."""
+        if stays_alone(self._reducer.options.process_set):
+            return list(grads)
+        held = list(grads) if variables is None else list(variables)  # of None there can be no zeros
+        return self.on_host(lambda: self._reducer.reduce(list(grads), held))
+
+    def on_host(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns, its operations and variables placed on the host."""
+        with tf.device(self._device), self.scope():
+            return make()

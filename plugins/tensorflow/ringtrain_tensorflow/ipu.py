@@ -1,0 +1,5 @@
+"""Names of Graphcore's `tensorflow.python.ipu`, by the plugin ringtrain-graphcore."""
+
+from ringtrain.shared.plugins import provide
+
+provide(__name__, "ringtrain_graphcore.ipu")

@@ -1,0 +1,397 @@
+"""Keras callbacks for training on many ranks."""
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import ringtrain as rt
+from ringtrain import global_process_set, timeline
+from ringtrain.adapter import Array, NamedCollective, NamedReduction, current_world
+from ringtrain.errors import ConfigurationError
+from ringtrain.optim import DiLoCo as ArrayDiLoCo
+from ringtrain_tensorflow.gradients import identity
+from ringtrain_tensorflow.keras.api import IS_KERAS_2, keras, variables_of
+from ringtrain_tensorflow.keras.host_optimizer import HostKerasMixin
+from ringtrain_tensorflow.keras.optimizer import DistributedKerasMixin
+from ringtrain_tensorflow.variables import broadcast_variables
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Start every rank from the weights and the optimizer state of `root_rank`.
+
+    Weights are sent before the first batch where the model is built by then, and weights and optimizer state after
+    it in any case. `device`: accepted for Horovod's sake. `local_variables`: left as they are. The timeline gets
+    the batches from here: what is between two of them is input.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Collection[Any] | None = None) -> None:
+        super().__init__()
+        self._root_rank = root_rank
+        self._local = {identity(variable) for variable in local_variables or ()}
+        self._done = False
+        self._world: weakref.ref[Any] | None = None  # the one that it was done in
+        self._steps = 0
+        self._step_began_ns = self._batch_began_ns = 0
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave `var` as it is on each rank."""
+        self._local.add(identity(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._world is None or self._world() is not current_world():
+            self._done, self._world = False, weakref.ref(current_world())
+        if self.model.built and not self._done:
+            self._send(self.model.variables)
+        self._step_began_ns = time.perf_counter_ns()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._batch_began_ns = time.perf_counter_ns()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        timeline.record_since(self._batch_began_ns, "batch", "batch")
+        self._step_began_ns = timeline.step_ended(self._step_began_ns, self._steps)
+        if not self._done:
+            self._send([*self.model.variables, *variables_of(self.model.optimizer)])
+            self._done = True
+
+    def _send(self, variables: Collection[Any]) -> None:
+        sent = {identity(variable): variable for variable in variables if _is_keras_number(variable)}
+        broadcast_variables([v for key, v in sent.items() if key not in self._local], self._root_rank)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Average the metrics of all ranks at the end of each epoch, in place, for callbacks that come after this one.
+
+    `device`: accepted for Horovod's sake.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        names = sorted(name for name, value in (logs or {}).items() if isinstance(value, int | float | np.number))
+        if not names or logs is None:
+            return
+        values = np.array([float(logs[name]) for name in names])
+        how = NamedReduction("Average", global_process_set)
+        (averaged,) = NamedCollective.allreduce(how, None, "metric_average").run([values])
+        logs.update(zip(names, averaged.tolist(), strict=True))
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Set the learning rate to `initial_lr * multiplier` in epochs from `start_epoch` up to, not including,
+    `end_epoch`.
+
+    `multiplier`: a number, or a function of the epoch. `staircase`: once an epoch; else at every batch, with a
+    fractional epoch. `momentum_correction`: when the rate changes, scale the velocities of an optimizer with
+    momentum by the same ratio (Goyal et al. 2017). `steps_per_epoch`: found out where Keras knows it.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ConfigurationError("initial_lr is None; expected the learning rate at the start of training")
+        self._initial_lr = initial_lr
+        self._multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda _: multiplier
+        self._first, self._end = start_epoch, end_epoch
+        self._staircase = staircase or not callable(multiplier)
+        self._momentum_correction = momentum_correction
+        self._steps = steps_per_epoch
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self._staircase and not self._steps:
+            self._steps = (self.params or {}).get("steps")
+            if not self._steps:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: the number of steps in an epoch is not known; pass steps_per_epoch"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._epoch < self._first or (self._end is not None and self._epoch >= self._end):
+            return
+        if self._staircase and batch == 0:
+            self._adjust(self._epoch)
+        elif not self._staircase:
+            self._adjust(self._epoch + batch / (self._steps or 1))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = _keras_learning_rate(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = _inner_optimizer(self.model.optimizer)
+        old, new = _keras_learning_rate(optimizer), self._initial_lr * self._multiplier(epoch)
+        optimizer.learning_rate = new
+        if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
+            # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
+            _scale_velocities(optimizer, new / old)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raise the learning rate in a straight line from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
+
+    Goyal et al. 2017, "Accurate, large minibatch SGD". `verbose`: print the rate at the end.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # The rate of a batch is that at its end, so that the last one of the warm-up has the full rate.
+            done = min(1.0, (epoch + 1.0 / (self._steps or 1)) / warmup_epochs) if warmup_epochs else 1.0
+            return (1.0 + done * (rt.size() - 1)) / rt.size()
+
+        end = int(np.ceil(warmup_epochs))
+        super().__init__(initial_lr, multiplier, 0, end, False, momentum_correction, steps_per_epoch)
+        self._verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self._end is not None and epoch == self._end - 1 and self._verbose:
+            rate = _keras_learning_rate(self.model.optimizer)
+            print(f"Epoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+
+
+class GatherState(keras.callbacks.Callback):
+    """Gather the state of a `HostOptimizer` on `root` (None: every rank), so that callbacks after this one can save it
+    there: `ModelCheckpoint`, `BackupAndRestore`. On every rank.
+
+    `save_freq`: that of the callback which saves: "epoch", or a number of batches.
+    """
+
+    def __init__(self, root: int | None = 0, save_freq: str | int = "epoch") -> None:
+        super().__init__()
+        if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
+            raise ConfigurationError(
+                f'GatherState: save_freq is {save_freq!r}; expected "epoch" or a number of batches'
+            )
+        self._root, self._save_freq, self._batches = root, save_freq, 0
+        self._last_batch = -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last_batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._save_freq == "epoch":
+            return
+        self._batches += batch - self._last_batch  # more than one with steps_per_execution
+        self._last_batch = batch
+        if self._batches >= int(self._save_freq):
+            self._batches = 0
+            self._gather()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._save_freq == "epoch":
+            self._gather()
+
+    def _gather(self) -> None:
+        optimizer = _inner_optimizer(self.model.optimizer)
+        if isinstance(optimizer, HostKerasMixin):
+            optimizer.gather_state(self._root)
+
+
+class Report(keras.callbacks.Callback):
+    """Tell the launcher after each batch how far this rank is: step, epoch and loss, as `ringtrain.report` does.
+
+    `samples`: how many samples a batch of this rank has, for the throughput, counted in `unit`.
+    """
+
+    def __init__(self, samples: int | None = None, unit: str = "samples") -> None:
+        super().__init__()
+        self._samples, self._unit = samples, unit
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        steps = self.params.get("steps")  # None where the first epoch of a dataset has not told it yet
+        rt.report(
+            step=(self._epoch * steps if steps else 0) + batch + 1,
+            epoch=self._epoch,
+            samples=self._samples,
+            loss=None if logs is None or "loss" not in logs else float(logs["loss"]),
+            unit=self._unit,
+            total_steps=steps * self.params["epochs"] if steps else None,
+        )
+
+
+class _TrainedVariables:
+    """Weights that are a model's variables."""
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._variables = variables
+
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
+        return [np.asarray(self._variables[name].numpy()) for name in names]
+
+    def write(self, name: str, values: Array) -> None:
+        self._variables[name].assign(values)
+
+
+class DiLoCo(keras.callbacks.Callback):
+    """Train on each rank alone with the optimizer that the model was compiled with, and average over ranks what
+    many batches have changed.
+
+        model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
+        model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
+
+    `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
+    bucket_bytes). At the start of `fit` rank 0's weights are sent to all ranks. At its end all ranks have the
+    outer weights, and rank 0's of what is not trained, as the averages of BatchNormalization. A `fit` begins a new
+    outer optimizer. `outer`: the `ringtrain.optim.DiLoCo` of the last `fit`, which tells of synchronizations.
+
+    Every rank calls `fit` with the same callback and makes as many batches, else MismatchError. Raises
+    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (),
+    and for a `steps_per_execution` that does not divide `sync_every`. It is experimental.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        if options.get("elastic") or options.get("sites"):
+            raise ConfigurationError("DiLoCo: elastic=True and sites are not for Keras; expected False, and ()")
+        self._options = options
+        self.outer: ArrayDiLoCo | None = None
+        self._made = 0  # steps of the model's optimizer
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if isinstance(self.model.optimizer, DistributedKerasMixin):
+            raise ConfigurationError(
+                f"DiLoCo: the model has a {type(self.model.optimizer).__name__} of ringtrain, which averages in "
+                "each batch; compile it with Keras' own optimizer"
+            )
+        if not self.model.built:
+            raise ConfigurationError("DiLoCo: the model has no weights yet; call build(), or give it an Input layer")
+        trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
+        local = _TrainedVariables(trained)
+        options = self._options
+        if "sites" not in options and len(rt.sites()) > 1:
+            raise ConfigurationError(
+                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, and Keras' DiLoCo trains each rank "
+                "alone; pass sites=() for that"
+            )
+        self.outer = ArrayDiLoCo(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)
+        self._made = int(self.model.optimizer.iterations)
+        self._send_the_rest()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self.outer is not None
+        before, self._made = self._made, int(self.model.optimizer.iterations)
+        made = max(1, self._made - before)  # none where a LossScaleOptimizer has left one out
+        every = self.outer.sync_every
+        if every % made:
+            raise ConfigurationError(
+                f"DiLoCo: Keras has made {made} steps at once, and sync_every is {every}; expected a "
+                "steps_per_execution that divides it"
+            )
+        for _ in range(made):
+            self.outer.step()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        assert self.outer is not None
+        self.outer.finish()
+        self.outer.close()
+        self._send_the_rest()
+
+    def _send_the_rest(self) -> None:
+        trained = {identity(variable) for variable in self.model.trainable_variables}
+        rest = [one for one in self.model.variables if identity(one) not in trained and _is_keras_number(one)]
+        broadcast_variables(rest, 0)
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Save the model whenever `monitor` is better than ever before; on rank 0 alone.
+
+    `filepath`: where (default: `best_model.keras`, or `best_model.weights.h5` for weights alone). Average the
+    metric over ranks first, with `MetricAverageCallback` before this one.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        default = "best_model.weights.h5" if save_weights_only else "best_model.keras"
+        super().__init__(
+            filepath=filepath or default,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+
+    def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
+        if rt.rank() == 0:
+            super()._save_model(epoch, batch, logs)
+
+
+def _keras_learning_rate(optimizer: Any) -> float:
+    rate = optimizer.learning_rate
+    if callable(rate) and not hasattr(rate, "numpy"):
+        warnings.warn("the optimizer's learning rate follows a schedule; a callback cannot set it", stacklevel=2)
+    return float(keras.backend.get_value(rate) if IS_KERAS_2 else keras.ops.convert_to_numpy(rate))
+
+
+def _inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer inside a LossScaleOptimizer, or `optimizer`."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _scale_velocities(optimizer: Any, factor: float) -> None:
+    if isinstance(optimizer, HostKerasMixin):
+        optimizer.scale_velocities(factor)
+        return
+    for velocity in _keras_velocities(optimizer):
+        velocity.assign(velocity * factor)
+
+
+def _keras_velocities(optimizer: Any) -> list[Any]:
+    if hasattr(optimizer, "get_slot"):  # the legacy optimizers of Keras 2
+        return [state for state in optimizer.weights if "/momentum" in state.name]
+    # SGD's are public, those of RMSprop are not.
+    return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ())
+
+
+def _is_keras_number(variable: Any) -> bool:
+    """Whether ranks can exchange it: the state of a random generator is uint32, which the ring does not carry."""
+    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 has strings
+    return str(dtype) in (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int32",
+        "int64",
+        "uint8",
+        "int8",
+        "bool",
+    )

@@ -1,0 +1,144 @@
+"""What a host optimizer of Keras has beside Keras' own: the weights' way to the host and back."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain.adapter import Array, HostOptimizerGroups
+from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.optim import SGD, Rule
+from ringtrain.optim import HostOptimizer as ArrayOptimizer
+from ringtrain_tensorflow.gradients import identity
+from ringtrain_tensorflow.keras.api import IS_KERAS_2
+from ringtrain_tensorflow.keras.host_rules import check_settings, fixed_settings, rules_of
+
+
+@dataclass
+class KerasHostPart:
+    """What a HostOptimizer has beside its Keras optimizer: `host`, and the variables that it trains, by name."""
+
+    options: Mapping[str, Any]
+    groups: HostOptimizerGroups
+    sparse_as_dense: bool = False
+    variables: dict[str, Any] = field(default_factory=dict)
+    made: ArrayOptimizer | None = None
+    rule: Rule | None = None  # as it was built
+    settings: Mapping[str, Any] = field(default_factory=dict)  # when it was built
+    gathered: Mapping[str, Any] = field(default_factory=dict)  # the whole state, after the last update
+    pending: Mapping[str, Any] = field(default_factory=dict)  # a state that was restored before it was built
+
+    @property
+    def host(self) -> ArrayOptimizer:
+        if self.made is None:
+            raise ConfigurationError(
+                "the HostOptimizer has no variables yet; call optimizer.build(model.trainable_variables) first"
+            )
+        return self.made
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is state beside the weights, the count and the rate."""
+        return bool(self.host.slots or self.options["compression"])
+
+    def make(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Begin to train `variables` from rank 0's values. Collective."""
+        if not tf.executing_eagerly():
+            raise ConfigurationError(
+                "HostOptimizer was used in a graph of tf.compat.v1; expected eager execution, tf.function or "
+                "Keras' fit: take ringtrain.tensorflow.DistributedOptimizer"
+            )
+        # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
+        self.variables = {f"{index}.{_keras_leaf(variable)}": variable for index, variable in enumerate(variables)}
+        self.settings = fixed_settings(optimizer)
+        decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
+        without = [name for name, variable in self.variables.items() if not optimizer._use_weight_decay(variable)]
+        self.rule = decaying
+        arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
+        group = self.groups.first(self.options["elastic"])
+        # The variables are copies, which are new at the end of the step alone.
+        self.made = ArrayOptimizer(
+            arrays, decaying, groups=[(plain, without)], group=group, update_during_backward=True, **self.options
+        )
+        self.write(self.weights(), constrained=False)
+
+    def weights(self) -> list[Array]:
+        """The weights as they are on the host, copied: TensorFlow may take an array's memory for a variable's."""
+        return [self.host.weights[name].copy() for name in self.variables]
+
+    def write(self, weights: Sequence[Any], constrained: bool = True) -> None:
+        """Have the variables hold `weights`, after an update within their constraints."""
+        for variable, value in zip(self.variables.values(), weights, strict=True):
+            variable.assign(value)
+            if constrained and variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    def names(self, variables: Sequence[Any]) -> list[str]:
+        """The names of `variables` among those that it trains."""
+        known = {identity(variable): name for name, variable in self.variables.items()}
+        if unknown := [variable.name for variable in variables if identity(variable) not in known]:
+            raise ConfigurationError(
+                f"HostOptimizer was given gradients of {unknown}, which it was not built with; call "
+                "optimizer.build() with all variables before the first step"
+            )
+        return [known[identity(variable)] for variable in variables]
+
+    def check_sparse(self, grads: Mapping[str, Any]) -> None:
+        """Raise ConfigurationError for gradients of slices that Keras would treat in another way.
+
+        Keras 3 gives rows that repeat to the update one by one; Keras 2 sums them, but clips them before.
+        """
+        sparse = [name for name, grad in grads.items() if isinstance(grad, tf.IndexedSlices)]
+        clips = self.settings["global_clipnorm"]
+        differs = clips or not (IS_KERAS_2 or isinstance(self.rule, SGD))
+        if sparse and not self.sparse_as_dense and differs:
+            how = "global_clipnorm" if clips else type(self.rule).__name__.removeprefix("Keras")
+            raise ConfigurationError(
+                f"HostOptimizer: the gradient of {sparse[0]} is sparse, and its rows may repeat, which Keras' {how} "
+                "takes one by one and HostOptimizer sums; pass sparse_as_dense=True to sum them, as one process with "
+                "dense gradients does, or take ringtrain.keras.DistributedOptimizer"
+            )
+
+    def open(
+        self, optimizer: Any, absent: Collection[str], rate: Array, updates: Array, *values: Array
+    ) -> Sequence[Array]:
+        """Begin an update from `values`, the variables as they are: a script, or Keras, may have set them."""
+        host, self.gathered = self.host, {}
+        if host.accumulating:
+            raise RingtrainError(
+                "the last run of this graph failed on this rank when gradients were under way, and other ranks "
+                "would take them for those of this run; shutdown() and init() on every rank, and go on from the "
+                "last checkpoint"
+            )
+        check_settings(optimizer, self.settings)
+        if int(updates) > host.updates and self.has_state and not optimizer.counts_skipped_steps:
+            raise ConfigurationError(
+                f"HostOptimizer: optimizer.iterations is {int(updates)}, and its moments are of update {host.updates}: "
+                "a restore has brought the count and not the moments. On every rank, restore a file that a "
+                "HostOptimizer saved after gather_state(), or call load_state_dict()"
+            )
+        host.take_weights_from(dict(zip(self.variables, values, strict=True)))
+        host.set_rules(rules_of(optimizer, float(rate), int(updates)))
+        for name in absent:
+            self.submit(name, None)
+        return []
+
+    def submit(self, name: str, gradient: Array | None) -> Sequence[Array]:
+        """Hand over the gradient of the variable of that name; None: this rank has none."""
+        self.host.submit(name, gradient)
+        return []
+
+    def finish(self) -> Sequence[Array]:
+        """Return the new weights."""
+        self.host.step()
+        return self.weights()
+
+
+def _keras_leaf(variable: Any) -> str:
+    return str(variable.name).split(":")[0].split("/")[-1]
+
+
+def number_of(value: Any) -> Any:
+    return np.asarray(tf.convert_to_tensor(value)).item()

@@ -1,0 +1,419 @@
+"""`DistributedOptimizer` for Keras: an optimizer that applies gradients reduced over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import tensorflow as tf
+
+from ringtrain import Adasum, Average, ProcessSet, global_process_set
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.step_time import UPDATE
+from ringtrain_tensorflow.compression import Compression, Compressor
+from ringtrain_tensorflow.gradients import (
+    TensorFlowGradientOptions,
+    TensorFlowGradientReducer,
+    one_of_groups,
+    trainable,
+)
+from ringtrain_tensorflow.keras.api import IS_KERAS_2, is_keras_optimizer, keras
+from ringtrain_tensorflow.keras_backend import check_backend
+from ringtrain_tensorflow.tape import tape_layers_of
+from ringtrain_tensorflow.world_ops import stays_alone
+
+
+class DistributedKerasMixin:
+    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps, of Keras 2 or 3."""
+
+    _reducer: TensorFlowGradientReducer
+    _passes: int
+    _average_passes: bool
+    _local_layers: list[Any]
+    _sums: KerasGradientAccumulator | None
+    _reduces_first = True  # gradients, before an update
+    iterations: Any
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of `var` out of the reduction."""
+        self._reducer.register_local(var)
+
+    def begin_passes(self) -> None:
+        """Forget the passes since the last update: the next one is the first of the next update."""
+        if self._sums is not None:
+            self._sums.clear()
+
+    @property
+    def _is_scaled_around(self) -> bool:
+        """Whether Keras put a LossScaleOptimizer around this one."""
+        raise NotImplementedError
+
+    def _check_scaling(self) -> None:
+        """Raise ConfigurationError where this rank alone would decide whether gradients come here."""
+        if self._is_scaled_around and not stays_alone(self._reducer.options.process_set):
+            no_scaling = "" if IS_KERAS_2 else "compile with auto_scale_loss=False, or "
+            raise ConfigurationError(
+                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
+                "mixed_float16): a rank whose gradients overflow would skip the step, and the others wait for it "
+                "and then mix steps. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer("
+                f"optimizer)); or {no_scaling}train in mixed_bfloat16"
+            )
+
+    def _update_with(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Reduce `grads` and `apply` them; with several backward passes a step, only at the last of them.
+
+        `apply` may call methods of this optimizer that a user's class or Keras has: they don't reduce again.
+        """
+
+        def apply_once(ready: list[Any]) -> Any:
+            self.__dict__["_is_reduced"] = True
+            try:
+                return apply(ready)
+            finally:
+                self.__dict__["_is_reduced"] = False
+
+        def step(total: list[Any]) -> Any:
+            return self._step(total, variables, apply_once)
+
+        return step(grads) if self._passes == 1 else self._add(grads, variables, step)
+
+    def _register_local_layers(self) -> None:
+        for variable in trainable(self._local_layers):  # known when a layer was built
+            self._reducer.register_local(variable)
+
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Reduce `grads`, then `apply` them."""
+        reduced = self._reduced(grads, variables)
+        # Of a graph the time is not measured: its update runs where Python does not.
+        with UPDATE if tf.executing_eagerly() else contextlib.nullcontext():
+            return apply(reduced)
+
+    def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return `grads` reduced over the ranks."""
+        self._register_local_layers()
+        if stays_alone(self._reducer.options.process_set):
+            # One rank trains as many do: rows of an embedding that repeat are summed before the update.
+            dense = self._reducer.options.sparse_as_dense
+            return [tf.convert_to_tensor(grad) if dense and grad is not None else grad for grad in grads]
+        return self._reducer.reduce(grads, variables, rate=getattr(self, "_learning_rate", None))
+
+    def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Add `grads` up; at the last of the passes call `apply` with the sums."""
+        if self._sums is None:
+            # Past Keras' tracking: the sums are not saved with the model.
+            self.__dict__["_sums"] = KerasGradientAccumulator(variables, self._passes, self._average_passes)
+        return self.__dict__["_sums"].add(grads, variables, apply, self.iterations)
+
+    def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+        """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
+        self._register_local_layers()
+        steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
+        combined = self._reducer.reduce(steps, variables, before_update=False)
+        ends = zip(variables, before, combined, strict=True)
+        return [variable.assign(start + step) for variable, start, step in ends]
+
+
+class DistributedKeras3Mixin(DistributedKerasMixin):
+    """For optimizers of Keras 3, where all gradients come to `apply_gradients` or `apply`."""
+
+    _trainable_variables: Any
+    _iterations: Any
+    _model_variables_moving_average: Any
+    built: bool
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "loss_scale_factor" and value is None and name in self.__dict__:
+            # What Keras' LossScaleOptimizer does to an optimizer that it is put around, and all that tells of it.
+            self.__dict__["_scale_was_taken_away"] = True
+        super().__setattr__(name, value)
+
+    @property
+    def _is_scaled_around(self) -> bool:
+        return bool(self.__dict__.get("_scale_was_taken_away"))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the gradients, then give them to the `apply_gradients` that the optimizer has."""
+        pairs, wrapped = list(grads_and_vars), cast("Any", super())
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+
+        def apply(ready: list[Any]) -> Any:
+            return wrapped.apply_gradients(zip(ready, variables, strict=True), *args, **kwargs)
+
+        self._apply_reduced(grads, variables, apply)
+        return self._iterations
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Reduce `grads`, then apply them."""
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
+        wrapped: Any = super()
+        self._apply_reduced(list(grads), variables, lambda ready: wrapped.apply(ready, variables))
+
+    def _apply_reduced(self, grads: list[Any], variables: list[Any], apply: Callable[[list[Any]], Any]) -> None:
+        if self.__dict__.get("_is_reduced"):
+            apply(grads)
+            return
+        self._check_scaling()
+        if self._passes > 1 and not self.built:
+            cast("Any", super()).build(variables)
+        self._update_with(grads, variables, apply)
+
+    def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
+        """As Keras: the first update begins the average. Keras tells it by a count of 0, and each pass counts."""
+        if self._passes > 1:
+            is_first = tf.convert_to_tensor(self.iterations) < self._passes
+            for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+                if average is not None:
+                    average.assign(tf.where(is_first, variable, average))
+        wrapped: Any = super()
+        wrapped._update_model_variables_moving_average(trainable_variables)
+
+
+class KerasGradientAccumulator:
+    """Adds up the gradients of several backward passes, in variables, so that it works in graphs."""
+
+    def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
+        self._passes, self._average = passes, average
+        self._variables = list(variables)
+        self._present: list[int] | None = None  # of the first pass
+        with tf.init_scope():
+            self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._present = None
+        self._count.assign(0)
+        for total in self._sums:
+            total.assign(tf.zeros_like(total))
+
+    def add(self, grads: list[Any], variables: Sequence[Any], at_last: Any, iterations: Any) -> Any:
+        """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew.
+
+        Raises ConfigurationError where a pass has gradients of other variables than the first one.
+
+        `iterations`: the optimizer's count, which schedules follow. As in Horovod every pass counts: `at_last`
+        counts its own.
+        """
+        present = [index for index, grad in enumerate(grads) if grad is not None]
+        same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
+        if not same or self._present not in (None, present):
+            raise ConfigurationError(
+                f"backward_passes_per_step is {self._passes}, and a pass has gradients of other variables than "
+                "the first one; expected the same in each, with zeros for a variable that has none in this pass"
+            )
+        self._present = present
+        for index in present:
+            self._sums[index].assign_add(tf.convert_to_tensor(grads[index]))
+        self._count.assign_add(1)
+
+        def last() -> Any:
+            factor = 1.0 / self._passes if self._average else 1.0
+            totals: list[Any] = [None] * len(grads)
+            for index in present:
+                totals[index] = self._sums[index] * tf.cast(factor, self._sums[index].dtype)
+            at_last(totals)
+            for index in present:
+                self._sums[index].assign(tf.zeros_like(self._sums[index]))
+            return tf.constant(True)
+
+        def between() -> Any:
+            iterations.assign_add(1)
+            return tf.constant(False)
+
+        return tf.cond(self._count % self._passes == 0, last, between)
+
+
+class AdasumKeras3Mixin(DistributedKeras3Mixin):
+    """Each rank applies its own gradients; the differences that its steps make are combined by Adasum."""
+
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
+        apply(grads)
+        if not stays_alone(self._reducer.options.process_set):
+            self._combine_steps(variables, before)
+
+
+class DistributedKeras2Mixin(DistributedKerasMixin):
+    """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
+
+    @property
+    def _is_scaled_around(self) -> bool:
+        return bool(getattr(self, "_is_wrapped_by_loss_scale_optimizer", False))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduce the gradients, unless `compute_gradients` has, then apply them."""
+        self._check_scaling()
+        pairs = list(grads_and_vars)
+        grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
+        wrapped: Any = super()
+
+        def apply(ready: list[Any]) -> Any:
+            return wrapped.apply_gradients(zip(ready, variables, strict=True), *args, **kwargs)
+
+        computed, self.__dict__["_computed"] = self.__dict__.get("_computed", []), []
+        if computed and len(computed) == len(grads) and all(map(operator.is_, computed, grads)):
+            return apply(grads)
+        if self._passes > 1:
+            with tf.init_scope():  # variables can't be made in a branch
+                make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
+                make(variables)
+        return self._update_with(grads, variables, apply)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """Return pairs of a gradient and its variable, reduced over the ranks as in Horovod; `apply_gradients` does not
+        reduce them again. With several backward passes a step they are each rank's own: `apply_gradients` reduces
+        their sums."""
+        wrapped: Any = super()
+        pairs = list(wrapped.compute_gradients(*args, **kwargs))
+        if self._passes > 1 or not self._reduces_first:
+            return pairs
+        variables = [variable for _, variable in pairs]
+        self.__dict__["_computed"] = self._reduced([grad for grad, _ in pairs], variables)
+        return list(zip(self.__dict__["_computed"], variables, strict=True))
+
+
+class AdasumKeras2Mixin(DistributedKeras2Mixin):
+    """As `AdasumKeras3Mixin`, for optimizers of Keras 2."""
+
+    _reduces_first = False
+
+    def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        before = [tf.identity(variable) for variable in variables]
+        applied = apply(grads)
+        if stays_alone(self._reducer.options.process_set):
+            return applied
+        with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
+            assigned = self._combine_steps(variables, before)
+        return applied if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a Keras optimizer as one that reduces gradients over all ranks before it applies them.
+
+    The result is of a class derived from the optimizer's own, under the same name, and shares its state: a model
+    saved with it is loaded by Keras alone. It can't be compiled by XLA: on a GPU pass `jit_compile=False` to
+    `model.compile`.
+
+    `name`: accepted for Horovod's sake. `backward_passes_per_step`: passes whose gradients are added up before
+    they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
+    `ringtrain.tensorflow.DistributedGradientTape`.
+    """
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
+    return _reducing_optimizer(optimizer, options, passes, [])
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Collection[Any] | None = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
+    layers = tape_layers_of(local_layers)
+    wrapped = _reducing_optimizer(optimizer, options, passes, layers)
+    trainable(layers)
+    return wrapped
+
+
+@dataclass(frozen=True)
+class BackwardPasses:
+    """How many passes make an update, and whether its gradients are their mean."""
+
+    count: int
+    are_averaged: bool
+
+
+def _reducing_optimizer(
+    optimizer: Any, options: TensorFlowGradientOptions, passes: BackwardPasses, local_layers: list[Any]
+) -> Any:
+    check_backend(keras)
+    if not is_keras_optimizer(optimizer):
+        raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
+    if isinstance(optimizer, DistributedKerasMixin):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
+    if passes.count < 1:
+        raise ConfigurationError(f"backward_passes_per_step is {passes.count}; expected 1 or more")
+    checked = options.checked()
+    settings = {
+        "_reducer": TensorFlowGradientReducer(f"Distributed{type(optimizer).__name__}", checked),
+        "_passes": passes.count,
+        "_average_passes": passes.are_averaged,
+        "_local_layers": local_layers,
+        "_sums": None,
+    }
+    return derived(optimizer, _mixin(checked), settings)
+
+
+def _mixin(options: TensorFlowGradientOptions) -> type:
+    if IS_KERAS_2:
+        return AdasumKeras2Mixin if options.op is Adasum else DistributedKeras2Mixin
+    return AdasumKeras3Mixin if options.op is Adasum else DistributedKeras3Mixin
+
+
+def derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
+    """Return an object of the optimizer's class with `mixin` before it, that shares everything with
+    `optimizer`.
+
+    `settings` are the class' own: past Keras' tracking, so that none is saved with the model, and of what its
+    `from_config` makes, too.
+    """
+    kind = type(optimizer)
+    names = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    names |= settings
+    derived: Any = type(kind.__name__, (mixin, kind), names)
+    wrapped = object.__new__(derived)
+    wrapped.__dict__.update(vars(optimizer))
+    return wrapped

@@ -1,0 +1,77 @@
+"""Broadcast and gather Python objects: plain data, arrays and tensors, or with `allow_pickle` anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import tensorflow as tf
+
+from ringtrain import ProcessSet, adapter, global_process_set
+from ringtrain.adapter import ForeignWireValues
+from ringtrain.errors import ConfigurationError
+from ringtrain_tensorflow.errors import as_tensorflow
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    allow_pickle: bool = False,
+) -> Any:
+    """Return the object of `root_rank` on every rank. `session`: accepted for Horovod's sake.
+
+    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors, the values of variables,
+    paths, dates and times, ranges, namespaces, dataclasses and named tuples travel as data that cannot run code;
+    anything else needs `allow_pickle=True` on every rank. Raises ConfigurationError on every rank where the root's
+    object can't be sent.
+    """
+    with as_tensorflow():
+        return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    allow_pickle: bool = False,
+) -> Callable[[Any], Any]:
+    """Return `broadcast_object` with everything but the object settled."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set, allow_pickle)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    allow_pickle: bool = False,
+) -> list[Any]:
+    """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
+    with as_tensorflow():
+        return adapter.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
+
+
+def _packed_tensorflow_values(value: Any) -> bytes:
+    """Return the bytes of a dtype, variable or tensor that has a value. Raises ConfigurationError for others."""
+    if isinstance(value, tf.DType):
+        return b"D" + value.name.encode()
+    if not (isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "_value")) or not tf.executing_eagerly():
+        raise ConfigurationError(f"{type(value).__name__} is no tensor that has a value")
+    tensor = tf.convert_to_tensor(value)
+    serialized: bytes = tf.io.serialize_tensor(tensor).numpy()
+    return b"T" + tensor.dtype.name.encode() + b" " + serialized
+
+
+def _unpacked_tensorflow_values(data: bytes) -> Any:
+    if data[:1] == b"D":
+        return tf.as_dtype(data[1:].decode())
+    name, serialized = data[1:].split(b" ", 1)
+    with tf.init_scope():
+        return tf.io.parse_tensor(serialized, tf.as_dtype(name.decode()))
+
+
+TENSORFLOW_VALUES: Final = ForeignWireValues(_packed_tensorflow_values, _unpacked_tensorflow_values)

@@ -1,0 +1,82 @@
+"""`DistributedOptimizer` for the optimizers of Keras and of `tf.compat.v1.train`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain import Adasum, Average, ProcessSet, global_process_set
+from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain_tensorflow.compression import Compression, Compressor
+from ringtrain_tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, one_of_groups
+from ringtrain_tensorflow.keras.api import is_keras_optimizer
+from ringtrain_tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
+from ringtrain_tensorflow.v1_optimizer import (
+    AccumulatingV1Optimizer,
+    AdasumV1Optimizer,
+    DistributedV1Optimizer,
+    WrappedV1Optimizer,
+)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return `optimizer` (of Keras, or of `tf.compat.v1.train`) as one that reduces gradients over all ranks.
+
+    `name`: of the wrapper (default: "Distributed" and the optimizer's type). `backward_passes_per_step`: passes
+    whose gradients are added up before they are reduced; `average_aggregated_gradients` divides them by that
+    number. `op`: Adasum combines the steps that ranks make instead of their gradients. The rest as of
+    `DistributedGradientTape`.
+    """
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    if is_keras_optimizer(optimizer):
+        return DistributedKerasOptimizer(
+            optimizer,
+            name=name,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            **vars(options),
+        )
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        raise ConfigurationError(
+            f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected one of Keras or tf.compat.v1.train"
+        )
+    if isinstance(optimizer, WrappedV1Optimizer):
+        raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
+    if backward_passes_per_step < 1:
+        raise ConfigurationError(
+            f"DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
+        )
+    reducer = TensorFlowGradientReducer(name or f"Distributed{type(optimizer).__name__}", options.checked())
+    common = (optimizer, reducer, backward_passes_per_step, use_locking)
+    if reducer.options.op is Adasum:
+        return AdasumV1Optimizer(*common)
+    if backward_passes_per_step > 1:
+        return AccumulatingV1Optimizer(*common, average_aggregated_gradients)
+    return DistributedV1Optimizer(*common)

@@ -1,0 +1,104 @@
+"""Which ranks have a gradient of which variable: agreed on, so that all reduce the same ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from ringtrain import ProcessSet
+from ringtrain.adapter import NamedCollective, NamedReduction, attached, queue_of
+from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain_tensorflow.errors import as_tensorflow
+from ringtrain_tensorflow.world_ops import outlives_the_world
+
+# What a gradient may be; None is none of them.
+_KINDS: Final = ("dense", "slices at int32", "slices at int64")
+_Kinds = tuple[str | None, ...]
+_Variables = tuple[str, ...]
+
+
+@dataclass
+class _AgreedGradients:
+    """How many ranks have a gradient of each kind, by place in a graph and what this rank has there."""
+
+    known: dict[tuple[Any, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
+
+
+def completed_gradients(
+    name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet
+) -> list[Any]:
+    """Return `grads` as all ranks of `process_set` can reduce them: zeros for None where another rank has a
+    gradient, None where no rank has one, a tensor for IndexedSlices where another rank has a tensor.
+
+    `name`: of the call, the same on all ranks. Ranks exchange this in every eager call; of a graph when it is
+    built, once for each set of variables and gradients that it has there. A graph of an elastic job, which ranks
+    of other worlds do not build again, is left as it is. Collective. Raises MismatchError on all ranks for
+    different numbers of gradients.
+    """
+    if not grads or outlives_the_world():
+        return list(grads)
+    kinds = tuple(map(_gradient_kind_of, grads))
+    if tf.executing_eagerly():
+        counts = _gradient_counts(name, kinds, process_set)
+    else:
+        counts = _gradient_counts_once(name, kinds, tuple(map(unique_name_of, variables)), process_set)
+    return [_completed_gradient(index, grad, variables[index], counts[:, index]) for index, grad in enumerate(grads)]
+
+
+def _gradient_kind_of(grad: Any) -> str | None:
+    if grad is None:
+        return None
+    return f"slices at {grad.indices.dtype.name}" if isinstance(grad, tf.IndexedSlices) else _KINDS[0]
+
+
+def unique_name_of(variable: Any) -> str:
+    """No two variables of this process have the same; of what is no variable it is empty."""
+    return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
+
+
+def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
+    """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
+    known = attached(_AgreedGradients).known.setdefault((queue_of(process_set), name), {})
+    if (kinds, variables) not in known:
+        known[kinds, variables] = _gradient_counts(f"{name}.{len(known)}", kinds, process_set)
+    return known[kinds, variables]
+
+
+def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
+    """How many ranks have a gradient of each kind: shape (kinds, gradients)."""
+    own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
+    total = NamedReduction("Sum", process_set)
+    try:
+        with as_tensorflow():
+            (counts,) = NamedCollective.allreduce(total, name, "gradients present").run([own])
+    except MismatchError as error:
+        raise MismatchError(
+            f"{name}: ranks do not agree on which gradients there are, which is "
+            f"{sum(kind is not None for kind in kinds)} of {len(kinds)} here; every rank must build the same "
+            f"model, and where a rank builds a graph with other gradients, all must ({error})"
+        ) from error
+    return counts
+
+
+def _completed_gradient(index: int, grad: Any, variable: Any, counts: Any) -> Any:
+    dense, _, at_int64 = counts
+    if grad is None and counts.any():
+        if variable is None:
+            raise ConfigurationError(
+                f"gradient {index} is None on this rank and not on all others; give reduce_gradients the "
+                "variables, for zeros in its place"
+            )
+        grad = tf.zeros_like(tf.convert_to_tensor(variable)) if dense else _no_rows(variable)
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    if dense:
+        return tf.convert_to_tensor(grad)
+    wanted = tf.int64 if at_int64 else tf.int32
+    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, wanted), grad.dense_shape)
+
+
+def _no_rows(variable: Any) -> Any:
+    value = tf.convert_to_tensor(variable)
+    return tf.IndexedSlices(tf.zeros_like(value[:0]), tf.zeros([0], tf.int32), tf.shape(value))

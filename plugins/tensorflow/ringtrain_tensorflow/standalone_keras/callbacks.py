@@ -1,0 +1,23 @@
+"""`ringtrain.tensorflow.keras.callbacks` under Horovod's name for them."""
+
+from ringtrain_tensorflow.keras.callbacks import (
+    BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    DiLoCo,
+    GatherState,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+    Report,
+)
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "DiLoCo",
+    "GatherState",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "Report",
+]

@@ -1,0 +1,135 @@
+"""`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from ringtrain import Average, ProcessSet, global_process_set
+from ringtrain_tensorflow.compression import Compression, Compressor
+from ringtrain_tensorflow.gradients import (
+    TensorFlowGradientOptions,
+    TensorFlowGradientReducer,
+    one_of_groups,
+    trainable,
+)
+from ringtrain_tensorflow.world_ops import stays_alone
+
+
+class DistributedTensorFlowTape(tf.GradientTape):
+    """What `DistributedGradientTape` returns: the wrapped tape itself, with gradients reduced."""
+
+    _reducer: TensorFlowGradientReducer
+    _local_layers: list[Any]
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of `source` (a variable) out of the reduction."""
+        self._reducer.register_local(source)
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
+        """Return the reduced gradients of `target`, in the structure of `sources`."""
+        flat = self._reduced(target, sources, output_gradients)
+        return tf.nest.pack_sequence_as(sources, flat)
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Return local sources with their gradients, and all others with their reduced ones, in pairs (source,
+        gradient).
+        """
+        flat = self._reduced(target, sources, output_gradients)
+        named = list(zip(tf.nest.flatten(sources), flat, strict=True))
+        local = [pair for pair in named if self._reducer.is_local(pair[0])]
+        return local, [pair for pair in named if not self._reducer.is_local(pair[0])]
+
+    def _reduced(self, target: Any, sources: Any, output_gradients: Any) -> list[Any]:
+        for variable in trainable(self._local_layers):
+            self._reducer.register_local(variable)
+        flat = tf.nest.flatten(sources)
+        grads = super().gradient(target, flat, output_gradients)
+        alone = stays_alone(self._reducer.options.process_set)
+        return list(grads) if alone else self._reducer.reduce(grads, flat)
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return `gradtape` as one whose `gradient()` reduces over all ranks.
+
+    `compression`: send in half precision. `sparse_as_dense`: reduce IndexedSlices as tensors. `op`: Average, Sum
+    or Adasum. `gradient_predivide_factor`: divides before the sum, and the average divides by the rest. `groups`:
+    a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
+    `scale_local_gradients`: divide gradients of local sources by the number of ranks.
+    """
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    return _reducing_tape(gradtape, options, [])
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Collection[Any] | None = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Like `DistributedGradientTape`, with the gradients of `local_layers` left to each rank."""
+    options = TensorFlowGradientOptions(
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=one_of_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    layers = tape_layers_of(local_layers)
+    trainable(layers)
+    return _reducing_tape(gradtape, options, layers)
+
+
+def _reducing_tape(
+    gradtape: tf.GradientTape, options: TensorFlowGradientOptions, local_layers: list[Any]
+) -> DistributedTensorFlowTape:
+    tape = DistributedTensorFlowTape.__new__(DistributedTensorFlowTape)
+    tape.__dict__.update(gradtape.__dict__)
+    tape._reducer = TensorFlowGradientReducer("DistributedGradientTape", options.checked())
+    tape._local_layers = local_layers
+    return tape
+
+
+def tape_layers_of(layers: Any) -> list[Any]:
+    """Return `layers` as a list; one layer alone is a list of one."""
+    if layers is None:
+        return []
+    return [layers] if hasattr(layers, "trainable_weights") else list(layers)

@@ -1,0 +1,7 @@
+"""The names of Graphcore's PopART extension, by the plugin ringtrain-graphcore."""
+
+from ringtrain.shared.plugins import provide
+
+provide(__name__, "ringtrain_graphcore.popart")
+
+from ringtrain_graphcore.popart import *  # noqa: E402, F403 (for type checkers)

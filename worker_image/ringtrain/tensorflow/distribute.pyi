@@ -1,0 +1,2 @@
+# For type checkers, which do not run `provide`.
+from ringtrain_graphcore.distribute import *

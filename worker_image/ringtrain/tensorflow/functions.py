@@ -1,6 +1,0 @@
-"""What scripts import from `horovod.tensorflow.functions`, by the same names."""
-
-from ringtrain.tensorflow.objects import allgather_object, broadcast_object, broadcast_object_fn
-from ringtrain.tensorflow.variables import broadcast_variables
-
-__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]

@@ -1,0 +1,2 @@
+# For type checkers, which do not run `provide`.
+from ringtrain_tensorflow.keras import *
