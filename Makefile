@@ -126,8 +126,9 @@ release-check:  ## both distributions, the client and the chart are of one versi
 # A Python of its own: PyInstaller takes what is installed beside it.
 plugin:  ## kubectl's plugin dtj as one program that needs no Python, its archive and krew's manifest, in dist/
 	$(PYTHON) -m venv build/plugin
-	build/plugin/bin/pip install -qq ./operator 'pyinstaller>=6,<7'
+	build/plugin/bin/pip install -qq ./operator ./sdk ./plugins/convert 'pyinstaller>=6,<7'
 	build/plugin/bin/pyinstaller --log-level WARN --noconfirm --onefile --name kubectl-dtj --collect-all ringtrain_operator \
+		--collect-all ringtrain_convert --copy-metadata ringtrain-convert \
 		--copy-metadata ringtrain-operator --distpath build/plugin/dist --workpath build/plugin/work --specpath build/plugin \
 		build/plugin/bin/kubectl-dtj
 	build/plugin/dist/kubectl-dtj render manifests/samples/digits-ring.yaml > /dev/null

@@ -19,7 +19,7 @@ pytest_plugins = ["support.storefixtures"]
 
 ROOT = Path(__file__).parent
 MARKS_OF = {
-    ROOT / "plugins": "frameworks",
+    **{ROOT / "plugins" / name: "frameworks" for name in ("clusters", "graphcore", "jax", "tensorflow", "torch")},
     ROOT / "tests" / "frameworks": "frameworks",
     ROOT / "tests" / "integration" / "operator": "cluster",
     ROOT / "tests" / "e2e": "cluster",

@@ -19,7 +19,6 @@ class LazyCommand:
 _CLI = "ringtrain_operator.cli"
 COMMANDS = (
     LazyCommand("completion", f"{_CLI}.main:completion", "Print the completion script of a shell."),
-    LazyCommand("convert", f"{_CLI}.convert:convert", "Print Kubeflow's jobs as DistributedTrainingJobs."),
     LazyCommand("delete", f"{_CLI}.changing:delete", "Delete jobs and their pods.", ("rm",)),
     LazyCommand("describe", f"{_CLI}.listing:why", "Say why a job is in the state it is in."),
     LazyCommand("list", f"{_CLI}.listing:list_jobs", "List jobs with their state and progress.", ("ls", "ps", "get")),

@@ -33,10 +33,10 @@ from support.kubelet import Kubelet
 from support.kubelet.roots import USER, Image, RootRuntime, why_no_roots
 from support.operating import running_operator
 
+from ringtrain_convert.mpijob import convert_mpijob
 from ringtrain_operator.build import AgentSource, BuildSettings
 from ringtrain_operator.build.settings import AgentVolume
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
-from ringtrain_operator.convert.mpijob import convert_mpijob
 
 WHY_NOT = why_no_roots() or why_not_built() or ("" if BUSYBOX.exists() else "needs busybox-static")
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

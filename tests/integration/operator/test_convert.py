@@ -13,8 +13,8 @@ from support.apiserver import ControlPlane, install_crd
 from support.cluster import Cluster, namespace_of, real_cluster
 from support.objects import CUSTOM_RESOURCE_DEFINITIONS
 
+from ringtrain_convert.trainjob import GROUP, RUNTIMES, VERSION
 from ringtrain_operator.cluster.api.resources import ApiResource
-from ringtrain_operator.convert.trainjob import GROUP, RUNTIMES, VERSION
 
 pytestmark = pytest.mark.apiserver
 Json = dict[str, Any]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, did_you_mean
-from ..spec.job import QUEUE_LABEL
-from ..spec.parse import parse_job
-from ..spec.reserved import LABELS
+from ringtrain_operator.contract import API_VERSION, KIND
+from ringtrain_operator.errors import Invalid, Problem, did_you_mean
+from ringtrain_operator.spec.job import QUEUE_LABEL
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.reserved import LABELS
 
 # By these kubectl, Argo CD, Helm and Flux tell what is theirs: the new job is in no release and no set of theirs
 # yet, and would be pruned or overwritten as one that is.

@@ -5,18 +5,12 @@ from pathlib import Path
 
 import click
 
-from ..cluster.api.errors import ApiError
-from ..cluster.api.resources import ApiResource
-from ..convert.metadata import Converted
-from ..convert.mpijob import convert_mpijob, is_mpijob
-from ..convert.runtime_template import beyond_template, convert_runtime
-from ..convert.trainingjob import convert_trainingjob, is_trainingjob
-from ..convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
-from ..errors import ManifestUnreadable, OperatorError
-from ..local.documents import read_documents, write_documents
-from ..spec.parse import spec_name_of
-from ..spec.training_template import read_template
-from .session import (
+from ringtrain_convert.metadata import Converted
+from ringtrain_convert.mpijob import convert_mpijob, is_mpijob
+from ringtrain_convert.runtime_template import beyond_template, convert_runtime
+from ringtrain_convert.trainingjob import convert_trainingjob, is_trainingjob
+from ringtrain_convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
+from ringtrain_operator.cli.session import (
     ClusterAccess,
     ClusterOptions,
     Json,
@@ -25,6 +19,12 @@ from .session import (
     problem_lines,
     with_session,
 )
+from ringtrain_operator.cluster.api.errors import ApiError
+from ringtrain_operator.cluster.api.resources import ApiResource
+from ringtrain_operator.errors import ManifestUnreadable, OperatorError
+from ringtrain_operator.local.documents import read_documents, write_documents
+from ringtrain_operator.spec.parse import spec_name_of
+from ringtrain_operator.spec.training_template import read_template
 
 
 @click.command()

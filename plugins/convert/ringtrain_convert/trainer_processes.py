@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Invalid, Problem, shown
-from .mpijob import whole_field
-from .torchrun import (
+from ringtrain_convert.mpijob import whole_field
+from ringtrain_convert.torchrun import (
     TORCHRUN,
     expanded_by_kubernetes,
     give_torchrun_variables,
@@ -18,6 +17,7 @@ from .torchrun import (
     read_torchrun,
     torchrun_ranks,
 )
+from ringtrain_operator.errors import Invalid, Problem, shown
 
 SOURCES = ("torch", "jax", "xgboost")
 _JAX = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import Invalid, Problem, shown
+from ringtrain_operator.errors import Invalid, Problem, shown
 
 # Options without a value.
 _FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}

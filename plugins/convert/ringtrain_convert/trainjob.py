@@ -8,13 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import Invalid, Problem, shown
-from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted_manifest, take_command
-from .mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
-from .runtime_patches import SHAPE, apply_patches
-from .source_labels import JOBSET, add_source_labels
-from .trainer_processes import TrainJobNode, trainer_mpi_slots, trainer_process_count, trainer_process_source_of
+from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command
+from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
+from ringtrain_convert.runtime_patches import SHAPE, apply_patches
+from ringtrain_convert.source_labels import JOBSET, add_source_labels
+from ringtrain_convert.trainer_processes import (
+    TrainJobNode,
+    trainer_mpi_slots,
+    trainer_process_count,
+    trainer_process_source_of,
+)
+from ringtrain_operator.errors import Invalid, Problem, shown
+from ringtrain_operator.spec.template import shape_problems
 
 GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_operator.convert.torchrun import read_torchrun
+from ringtrain_convert.torchrun import read_torchrun
 
 PYTHON = ("python", "-u")
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import Invalid, Problem
-from ..spec.template import shape_problems
-from .metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
-from .mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
-from .source_labels import TRAINING, add_source_labels
-from .torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
+from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
+from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
+from ringtrain_convert.source_labels import TRAINING, add_source_labels
+from ringtrain_convert.torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
+from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.spec.template import shape_problems
 
 _VERSION = "kubeflow.org/v1"
 _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")

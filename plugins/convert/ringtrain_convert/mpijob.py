@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import Invalid, Problem, shown
-from ..spec.template import shape_problems, template_devices
-from .metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
-from .source_labels import TRAINING, add_source_labels
+from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
+from ringtrain_convert.source_labels import TRAINING, add_source_labels
+from ringtrain_operator.errors import Invalid, Problem, shown
+from ringtrain_operator.spec.template import shape_problems, template_devices
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")

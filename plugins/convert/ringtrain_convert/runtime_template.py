@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..contract import API_VERSION
-from ..errors import Invalid
-from ..spec.job import CLUSTER
-from ..spec.template import containers_of
-from ..spec.training_template import Template, merged_spec, read_template
-from .metadata import Converted
-from .trainjob import GROUP, VERSION, convert_trainjob
+from ringtrain_convert.metadata import Converted
+from ringtrain_convert.trainjob import GROUP, VERSION, convert_trainjob
+from ringtrain_operator.contract import API_VERSION
+from ringtrain_operator.errors import Invalid
+from ringtrain_operator.spec.job import CLUSTER
+from ringtrain_operator.spec.template import containers_of
+from ringtrain_operator.spec.training_template import Template, merged_spec, read_template
 
 Json = dict[str, Any]
 _KINDS = {"ClusterTrainingRuntime": CLUSTER, "TrainingRuntime": "TrainingTemplate"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..contract import LABEL_WORKER_INDEX
+from ringtrain_operator.contract import LABEL_WORKER_INDEX
 
 TRAINING = "training.kubeflow.org/"
 JOBSET = "jobset.sigs.k8s.io/"

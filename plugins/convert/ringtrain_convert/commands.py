@@ -1,0 +1,7 @@
+"""The command that this plugin adds to `dtj`."""
+
+from ringtrain_operator.cli.commands import LazyCommand
+
+COMMANDS = (
+    LazyCommand("convert", "ringtrain_convert.command:convert", "Print Kubeflow's jobs as DistributedTrainingJobs."),
+)
