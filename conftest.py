@@ -18,8 +18,12 @@ from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
 pytest_plugins = ["support.storefixtures"]
 
 ROOT = Path(__file__).parent
+OF_FRAMEWORKS = ("clusters", "data_service", "graphcore", "jax", "tensorflow", "torch")
 MARKS_OF = {
-    **{ROOT / "plugins" / name: "frameworks" for name in ("clusters", "graphcore", "jax", "tensorflow", "torch")},
+    **{
+        ROOT / "plugins" / name: "frameworks"
+        for name in ("clusters", "data_service", "graphcore", "jax", "tensorflow", "torch")
+    },
     ROOT / "tests" / "frameworks": "frameworks",
     ROOT / "tests" / "integration" / "operator": "cluster",
     ROOT / "tests" / "e2e": "cluster",

@@ -117,7 +117,9 @@ def in_plugin(dotted: str) -> str:
         place = ROOT / DISTRIBUTIONS[parts[0]] / "/".join(parts[:count])
         source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         text = source.read_text() if source.exists() else ""
-        if found := re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE):
+        found = re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE)
+        found = found or re.search(r"^from (ringtrain_[\w.]+) import \*", text, re.MULTILINE)
+        if found and found[1].partition(".")[0] != parts[0]:
             return in_plugin(".".join([found[1], *parts[count:]]))
     return dotted
 

@@ -22,8 +22,8 @@ import ringtrain.shared.contract
 import ringtrain_operator.contract
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.world.config import WorkerConfig
-from ringtrain.data.service.config import DataStreamSettings, DataWorkerConfig
 from ringtrain.errors import ConfigurationError
+from ringtrain_data_service.config import DataStreamSettings, DataWorkerConfig
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World

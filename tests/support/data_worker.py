@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ringtrain.data.service.server import DataWorkerServer
 from ringtrain.shared.processes import start_child
 from ringtrain.shared.secrets import Secrets
+from ringtrain_data_service.server import DataWorkerServer
 
 HERE = Path(__file__).parent
 

@@ -30,6 +30,8 @@ from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
+__all__ = ["RingtrainScheduler", "create_scheduler"]
+
 # In place of a namespace in the ids of apps on this machine.
 LOCAL = "local"
 _STATES = {

@@ -31,6 +31,8 @@ def names_of(module: str) -> set[str] | None:
                 names.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
+            case ast.ImportFrom(module=str(other), names=[ast.alias(name="*")]) if is_ours(other):
+                names |= names_of(other) or set()
             case ast.alias(name=name, asname=other):
                 names.add(other or name.partition(".")[0])
     return names

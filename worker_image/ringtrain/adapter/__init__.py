@@ -26,7 +26,7 @@ from ringtrain._core.process_groups.process_sets import members, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.requirements import missing
 from ringtrain._core.transport.threads import TransportThreadPool
-from ringtrain._core.wire.dtypes import can_travel, dtype_of
+from ringtrain._core.wire.dtypes import can_travel, dtype_of, is_made_of_its_name
 from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_value
 from ringtrain._core.world.discovery import environment_rank
 from ringtrain._core.world.tf_config import parse_tf_config
@@ -66,6 +66,7 @@ __all__ = [
     "encode_value",
     "environment_rank",
     "is_elastic",
+    "is_made_of_its_name",
     "join",
     "join_after_updates",
     "joins_survivors",

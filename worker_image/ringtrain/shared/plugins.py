@@ -17,7 +17,7 @@ def provide(alias: str, package: str) -> None:
     """
     distribution = package.partition(".")[0]
     if importlib.util.find_spec(distribution) is None:
-        extra = distribution.partition("_")[2]
+        extra = distribution.partition("_")[2].replace("_", "-")
         raise ModuleNotFoundError(
             f"{alias.replace('_', '.', 1)} needs the plugin ringtrain-{extra}, which is not installed: "
             f"pip install 'ringtrain[{extra}]'",

@@ -1,2 +1,2 @@
 # For type checkers, which do not run `provide`.
-from ringtrain_tensorflow.data import *
+from ringtrain_data_service.tensorflow import *

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 import click
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
 from ringtrain_job.cli.main import log_to_stderr
@@ -92,16 +92,14 @@ def data_worker(log_level: str) -> None:
     """
 
     def run() -> int:
-        from ringtrain.data.service.config import DataWorkerConfig
-
-        config = DataWorkerConfig.from_env(os.environ)
+        kind = os.environ.get(contract.ENV_DATA_KIND) or contract.DATA_KINDS[0]
         kinds = {point.name: point for point in entry_points(group="ringtrain.data.workers")}
-        if config.kind not in kinds:
+        if kind not in kinds:
             raise ConfigurationError(
-                f"{contract.ENV_DATA_KIND} is {config.kind}, and this image has data workers of the kinds "
-                f"{', '.join(sorted(kinds)) or 'none'}; install the plugin ringtrain-{config.kind}"
+                f"{contract.ENV_DATA_KIND} is {shown(kind)}, and this image has data workers of "
+                f"{' and '.join(sorted(kinds)) or 'no kind'}; pip install 'ringtrain[data]' in the image"
             )
-        return int(kinds[config.kind].load()(config, os.environ))
+        return int(kinds[kind].load()(os.environ))
 
     _exit_with_pod_code("data", log_level, run)
 

@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 
 from ringtrain.errors import RingtrainError
 from ringtrain_clusters.spark import run
-from ringtrain_tensorflow.data.compute_worker import TfDataComputeOptions, compute_options, tf_data_directory
+from ringtrain_data_service.tensorflow.compute_worker import TfDataComputeOptions, compute_options, tf_data_directory
 
 
 def serve_rank(plain: dict[str, Any]) -> None:
     """A rank of the compute job, in its Spark task."""
-    from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
-    from ringtrain_tensorflow.data.servers import TfDataServerProcesses
+    from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, compute_worker_fn
+    from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
     config = TfDataServiceConfig.from_dict(plain)
     compute_worker_fn(config, TfDataServerProcesses(config.timeout, forked=True))

@@ -12,7 +12,7 @@ import pytest
 from support.commands import ringtrain_run
 from support.gang import DEADLINE_S, GangProcesses, until
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3] / "tests"
 TRAINING = (sys.executable, str(TESTS / "integration/runtime/data_training.py"))
 
 

@@ -18,10 +18,10 @@ import click
 
 from ringtrain import broadcast_object, init, rank, shutdown, size
 from ringtrain.errors import ConfigurationError, DataError, RingtrainError
-from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
-from ringtrain_tensorflow.data.config import SIDES, read_tf_data_key
-from ringtrain_tensorflow.data.directory import TfDataDirectory
-from ringtrain_tensorflow.data.servers import TfDataServerProcesses
+from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, compute_worker_fn
+from ringtrain_data_service.tensorflow.config import SIDES, read_tf_data_key
+from ringtrain_data_service.tensorflow.directory import TfDataDirectory
+from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
 _PROBE_S = 2.0
 _KEY_BYTES = 32

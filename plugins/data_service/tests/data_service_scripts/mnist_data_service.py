@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import ringtrain.tensorflow.keras as hvd
 from ringtrain.runner.common.util import env
-from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
+from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, tf_data_service
 
 
 def images():

@@ -26,15 +26,15 @@ from ringtrain import barrier, init, is_initialized
 from ringtrain import rank as world_rank
 from ringtrain import size as world_size
 from ringtrain.adapter import current_world
-from ringtrain.data.service.config import DataStreamSettings
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, is_loopback, reachable_address, split_address
 from ringtrain.shared.data_members import read_members
-from ringtrain_tensorflow.data.client import TfDataDirectoryClient
-from ringtrain_tensorflow.data.config import TfDataServiceConfig, check_tf_data_training
-from ringtrain_tensorflow.data.relay import TfDataRelay, WatchedTfDataJob
-from ringtrain_tensorflow.data.servers import TfDataServer, TfDataServerProcesses, start_tf_data_server
+from ringtrain_data_service.config import DataStreamSettings
+from ringtrain_data_service.tensorflow.client import TfDataDirectoryClient
+from ringtrain_data_service.tensorflow.config import TfDataServiceConfig, check_tf_data_training
+from ringtrain_data_service.tensorflow.relay import TfDataRelay, WatchedTfDataJob
+from ringtrain_data_service.tensorflow.servers import TfDataServer, TfDataServerProcesses, start_tf_data_server
 
 __all__ = ["JobDataService", "TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
 

@@ -24,7 +24,7 @@ from ringtrain.data import shard
 from ringtrain.data.service import LoadedBatch, distribute, distribute_splits
 from ringtrain.errors import ConfigurationError, DataError
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3] / "tests"
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_an_epoch_goes_on_behind_what_was_consumed(service: DataWorkers) -> None
 
 def test_micro_batches_have_their_part_of_each_array(service: DataWorkers) -> None:
     """A part without samples repeats one, with weight 0."""
-    from ringtrain.data.service.batches import loaded
     from ringtrain.data.shard import Batch
+    from ringtrain_data_service.batches import loaded
 
     batch = loaded(Batch(np.arange(3), np.array([True, False, True]), 1.0, 3, passes=3), {"x": np.array([10, 11, 12])})
     assert [(part["x"].tolist(), part.weight) for part in batch.micro_batches] == [

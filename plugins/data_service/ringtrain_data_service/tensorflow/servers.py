@@ -34,7 +34,7 @@ _POLL_S: Final = 0.05
 _YOUNG_S: Final = 30.0
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.5
-_TEMPLATE: Final = "ringtrain.tensorflow.data.servers"
+_TEMPLATE: Final = "ringtrain_data_service.tensorflow.servers"
 
 
 @dataclass(frozen=True)

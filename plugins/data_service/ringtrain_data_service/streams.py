@@ -10,13 +10,13 @@ from contextlib import closing
 from itertools import count
 from typing import Final, Protocol
 
-from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.data.service.batches import LoadedBatch, SplitBatch, loaded
-from ringtrain.data.service.config import DataStreamSettings
-from ringtrain.data.service.frames import DataWorkerRequest
-from ringtrain.data.service.session import DataWorkerSession
-from ringtrain.data.shard import Batch, Shard
+from ringtrain.adapter import current_world
+from ringtrain.data import Batch, Shard
 from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain_data_service.batches import LoadedBatch, SplitBatch, loaded
+from ringtrain_data_service.config import DataStreamSettings
+from ringtrain_data_service.frames import DataWorkerRequest
+from ringtrain_data_service.session import DataWorkerSession
 
 _FUNCTION: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOST_PREFETCH: Final = 1024
@@ -200,7 +200,7 @@ def distribute_splits(
             "expected the same uris as before, or positions without those that are gone"
         )
     if rank is None and size is None:
-        world = group_of()
+        world = current_world().group()
         rank, size = world.rank, world.size
     if rank is None or size is None or not 0 <= rank < size:
         raise ConfigurationError(f"rank is {rank} and size is {size}; expected 0 <= rank < size, or neither")

@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import grpc
 
-from ringtrain.data.service.config import DataWorkerConfig
-from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest
-from ringtrain.data.service.slots import DataWorkerClient, DataWorkerRequestQueue, DataWorkerSlot, LoadedAnswer
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.data_members import DataMember, DataMemberAnnouncer
 from ringtrain.shared.processes import signal_handler
 from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets
+from ringtrain_data_service.config import DataWorkerConfig
+from ringtrain_data_service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest
+from ringtrain_data_service.slots import DataWorkerClient, DataWorkerRequestQueue, DataWorkerSlot, LoadedAnswer
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,11 @@ class DataWorkerServer:
         except ValueError as error:
             log.warning("refused a request from %s: %s", context.peer(), error)
         context.cancel()
+
+
+def main(environment: Mapping[str, str]) -> int:
+    """Run the data worker that the variables describe; returns the exit code. Raises ConfigurationError."""
+    return run_data_worker(DataWorkerConfig.from_env(environment), environment)
 
 
 def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) -> int:

@@ -3,8 +3,8 @@
 Maturity: Beta.
 """
 
-from ringtrain.data.service.batches import LoadedBatch, SplitBatch
-from ringtrain.data.service.streams import BatchStream, SplitStream, distribute, distribute_splits
+from ringtrain_data_service.batches import LoadedBatch, SplitBatch
+from ringtrain_data_service.streams import BatchStream, SplitStream, distribute, distribute_splits
 
 __all__ = ["BatchStream", "LoadedBatch", "SplitBatch", "SplitStream", "distribute", "distribute_splits"]
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ringtrain.data.service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWorkerRequest, array_places
 from ringtrain.shared.framing import receive_frame, send_frame
 from ringtrain.shared.processes import end_child, is_stopped, signal_name, start_child
+from ringtrain_data_service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWorkerRequest, array_places
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class DataWorkerSlot:
         own, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            words = [sys.executable, "-m", "ringtrain.data.service.loader", str(theirs.fileno())]
+            words = [sys.executable, "-m", "ringtrain_data_service.loader", str(theirs.fileno())]
             self._process = start_child(words, self._environment, pass_fds=(theirs.fileno(),))
         self._sock = own
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.data.shard import Batch
+from ringtrain.data import Batch
 from ringtrain.errors import DataError
 
 

@@ -15,12 +15,12 @@ from support.commands import completed
 from support.deadlines import patient
 from support.namespaces import network, why_not
 
-import ringtrain
+import ringtrain_clusters
 
-SCENARIOS = Scenarios("tensorflow", "data_service")
+SCENARIOS = Scenarios("tensorflow", "tensorflow_service")
 SCRIPT = Path(__file__).with_name("data_service_scripts") / "mnist_data_service.py"
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
-SPARK_WORKER = Path(ringtrain.__file__).parent / "spark/tensorflow/compute_worker.py"
+SPARK_WORKER = Path(ringtrain_clusters.__file__).parent / "spark/tensorflow/compute_worker.py"
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 DEADLINE_S = patient(300.0)
 MODES = {
@@ -55,7 +55,7 @@ OF_A_JOB = """
 import sys
 import tensorflow as tf
 import ringtrain.tensorflow as hvd
-from ringtrain.tensorflow.data.compute_service import JobDataService
+from ringtrain_data_service.tensorflow.compute_service import JobDataService
 
 hvd.init()
 dispatchers = int(sys.argv[1])

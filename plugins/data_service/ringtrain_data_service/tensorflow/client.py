@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, DataError
 from ringtrain.shared import authentication
-from ringtrain_tensorflow.data.directory import (
+from ringtrain_data_service.tensorflow.directory import (
     ANSWER,
     ASK,
     CALL_S,

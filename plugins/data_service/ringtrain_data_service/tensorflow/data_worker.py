@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Final
 
-from ringtrain.data.service.config import DataWorkerConfig
-from ringtrain.data.service.server import announce_data_worker
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.data_members import DataMember
 from ringtrain.shared.processes import signal_handler
-from ringtrain_tensorflow.data.servers import TfDataServerProcesses
+from ringtrain_data_service.config import DataWorkerConfig
+from ringtrain_data_service.server import announce_data_worker
+from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
 log = logging.getLogger("ringtrain.data")
 _LOOK_S: Final = 0.1
@@ -24,7 +24,12 @@ _LOOK_S: Final = 0.1
 _PORTS: Final = contract.PORT_DATA_TF_WORKER_BASE - contract.PORT_DATA_DISPATCHER_BASE
 
 
-def run_tensorflow_data_worker(config: DataWorkerConfig, _env: Mapping[str, str]) -> int:
+def main(environment: Mapping[str, str]) -> int:
+    """Run the data worker that the variables describe; returns the exit code. Raises ConfigurationError."""
+    return run_tensorflow_data_worker(DataWorkerConfig.from_env(environment))
+
+
+def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code.
 
     The first `config.dispatchers` data workers have a dispatcher each, and data worker i works for dispatcher

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ringtrain._core.wire.dtypes import is_made_of_its_name
-from ringtrain.data.service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, array_heads, array_places
+from ringtrain.adapter import is_made_of_its_name
 from ringtrain.errors import kind_of
 from ringtrain.shared.framing import receive_frame, send_frame
+from ringtrain_data_service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, array_heads, array_places
 
 # Splits that a loader process keeps open between two requests.
 _OPEN_SPLITS: Final = 64

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, DataError, quoted
-from ringtrain_tensorflow.data.client import OtherKey, TfDataDirectoryClient
+from ringtrain_data_service.tensorflow.client import OtherKey, TfDataDirectoryClient
 
 log = logging.getLogger("ringtrain.data")
 SIDES: Final = ("compute", "training")

@@ -9,7 +9,7 @@ from mnist_data_service import train_compute_side
 from pyspark.sql import SparkSession
 
 from ringtrain.spark import run
-from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig
+from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig
 
 if __name__ == "__main__":
     compute_config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)

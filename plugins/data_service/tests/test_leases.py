@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ringtrain.data.service.leases import DataWorkerLeases
+from ringtrain_data_service.leases import DataWorkerLeases
 
 
 def test_the_oldest_goes_to_who_has_least() -> None:

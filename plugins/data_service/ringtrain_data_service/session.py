@@ -14,15 +14,16 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from ringtrain._core.process_groups.context import current_or_none
-from ringtrain.data.service.config import DataStreamSettings
-from ringtrain.data.service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest, read_batch_answers
-from ringtrain.data.service.leases import DataWorkerLeases
+from ringtrain import is_initialized
+from ringtrain.adapter import current_world
 from ringtrain.errors import DataError
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DataAddress, read_members
 from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.step_time import INPUT
+from ringtrain_data_service.config import DataStreamSettings
+from ringtrain_data_service.frames import METHOD, SERVICE, DataWorkerAnswer, DataWorkerRequest, read_batch_answers
+from ringtrain_data_service.leases import DataWorkerLeases
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class DataWorkerSession:
 
 
 def _data_stream_rank() -> Any:
-    context = current_or_none()
+    context = current_world() if is_initialized() else None
     return context.config.place.rank if context else 0
 
 

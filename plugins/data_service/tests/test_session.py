@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ringtrain.data.service import session
-from ringtrain.data.service.config import DataStreamSettings
-from ringtrain.data.service.frames import DataWorkerAnswer, DataWorkerRequest
-from ringtrain.data.service.session import DataWorkerLink, DataWorkerLinkEvents
 from ringtrain.shared.data_members import DataAddress, DataMember, members_text
 from ringtrain.shared.secrets import Secrets
+from ringtrain_data_service.config import DataStreamSettings
+from ringtrain_data_service.frames import DataWorkerAnswer, DataWorkerRequest
+from ringtrain_data_service.session import DataWorkerLink, DataWorkerLinkEvents
 
 
 class HastyLink(DataWorkerLink):

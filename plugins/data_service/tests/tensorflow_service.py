@@ -31,7 +31,7 @@ COUNT = 60
 
 def serves(config: str, *words: str) -> None:
     """A rank of the compute job."""
-    from ringtrain_tensorflow.data.compute_worker import main
+    from ringtrain_data_service.tensorflow.compute_worker import main
 
     main.main([config, "--host", "127.0.0.1", *words], standalone_mode=False)
 
@@ -60,7 +60,7 @@ def all_of(read: Iterable[list[int]]) -> list[int]:
 def begun(config: str) -> Any:
     """In a rank of training: the config, once the compute job has written it."""
     import ringtrain.tensorflow as hvd
-    from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig
+    from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig
 
     hvd.init()
     return TfDataServiceConfig.read(config, wait_for_file_creation=True, timeout_s=60)
@@ -89,7 +89,7 @@ def reads(path: str, reuse: bool) -> list[int]:
 def reads_from_its_own(path: str, reuse: bool) -> list[int]:
     """Read through a dispatcher on training's side."""
     import ringtrain.tensorflow as hvd
-    from ringtrain_tensorflow.data.compute_service import tf_data_service
+    from ringtrain_data_service.tensorflow.compute_service import tf_data_service
 
     config = begun(path)
     with tf_data_service(config, hvd.rank()) as address:
@@ -295,7 +295,7 @@ def check_a_compute_job_that_is_lost() -> None:
 def ends_early(path: str) -> None:
     """Training that dies while it reads."""
     import ringtrain.tensorflow as hvd
-    from ringtrain_tensorflow.data.compute_service import tf_data_service
+    from ringtrain_data_service.tensorflow.compute_service import tf_data_service
 
     config = begun(path)
     with tf_data_service(config, hvd.rank()) as address:
@@ -329,7 +329,7 @@ def alone(function: Callable[..., None], *args: Any) -> None:
 
 
 def made_config(folder: Path, **changes: Any) -> Any:
-    from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig
+    from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig
 
     plain = {"dispatchers": 2, "workers_per_dispatcher": 1, "dispatcher_side": "compute", "timeout": 1}
     return TfDataServiceConfig(**{**plain, "addresses": {"lo": [("127.0.0.1", 1)]}, "key": b"secret", **changes})
@@ -337,7 +337,7 @@ def made_config(folder: Path, **changes: Any) -> Any:
 
 def arguments_that_contradict_each_other() -> None:
     from ringtrain.errors import ConfigurationError
-    from ringtrain_tensorflow.data.compute_service import send_to_data_service, tf_data_service
+    from ringtrain_data_service.tensorflow.compute_service import send_to_data_service, tf_data_service
 
     dataset = tf.data.Dataset.range(3)
     two, one = made_config(Path()), made_config(Path(), dispatchers=1)
@@ -381,8 +381,8 @@ def check_arguments_that_contradict_each_other() -> None:
 
 def files_of_a_config() -> None:
     from ringtrain.errors import ConfigurationError, DataError
-    from ringtrain_tensorflow.data.compute_service import TfDataServiceConfig
-    from ringtrain_tensorflow.data.directory import TfDataDirectory
+    from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig
+    from ringtrain_data_service.tensorflow.directory import TfDataDirectory
 
     with tempfile.TemporaryDirectory() as name, closing(TfDataDirectory(1, 1, b"secret")) as directory:
         folder, path = Path(name), Path(name) / "compute.json"
@@ -429,8 +429,8 @@ def check_files_of_a_config() -> None:
 
 def wrong_keys() -> None:
     from ringtrain.errors import ConfigurationError, DataError
-    from ringtrain_tensorflow.data.client import TfDataDirectoryClient
-    from ringtrain_tensorflow.data.directory import TfDataDirectory
+    from ringtrain_data_service.tensorflow.client import TfDataDirectoryClient
+    from ringtrain_data_service.tensorflow.directory import TfDataDirectory
 
     with closing(TfDataDirectory(2, 1, b"right")) as directory:
         stranger = TfDataDirectoryClient(directory.addresses(), b"wrong", 1.0)
@@ -459,8 +459,8 @@ def check_wrong_keys() -> None:
 def strangers() -> None:
     import socket
 
-    from ringtrain_tensorflow.data.client import TfDataDirectoryClient
-    from ringtrain_tensorflow.data.directory import TfDataDirectory
+    from ringtrain_data_service.tensorflow.client import TfDataDirectoryClient
+    from ringtrain_data_service.tensorflow.directory import TfDataDirectory
 
     with closing(TfDataDirectory(1, 1, b"right")) as directory:
         client = TfDataDirectoryClient(directory.addresses(), b"right", 30.0)

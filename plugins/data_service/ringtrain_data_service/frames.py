@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.wire.dtypes import dtype_of
+from ringtrain.adapter import dtype_of
 
 SERVICE: Final = "ringtrain.v1.DataWorker"
 METHOD: Final = "Serve"

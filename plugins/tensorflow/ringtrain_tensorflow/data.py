@@ -1,0 +1,5 @@
+"""TensorFlow's data service on data workers, by the plugin ringtrain-data-service."""
+
+from ringtrain.shared.plugins import provide
+
+provide(__name__, "ringtrain_data_service.tensorflow")
