@@ -35,7 +35,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev libopenmpi-dev openmpi-bin \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' \
+COPY plugins/data_service /src/plugins/data_service
+RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' /src/plugins/data_service \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
