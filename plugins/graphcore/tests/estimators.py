@@ -89,7 +89,8 @@ def check_a_resolver_keeps_every_setting_of_the_environment():
         }
         init, resolver = (in_one_process(_settings, by_resolver, **env) for by_resolver in (False, True))
     assert resolver == init
-    assert (init["timeout_s"], init["token_text"], init["source"]) == (7.0, "of this job", "tf_config")
+    found = init["waits"]["timeout_s"], init["trust"]["token_text"], init["source"]
+    assert found == (7.0, "of this job", "tf_config")
 
 
 def check_a_resolver_does_not_replace_the_addresses_of_a_job():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from frameworks.graphcore_scripts import port
+from graphcore_scripts import port
 from frameworks.harness import ENV
 from support.deadlines import patient
 from support.ports import free_addresses
