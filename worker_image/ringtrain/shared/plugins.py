@@ -4,9 +4,10 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
+from typing import Any
 
 
 def provide(alias: str, package: str) -> None:
@@ -51,9 +52,9 @@ class _AliasFinder(MetaPathFinder, Loader):
     def get_code(self, fullname: str) -> CodeType | None:
         """Return the module's code, for `python -m`."""
         found = importlib.util.find_spec(str(_real_name(fullname)))
-        assert found is not None
-        assert isinstance(found.loader, InspectLoader)
-        return found.loader.get_code(found.name)
+        loader: Any = None if found is None else found.loader
+        code: CodeType | None = None if found is None else loader.get_code(found.name)
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, which the import system has replaced; the module has run already."""

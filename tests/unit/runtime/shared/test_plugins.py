@@ -46,6 +46,17 @@ def test_a_module_is_one_under_both_names(plugin: Path, use: str) -> None:
     assert printed.count("inner runs") == (2 if "reload" in use else 1)
 
 
+@pytest.mark.parametrize("alias", ["ringtrain.toy.part.inner", "ringtrain.again.inner"])
+def test_a_module_under_its_second_name_is_a_program(plugin: Path, alias: str) -> None:
+    """For `python -m`, also where the second name leads to a third."""
+    again = "provide('ringtrain.again', 'ringtrain.toy.part')\n"
+    run = f"import runpy; print(runpy.run_module({alias!r}, run_name='__main__')['Kind'].__module__)"
+    assert output_of(plugin, PROVIDE + again + run)[1:] == [
+        "inner runs",
+        "__main__",
+    ]
+
+
 @pytest.mark.parametrize(
     ("use", "says"),
     [
