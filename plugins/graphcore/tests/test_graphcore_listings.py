@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from graphcore_scripts import port
 from frameworks.harness import ENV
+from graphcore_scripts import port
 from support.deadlines import patient
 from support.ports import free_addresses
 
