@@ -90,13 +90,14 @@ demo: $(VENV)/.core  ## train on handwritten digits: 2 workers x 2 slots on this
 # they share what is dear to start.
 PYTEST = $(BIN)/pytest -q -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder
 fast: WORKERS ?= 3
+CORE_core := tests/unit tests/ring
 FOR_TESTS := $(VENV)/.frameworks $(VENV)/.system $(VENV)/.mpi4py-tests $(VENV)/.openmpi5 $(VENV)/.impi $(VENV)/.others $(VENV)/.sinks
 for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)
 
-test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; all cases of files that differ from the commit SINCE; PLUGIN=torch: all cases of a plugin's tests and no others
-	$(PYTEST) $(if $(PLUGIN),plugins/$(PLUGIN)/tests,tests plugins --sample=$(or $(SAMPLE),any) --thin=12 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast))
+test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; all cases of files that differ from the commit SINCE; PLUGIN=torch: all cases of a plugin's tests and no others, PLUGIN=core: those of what needs no plugin
+	$(PYTEST) $(if $(PLUGIN),$(or $(CORE_$(PLUGIN)),plugins/$(PLUGIN)/tests),tests plugins --sample=$(or $(SAMPLE),any) --thin=12 --since=$(or $(SINCE),HEAD) $(if $(AFTER_FAST),--after-fast))
 
 test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
 	$(PYTEST) -m sampled tests plugins

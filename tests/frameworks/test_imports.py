@@ -66,3 +66,20 @@ def test_keras_on_another_backend_is_refused_at_the_import():
         "ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is torch; for a PyTorch model use "
         "ringtrain.torch"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "framework"),
+    [
+        ("torch", "torch"),
+        ("tensorflow", "tensorflow"),
+        ("keras", "tensorflow"),
+        ("tensorflow.keras", "tensorflow"),
+    ],
+)
+def test_a_framework_that_is_not_installed_is_named(module: str, framework: str) -> None:
+    """With the command that installs it."""
+    program = f"import sys; sys.modules[{framework!r}] = None; import ringtrain.{module}"
+    line = completed([sys.executable, "-c", program]).stderr.splitlines()[-1]
+    expected = f"needs {framework}, which is not installed: pip install ringtrain[{framework}]"
+    assert line == f"ModuleNotFoundError: ringtrain.{framework} {expected}"

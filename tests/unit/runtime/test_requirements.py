@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 from support.commands import completed
 
 
@@ -12,22 +11,6 @@ def last_line(program: str, *path: str) -> str:
     done = completed([sys.executable, "-c", f"import sys; sys.path[:0] = {list(path)}; {program}"])  # fmt: skip
     assert done.returncode
     return done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("module", "framework"),
-    [
-        ("torch", "torch"),
-        ("tensorflow", "tensorflow"),
-        ("keras", "tensorflow"),
-        ("tensorflow.keras", "tensorflow"),
-    ],
-)
-def test_a_framework_that_is_not_installed_is_named(module: str, framework: str) -> None:
-    """With the command that installs it."""
-    line = last_line(f"sys.modules[{framework!r}] = None; import ringtrain.{module}")
-    expected = f"needs {framework}, which is not installed: pip install ringtrain[{framework}]"
-    assert line == f"ModuleNotFoundError: ringtrain.{framework} {expected}"
 
 
 def test_an_old_numpy_is_named(tmp_path: Path) -> None:

@@ -12,17 +12,6 @@ from support.rendering import render
 from ringtrain_operator.cli.main import main
 from ringtrain_operator.cli.operator import DEFAULT_AGENT_IMAGE
 
-MPIJOB = yaml.safe_load("""
-apiVersion: kubeflow.org/v2beta1
-kind: MPIJob
-spec:
-  mpiReplicaSpecs:
-    Launcher: {replicas: 1, template: {spec: {containers: [{name: l, image: i, command: [mpirun, a.out]}]}}}
-    Worker:
-      replicas: 2
-      template: {spec: {containers: [{name: w, image: i, resources: {limits: {nvidia.com/gpu: 0}}}]}}
-""")
-
 
 def test_the_help_has_what_people_use() -> None:
     """`dtj -h` lists commands for people; the operator, which a container runs, is there and not listed."""
@@ -173,13 +162,11 @@ def test_a_list_is_its_items(command: str, tmp_path: Path) -> None:
     assert "faces" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["validate", "render", "convert"])
+@pytest.mark.parametrize("command", ["validate", "render"])
 def test_a_job_that_the_cluster_names(command: str) -> None:
     """`generateName` counts as in Kubernetes, and `-` is standard input; what is rendered is twice the same."""
     made = job()
     made["metadata"] = {"generateName": "digits-"}
-    if command == "convert":
-        made = MPIJOB | {"metadata": made["metadata"]}
     results = [CliRunner().invoke(main, [command, "-"], input=yaml.safe_dump(made)) for _ in range(2)]
     assert [result.exit_code for result in results] == [0, 0], results[0].output
     assert "digits-00000" in results[0].output
@@ -201,23 +188,6 @@ def test_a_job_on_standard_input_is_not_run_here() -> None:
     result = CliRunner().invoke(main, ["local", "-"], input=yaml.safe_dump(job()))
     assert result.exit_code == 2
     assert "write the job into a file" in result.output
-
-
-def test_what_can_be_converted_is() -> None:
-    """Beside jobs that can't be, of which each is named with its field; the exit code is 1."""
-    good, torn = (MPIJOB | {"metadata": {"name": name}} for name in ("good", "torn"))
-    torn["spec"] = {}
-    old = {"apiVersion": "kubeflow.org/v1alpha1", "kind": "MPIJob", "metadata": {"name": "old"}, "spec": {}}
-    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
-    elder = MPIJOB | {"apiVersion": "kubeflow.org/v1alpha2", "metadata": {"name": "elder"}}
-    text = yaml.safe_dump_all([old, torn, good, elder, other])
-    result = CliRunner().invoke(main, ["convert", "-"], input=text)
-    assert result.exit_code == 1
-    made = list(yaml.safe_load_all(result.stdout))
-    assert [obj["metadata"]["name"] for obj in made] == ["good", "elder", "c"]
-    assert "devices" not in made[0]["spec"]["worker"]  # 0 of one is none
-    assert "old: apiVersion: is kubeflow.org/v1alpha1; expected kubeflow.org/v1 or v2beta1" in result.stderr
-    assert "torn: spec.mpiReplicaSpecs.Worker: is missing" in result.stderr
 
 
 @pytest.mark.parametrize(

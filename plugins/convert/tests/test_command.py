@@ -1,0 +1,43 @@
+"""`dtj convert`, as it is called."""
+
+import yaml
+from click.testing import CliRunner
+
+from ringtrain_operator.cli.main import main
+
+MPIJOB = yaml.safe_load("""
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+spec:
+  mpiReplicaSpecs:
+    Launcher: {replicas: 1, template: {spec: {containers: [{name: l, image: i, command: [mpirun, a.out]}]}}}
+    Worker:
+      replicas: 2
+      template: {spec: {containers: [{name: w, image: i, resources: {limits: {nvidia.com/gpu: 0}}}]}}
+""")
+
+
+def test_a_job_that_the_cluster_names() -> None:
+    """`generateName` counts as in Kubernetes, and `-` is standard input; what is printed is twice the same."""
+    made = MPIJOB | {"metadata": {"generateName": "digits-"}}
+    results = [CliRunner().invoke(main, ["convert", "-"], input=yaml.safe_dump(made)) for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0], results[0].output
+    assert "digits-00000" in results[0].output
+    assert results[0].output == results[1].output
+
+
+def test_what_can_be_converted_is() -> None:
+    """Beside jobs that can't be, of which each is named with its field; the exit code is 1."""
+    good, torn = (MPIJOB | {"metadata": {"name": name}} for name in ("good", "torn"))
+    torn["spec"] = {}
+    old = {"apiVersion": "kubeflow.org/v1alpha1", "kind": "MPIJob", "metadata": {"name": "old"}, "spec": {}}
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    elder = MPIJOB | {"apiVersion": "kubeflow.org/v1alpha2", "metadata": {"name": "elder"}}
+    text = yaml.safe_dump_all([old, torn, good, elder, other])
+    result = CliRunner().invoke(main, ["convert", "-"], input=text)
+    assert result.exit_code == 1
+    made = list(yaml.safe_load_all(result.stdout))
+    assert [obj["metadata"]["name"] for obj in made] == ["good", "elder", "c"]
+    assert "devices" not in made[0]["spec"]["worker"]  # 0 of one is none
+    assert "old: apiVersion: is kubeflow.org/v1alpha1; expected kubeflow.org/v1 or v2beta1" in result.stderr
+    assert "torn: spec.mpiReplicaSpecs.Worker: is missing" in result.stderr
