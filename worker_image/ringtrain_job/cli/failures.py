@@ -8,10 +8,9 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.ports import PortTaken
-from ringtrain_job.control.model import Failure, Outcome, Reason, Verdict
+from ringtrain_job.control.model import CannotRun, Failure, Outcome, Reason, Verdict
 from ringtrain_job.control.settings import read_termination
 from ringtrain_job.control.termination import termination_message, write_termination_message
-from ringtrain_job.mpi.implementation import MpiCondition
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ def exit_code_of(body: Callable[[], int]) -> int:
         return body()
     except ConfigurationError as exc:
         log.error("%s", exc)
-        reason = exc.reason if isinstance(exc, MpiCondition) else Reason.BAD_CONFIGURATION
+        reason = exc.reason if isinstance(exc, CannotRun) else Reason.BAD_CONFIGURATION
         return _say_command_failure(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
     except PortTaken as exc:
         log.error("%s", exc)

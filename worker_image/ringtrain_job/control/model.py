@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ringtrain.errors import ConfigurationError
+
 
 class RankPhase(StrEnum):
     """Where a rank is in its life; the words of `/status`."""
@@ -41,6 +43,14 @@ class Reason(StrEnum):
     SLOTS_MISMATCH = "SlotsMismatch"
     WRONG_IMPLEMENTATION = "WrongImplementation"
     NO_MPI_INIT = "NoMpiInit"
+
+
+class CannotRun(ConfigurationError):
+    """A job that cannot run as it is declared. `reason`: the word of docs/contract.md for it."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ringtrain.errors import ConfigurationError
-from ringtrain_job.control.model import Reason
+from ringtrain_job.control.model import CannotRun, Reason
 
 
 class MpiImplementation(StrEnum):
@@ -23,14 +22,6 @@ class MpiImplementation(StrEnum):
     def starts_by_hydra(self) -> bool:
         """Whether mpirun is MPICH's Hydra, or Intel's fork of it; their libraries have the same ABI."""
         return self is not MpiImplementation.OPEN_MPI
-
-
-class MpiCondition(ConfigurationError):
-    """An MPI job cannot run as it is declared. `reason`: the word of docs/contract.md for it."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ _ANSWER_S = 30.0
 def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str | None = None) -> MpirunVersion:
     """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH, or in `path`.
 
-    Raises MpiCondition: MpirunNotFound when there is none, WrongImplementation when all belong to another.
+    Raises CannotRun: MpirunNotFound when there is none, WrongImplementation when all belong to another.
     """
     names: Sequence[str] = _NAMES[wanted]
     if program is not None and program not in names:
@@ -83,12 +74,12 @@ def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str
         if mpirun:
             found.append(mpirun)
     if found:
-        raise MpiCondition(
+        raise CannotRun(
             Reason.WRONG_IMPLEMENTATION,
             f"spec.mpi.implementation is {wanted.value}, but the launcher's image has {found[0]}; "
             f"set implementation: {found[0].implementation.value}, or install {_PACKAGES[wanted]}",
         )
-    raise MpiCondition(
+    raise CannotRun(
         Reason.MPIRUN_NOT_FOUND,
         f"the launcher's image has no mpirun of {wanted.value}: looked for {', '.join(names)} in PATH; "
         f"install {_PACKAGES[wanted]} in the image",

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.control.model import Reason, Registration
+from ringtrain_job.control.model import CannotRun, Reason, Registration
 from ringtrain_job.launcher.mpi.command_line import MpirunLine
 from ringtrain_job.launcher.mpi.hosts import mpirun_host_names, mpirun_hostfile
 from ringtrain_job.mpi.implementation import (
-    MpiCondition,
     MpiImplementation,
     MpirunVersion,
     identify_mpirun,
@@ -81,7 +80,7 @@ def test_a_command_line_that_cannot_be_read(arguments: str, says: str) -> None:
 @pytest.mark.parametrize("arguments", ["-np 3 train", "-np 2 a : -np 3 b"])
 def test_another_world_than_declared(arguments: str) -> None:
     """Says both numbers, and its own reason in the job's status."""
-    with pytest.raises(MpiCondition, match=r"starts [35] ranks \(-np\), the job declares 4") as raised:
+    with pytest.raises(CannotRun, match=r"starts [35] ranks \(-np\), the job declares 4") as raised:
         line(OPEN_MPI).words(arguments.split())
     assert raised.value.reason is Reason.SLOTS_MISMATCH
 

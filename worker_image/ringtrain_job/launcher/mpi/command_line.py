@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.control.model import Reason
+from ringtrain_job.control.model import CannotRun, Reason
 from ringtrain_job.launcher.mpi.hosts import placing_options
 from ringtrain_job.launcher.mpi.options import NUMBER, PER_NODE, VALUES
-from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion
+from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
 
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 # Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
@@ -79,9 +79,9 @@ def _mpirun_option_number(option: str, value: str) -> int:
 
 
 def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
-    """Raise MpiCondition (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
+    """Raise CannotRun (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
-        raise MpiCondition(
+        raise CannotRun(
             Reason.SLOTS_MISMATCH,
             "the command says how many ranks it starts (-np, or several programs), and in an elastic job their "
             "number changes; leave -np out and give one program",
@@ -91,14 +91,14 @@ def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
 def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
     """`parts` with -np: all ranks of the declared world.
 
-    Raises MpiCondition (SlotsMismatch) when the user's numbers make another world than the job declares.
+    Raises CannotRun (SlotsMismatch) when the user's numbers make another world than the job declares.
     """
     given = [part.processes for part in parts if part.processes is not None]
     if not given and len(parts) == 1 and not parts[0].per_node:
         options = ("-np", str(world_size), *parts[0].options)
         return [replace(parts[0], options=options, processes=world_size)]
     if len(given) == len(parts) and sum(given) != world_size:
-        raise MpiCondition(
+        raise CannotRun(
             Reason.SLOTS_MISMATCH,
             f"the command starts {sum(given)} ranks (-np), the job declares {world_size} (workers x "
             "slotsPerWorker); leave -np out, or make them equal",
@@ -136,7 +136,7 @@ class MpirunLine:
         To be executed from `mpirun.path`, whatever the first word is: Open MPI takes a path there as a wish that
         its daemons be started from the same path on the workers, and MPICH looks for them beside it.
         `variables`: names of those that mpirun has.
-        Raises MpiCondition when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
+        Raises CannotRun when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
         """
         parts = parse_mpirun_arguments([*self.options, *arguments], self.mpirun.implementation)
         if as_declared:

@@ -62,7 +62,7 @@ class MpirunJob:
     """
 
     def __init__(self, config: LauncherConfig, settings: MpiSettings, command: Sequence[str]) -> None:
-        """Raises ConfigurationError (MpiCondition) for what can be seen to be wrong before any worker is there."""
+        """Raises ConfigurationError (CannotRun) for what can be seen to be wrong before any worker is there."""
         if not command:
             raise ConfigurationError("the launcher of an mpi job needs a command: mpirun and a program")
         self._config = config

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ringtrain.errors import ConfigurationError
+from ringtrain_job.control.model import CannotRun
 from ringtrain_job.launcher.mpi.command_line import MpirunLine, is_mpirun
-from ringtrain_job.mpi.implementation import MpiCondition, MpiImplementation, MpirunVersion
+from ringtrain_job.mpi.implementation import MpiImplementation, MpirunVersion
 from ringtrain_job.mpi.rsh_client import WRAPPED
 from ringtrain_job.mpi.shim import write_shim
 
@@ -108,6 +109,6 @@ def _mpirun_words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
         return [line.mpirun.path, *arguments]  # --version and the like
     try:
         return line.words(arguments, variables=os.environ)
-    except MpiCondition:
+    except CannotRun:
         # Another -np than the job's: the agents say so, with the reason in the job's status.
         return line.words(arguments, as_declared=False, variables=os.environ)
