@@ -188,7 +188,7 @@ def test_an_mpi_job_arrives_as_the_spec_says_it(tmp_path: Path) -> None:
     words = [*launcher["spec"]["containers"][0]["command"], *launcher["spec"]["containers"][0].get("args", [])]
     assert "mpirun" in words
     agent = AgentConfig.from_env(environment(build.build_worker_pod(made, 1, 0), tmp_path / "worker"))
-    assert (agent.is_mpi, agent.mpi_needs_init, agent.mpi_launcher_first) == (True, False, True)
+    assert (agent.backend, agent.launcher_first, settings.needs_init) == ("mpi", True, False)
 
 
 @pytest.mark.parametrize("name", sorted(name for name in vars(ringtrain_operator.contract) if name.isupper()))

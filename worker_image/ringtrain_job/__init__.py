@@ -1,1 +1,1 @@
-"""What runs beside the ranks: agent, launcher, log store, page, MPI daemons and the command."""
+"""What runs beside the ranks: agent, launcher, log store, page and the command."""

@@ -1,7 +1,7 @@
 """`bin/ringtrain` of the self-contained directory that the operator brings into pods of any image.
 
 The directory (worker_image/standalone) has its own Python and libraries, and starts this module. Of the standard
-library only, and little of it: what mpirun starts many of imports it, too.
+library only, and little of it: what is started many times at once imports it, too.
 """
 
 import os

@@ -33,6 +33,7 @@ TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
 
+BACKENDS: Final = ("ring", "mpi")
 ENCRYPTION: Final = ("none", "tensors", "sites")
 ON_LOSS: Final = ("Replace", "Shrink", "Restart")
 DATA_KINDS: Final = ("ringtrain", "tensorflow")

@@ -49,9 +49,7 @@ class AgentConfig(PodSettings):
     on_loss: str = choice(contract.ENV_ELASTIC, contract.ON_LOSS, "")
     pod_grace_s: float = seconds(contract.ENV_GRACE_PERIOD, 30.0, zero=True)
     incarnation: int = integer(contract.ENV_INCARNATION, 0, low=0)
-    mpi_needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
-    mpi_directory: str = text(contract.ENV_MPI_REGISTRY_DIRECTORY, "")
-    mpi_launcher_first: bool = flag(contract.ENV_MPI_LAUNCHER_AS_WORKER)
+    launcher_first: bool = flag(contract.ENV_MPI_LAUNCHER_AS_WORKER)
     metrics_rule: str = text(contract.ENV_METRICS, "", made=_checked_metrics_rule)
     data_file: Path | None = None
 
@@ -99,7 +97,7 @@ class AgentConfig(PodSettings):
     @property
     def position(self) -> int:
         """Of this worker in the world: its index, unless the launcher's own agent (the last) comes first."""
-        return (self.index + 1) % self.workers if self.mpi_launcher_first else self.index
+        return (self.index + 1) % self.workers if self.launcher_first else self.index
 
     @property
     def heartbeat_s(self) -> float:
@@ -125,7 +123,7 @@ class AgentConfig(PodSettings):
     @property
     def follow_s(self) -> float:
         """How long ranks of a failed gang have for PeerLost, and what they do then, before SIGTERM."""
-        return 0.0 if self.is_mpi else self.grace_s / 2
+        return self.grace_s / 2 if self.agents_start_ranks else 0.0
 
     @property
     def save_s(self) -> float:

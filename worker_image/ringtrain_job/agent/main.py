@@ -46,7 +46,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
 
     `inherited`: the pod's environment, which the ranks get with theirs added.
     """
-    if not command and not config.is_mpi:
+    if not command and config.agents_start_ranks:
         raise ConfigurationError("an agent of a ring job needs a command: `ringtrain agent -- CMD…`")
     become_subreaper()
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -6,7 +6,7 @@ import os
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,11 @@ from ringtrain_job.agent.contact import AgentWorldContact
 from ringtrain_job.agent.coordinator import AgentCoordinatorClient, Event
 from ringtrain_job.agent.elastic.slots import ElasticSlots, RankProgram
 from ringtrain_job.agent.machine import AgentMachineSampler, AgentMachineThread
-from ringtrain_job.agent.mpi.children import MpiAgentMainThread
-from ringtrain_job.agent.mpi.formations import MpiAgentFormations
-from ringtrain_job.agent.mpi.worker import MPI_DAEMONS, MpiWorkerAgent
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores
 from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.agent.shipper import AgentLogShipper, AgentLogShipperEvents
 from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.starters import RankStarter, StarterContext, open_starter
 from ringtrain_job.agent.world_file import AgentWorldFiles
 from ringtrain_job.control.model import (
     ENDED,
@@ -65,7 +63,7 @@ class AgentPod:
         self._collectors: dict[int, RankOutputCollector] = {}
         self._spool = AgentLogSpool()
         self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
-        self.ranks = AgentRanks(config.first_rank, 0 if config.is_mpi else config.slots)
+        self.ranks = AgentRanks(config.first_rank, config.slots if config.agents_start_ranks else 0)
         machine = AgentMachineSampler(config.index, self.ranks.pids)
         self.ranks.why_ended = machine.why_ended
         self._machine = AgentMachineThread(machine, self._tell_machine)
@@ -74,11 +72,13 @@ class AgentPod:
         self.leaving = ""
         self.stopping = False
         self.saving = False
-        self._mpi = self._prepare_mpi(events, stack) if config.is_mpi else None
+        self._starter = open_starter(StarterContext(config, program.inherited, self, events.put))
+        if self._starter is not None:
+            stack.callback(self._starter.close)
         self._contact: AgentWorldContact | None = None
         self._post = events.put
-        self._slots = ElasticSlots(config, program, self.ranks, self) if config.elastic and not config.is_mpi else None
-        self._formations = MpiAgentFormations(config, self.ranks, self._mpi) if config.elastic and self._mpi else None
+        has_slots = config.elastic and self._starter is None
+        self._slots = ElasticSlots(config, program, self.ranks, self) if has_slots else None
         if self._slots is not None:
             stack.callback(self._slots.close)
         self._held = HeldPorts()
@@ -89,7 +89,7 @@ class AgentPod:
         # In an elastic job any worker may come to have the first rank.
         leads = config.elastic or config.position == 0
         self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
-        self._agent_port = self._serve(self._mpi, stack) if self._mpi else 0
+        self._agent_port = self._serve(self._starter, stack) if self._starter else 0
         launcher = RpcPeer(contract.ROLE_LAUNCHER, config.job.uid)
         channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
@@ -121,8 +121,8 @@ class AgentPod:
         """Start all ranks in `world`."""
         self._held.release()
         _make_agent_directory(self._config.checkpoint_dir)
-        if self._mpi is not None:
-            self._mpi.begin(world)  # mpirun starts them
+        if self._starter is not None:
+            self._starter.begin(world)
             return
         self._contact = AgentWorldContact(world)
         cores = usable_cores()
@@ -151,10 +151,10 @@ class AgentPod:
 
     def follow(self, order: Prepare | Form) -> None:
         """Make `order` come true, bit by bit."""
-        if self._formations is not None:
+        if self._starter is not None:
             self._held.release()
             _make_agent_directory(self._config.checkpoint_dir)
-            self._formations.follow(order)
+            self._starter.follow(order)
         elif self._slots is not None:
             self._slots.follow(order)
         else:
@@ -164,8 +164,8 @@ class AgentPod:
         """Do what the newest order of an elastic job makes due."""
         if self._slots is not None:
             self._slots.act(starting=not (self.leaving or self.stopping))
-        elif self._formations is not None:
-            self._formations.act()
+        elif self._starter is not None:
+            self._starter.act()
         elif self._contact is not None and self._contact.is_due():
             self._look_for_contact(self._contact)
 
@@ -205,24 +205,24 @@ class AgentPod:
             self._post(lambda: None)  # the main thread looks what may be done now
 
     def collect(self, process: RankProcess) -> None:
-        """Read what a rank writes that mpirun has started."""
+        """Read what a rank writes that another program has started."""
         self._collect([process])
 
     def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """A rank runs that mpirun has started."""
+        """A rank runs that another program has started."""
         self.ranks.adopt(process, life, formation)
         self.coordinator.changed()
 
     def ranks_joined(self) -> None:
-        """A rank that mpirun had started was in the job's world, and so all were."""
+        """A rank that another program had started was in the job's world, and so all were."""
         self.ranks.note_joined()
 
-    def stop_rank(self, rank: int) -> None:
-        """mpirun asks a rank to end."""
-        self.ranks.stop(self._config.grace_s, "ended by mpirun", [rank])
+    def stop_ranks(self, reason: str, ranks: Collection[int] | None = None) -> None:
+        """Whoever starts the ranks asks `ranks`, or all, to end."""
+        self.ranks.stop(self._config.grace_s, reason, ranks)
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """A rank has ended that mpirun had started."""
+        """A rank has ended that another program had started."""
         if self.ranks.note_exit(rank, code, problem):
             self._rank_is_over(rank)
 
@@ -231,9 +231,9 @@ class AgentPod:
         # Before the launcher can know that all have ended.
         if self._contact is not None and not self._contact.found:
             self._look_for_contact(self._contact)
-        for rank in self.ranks.reap(self._mpi.children.note_exit if self._mpi else lambda *_: None):
+        for rank in self.ranks.reap(self._starter.note_exit if self._starter else lambda *_: None):
             self._rank_is_over(rank)
-        if self.ranks.all_ended and not (self._mpi and self._mpi.children.running):
+        if self.ranks.all_ended and not (self._starter and self._starter.running):
             self.ranks.sweep()
 
     def _rank_is_over(self, rank: int) -> None:
@@ -277,7 +277,7 @@ class AgentPod:
 
     def state(self) -> AgentState:
         """What the launcher is told at every heartbeat."""
-        follower = self._slots or self._formations
+        follower = self._slots or self._starter
         order = follower.order if follower is not None else 0
         drained = self.drained()  # first, as the order: what they cover is in the states that follow
         shown = self.ranks.started or self._config.elastic
@@ -310,19 +310,13 @@ class AgentPod:
             pod_uid=config.pod_uid,
         )
 
-    def _prepare_mpi(self, events: "queue.SimpleQueue[Event]", stack: ExitStack) -> MpiWorkerAgent:
-        main = MpiAgentMainThread(events.put, self._config.timeout_s)
-        worker = MpiWorkerAgent(self._config, self, main)
-        stack.callback(worker.close)
-        return worker
-
-    def _serve(self, mpi: MpiWorkerAgent, stack: ExitStack) -> int:
+    def _serve(self, starter: RankStarter, stack: ExitStack) -> int:
         server = serve(
             self._config.ports.agent,
             self._config.secrets,
             RpcPeer(contract.ROLE_LAUNCHER, self._config.job.uid),
-            threads=4 + MPI_DAEMONS,
-            register=mpi.register,
+            threads=4 + starter.threads,
+            register=starter.register,
         )
         stack.callback(server.close, 0.5)
         return server.port

@@ -1,4 +1,4 @@
-"""Stopping a rank, whoever asks: the kubelet, the launcher, mpirun, a change of an elastic world, a person.
+"""Stopping a rank, whoever asks: the kubelet, the launcher, who started it, a change of an elastic world, a person.
 
 1. SIGTERM goes, once, to the topmost processes of the rank that catch or ignore it. A shell stands aside for what it
    has started: `bash run.sh` would end at once, and the rank with it. Any other process that has one of them below

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.rpc import crowd_s
@@ -32,10 +33,9 @@ def _read_job(env: EnvironmentVariables) -> JobIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings(Settings):
-    """Settings of every pod of a job. `is_mpi`: whether mpirun starts the ranks. `timeout_s` is the knob from which all
-    inner deadlines derive."""
+    """Settings of every pod of a job. `timeout_s` is the knob from which all inner deadlines derive."""
 
-    is_mpi: bool = choice(contract.ENV_BACKEND, ("ring", "mpi"), False, made="mpi".__eq__)
+    backend: str = choice(contract.ENV_BACKEND, contract.BACKENDS, contract.BACKENDS[0])
     job: JobIdentity = setting(lambda env, _: _read_job(env))
     workers: int = integer(contract.ENV_NUM_WORKERS, low=1, high=MOST_WORKERS)
     slots: int = integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=MOST_SLOTS)
@@ -46,6 +46,11 @@ class PodSettings(Settings):
     data_workers: int = integer(contract.ENV_DATA_WORKERS, 0, low=0, high=100_000)
 
     @property
+    def agents_start_ranks(self) -> bool:
+        """Whether agents start the ranks; else the launcher's command does, by the plugin of the backend."""
+        return self.backend == contract.BACKENDS[0]
+
+    @property
     def world_size(self) -> int:
         """Ranks of the whole gang."""
         return self.workers * self.slots
@@ -54,3 +59,11 @@ class PodSettings(Settings):
     def crowd_s(self) -> float:
         """How long all workers take to reach the launcher when they dial at the same time."""
         return crowd_s(self.workers)
+
+
+def plugin_missing(backend: str) -> ConfigurationError:
+    """Return the error of a pod whose image lacks the plugin of its job's backend."""
+    return ConfigurationError(
+        f"{contract.ENV_BACKEND}={backend} needs the plugin ringtrain-{backend}, which this image does not have; "
+        f"pip install 'ringtrain[{backend}]' in the image"
+    )

@@ -11,7 +11,6 @@ from ringtrain.shared.settings import Settings, choice, integer, path, seconds, 
 from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.launcher.formation_state import FormationRules
-from ringtrain_job.mpi.settings import MpiSettings
 
 # Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
 _HEARTBEATS_PER_S = 70
@@ -72,7 +71,6 @@ class LauncherConfig(PodSettings):
     log_root: Path = path(contract.ENV_LOG_DIR, Path(contract.LOG_DIR))
     pod: str = text(contract.ENV_POD_NAME, "launcher")
     node: str = text(contract.ENV_NODE_NAME, "")
-    mpi: MpiSettings | None = setting(lambda env, seen: MpiSettings.read(env) if seen.is_mpi else None)
     status_token: str = text(contract.ENV_STATUS_TOKEN, "")
     writes_report: bool = switch(contract.ENV_LOG_REPORT)
     fail_on_nan: bool = switch(contract.ENV_FAIL_ON_NAN)
@@ -87,16 +85,6 @@ class LauncherConfig(PodSettings):
     pod_grace_s: float = seconds(contract.ENV_GRACE_PERIOD, 0.0, zero=True)
     sites: tuple[str, ...] = setting(lambda env, seen: _read_sites(env, seen.workers))
     site_label: str = text(contract.ENV_SITE_LABEL, "")
-
-    def check(self) -> None:
-        """Refuse an MPI job whose world may change while its processes live."""
-        rules = self.elastic.rules if self.elastic else None
-        if rules and self.mpi and (self.mpi.launcher_as_worker or not rules.restarts):
-            on_loss = "Restart" if rules.restarts else "Shrink" if rules.shrinks else "Replace"
-            raise ConfigurationError(
-                f"{contract.ENV_ELASTIC}={on_loss} in an mpi job: expected Restart, and a "
-                "launcher without ranks; an MPI world cannot change while its processes live"
-            )
 
     @property
     def status_tokens(self) -> tuple[str, ...]:

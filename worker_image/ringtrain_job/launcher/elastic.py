@@ -349,8 +349,9 @@ class ElasticBackend:
 
 
 def open_elastic(context: BackendContext) -> ElasticBackend | None:
-    """Return the backend of an elastic job; None for another."""
-    return None if context.config.elastic is None else ElasticBackend(context)
+    """Return the backend of an elastic job whose agents start the ranks; None for another."""
+    config = context.config
+    return ElasticBackend(context) if config.elastic is not None and config.agents_start_ranks else None
 
 
 def _why_new_formation(before: FormationState, view: WorldView) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from ringtrain_job.control.settings import plugin_missing
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import LauncherGang
@@ -78,6 +79,8 @@ def open_backend(context: BackendContext) -> Backend:
         backend: Backend | None = point.load()(context)
         if backend is not None:
             return backend
+    if not context.config.agents_start_ranks:
+        raise plugin_missing(context.config.backend)
     raise LookupError(f"no entry point of {BACKENDS} takes this job; is ringtrain installed with its metadata?")
 
 

@@ -126,9 +126,9 @@ class RingBackend:
         return Verdict(Outcome.FAILED, contract.EXIT_BAD_CONFIGURATION, failure=failure)
 
 
-def open_ring(context: BackendContext) -> RingBackend:
-    """Return the backend that takes every job."""
-    return RingBackend(context)
+def open_ring(context: BackendContext) -> RingBackend | None:
+    """Return the backend of a job whose agents start the ranks; None for another."""
+    return RingBackend(context) if context.config.agents_start_ranks else None
 
 
 def _restarted_inside(view: GangView, worker: int) -> Verdict:

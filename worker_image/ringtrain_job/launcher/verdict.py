@@ -6,8 +6,9 @@ raise PeerLost and exit with 1. Whoever reports first is therefore not always th
 1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
 2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
-3. Of the ranks that failed for a reason of their own, the one that ended first; where mpirun has ended with the
-   code of one of them, that one: mpirun stops all when one of them fails, and they may end before that one does.
+3. Of the ranks that failed for a reason of their own, the one that ended first; where the launcher's command has
+   ended with the code of one of them, that one: a command that starts ranks stops all when one of them fails, and
+   they may end before that one does.
 4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
 5. Else the one that ended first.
 """
@@ -64,9 +65,10 @@ class WorkerView:
 class GangView:
     """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
 
-    `placed`: the worker of each rank that mpirun has started: it need not be where the order of ranks has it.
-    `command_code`: what mpirun exited with; None while it runs, and without one. `members`: slots by rank where
-    `ranks` are slots, in an elastic job.
+    `placed`: the worker of each rank that the launcher's command has started: it need not be where the order of ranks
+    has it.
+    `command_code`: what the launcher's command exited with; None while it runs, and without one. `members`: slots by
+    rank where `ranks` are slots, in an elastic job.
     """
 
     slots: int
@@ -162,7 +164,7 @@ def _exit_time(exit: RankExit) -> tuple[float, int]:
 
 
 def _is_hard_failure(view: GangView, exit: RankExit) -> bool:
-    # A rank that has said whom it lost is a witness, also when mpirun kills it before it has left by itself.
+    # A rank that has said whom it lost is a witness, also when it is killed before it has left by itself.
     state = exit.state
     if not state.signal or state.signal in _SOFT_SIGNALS:
         return False

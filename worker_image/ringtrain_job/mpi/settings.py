@@ -1,4 +1,4 @@
-"""What the launcher of an MPI job is told beyond what every launcher is told."""
+"""What launcher and agents of an MPI job are told beyond what every launcher and agent is told."""
 
 import shlex
 from dataclasses import dataclass
@@ -41,3 +41,11 @@ class MpiSettings(Settings):
     launcher_as_worker: bool = flag(contract.ENV_MPI_LAUNCHER_AS_WORKER)
     hostfile: Path | None = path(contract.ENV_MPI_HOSTFILE)
     needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiAgentSettings(Settings):
+    """`needs_init`: as `MpiSettings` has it. `directory`: of the ranks' registry; empty: a temporary one."""
+
+    needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
+    directory: str = text(contract.ENV_MPI_REGISTRY_DIRECTORY, "")

@@ -3,12 +3,14 @@
 import subprocess
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 from support.small_job import environment
 
+from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Outcome, Verdict
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import LauncherGang
@@ -98,6 +100,16 @@ def test_the_backend_that_takes_the_job(tmp_path: Path, settings: dict[str, str]
     status = small_status(tmp_path, **settings)
     backend = open_backend(BackendContext(status, WorkerSites({}, False)))
     assert type(backend).__name__ == kind
+    status.store.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"ELASTIC": "Restart"}], ids=["fixed", "elastic"])
+def test_a_backend_without_its_plugin(tmp_path: Path, settings: dict[str, str]) -> None:
+    """No other backend takes the job: one line says what to install."""
+    status = small_status(tmp_path, **settings)
+    status = replace(status, config=replace(status.config, backend="other"))
+    with pytest.raises(ConfigurationError, match=r"ringtrain-other, which this image does not have; pip install"):
+        open_backend(BackendContext(status, WorkerSites({}, False)))
     status.store.close()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
@@ -25,11 +25,12 @@ from ringtrain_job.agent.mpi.daemons import Deadlines, MpiDaemonContext, MpiDaem
 from ringtrain_job.agent.mpi.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.agent.ranks import NO_PROGRAM
+from ringtrain_job.agent.starters import RankSink
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_job.mpi.implementation import MpiImplementation, mpi_library_of
 from ringtrain_job.mpi.intel import intel_daemon_variables
 from ringtrain_job.mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY, RankAssignment
-from ringtrain_job.mpi.settings import HOME
+from ringtrain_job.mpi.settings import HOME, MpiAgentSettings
 from ringtrain_job.mpi.shim import write_shim
 
 log = logging.getLogger(__name__)
@@ -62,37 +63,14 @@ _NODE_NAME_LIBRARY: Final = "ringtrain_job.agent.mpi._node_name"
 MPI_DAEMONS = 4
 
 
-class MpiRankSink(Protocol):
-    """What this needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more; `saving`:
-    ranks were asked to stop, and have their pods' grace period."""
-
-    stopping: bool
-    saving: bool
-
-    def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` of a rank in `world`, with a file in place of those that are too long."""
-
-    def collect(self, process: RankProcess) -> None:
-        """Read what a rank writes; its `pid` is not known yet."""
-
-    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """The rank runs; `life`, `formation`: in an elastic job."""
-
-    def ranks_joined(self) -> None:
-        """A rank was in the job's world, by its MPI."""
-
-    def stop_rank(self, rank: int) -> None:
-        """mpirun asks the rank to end."""
-
-    def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
-
-
 class MpiWorkerAgent:
     """Implements `rank_registry.MpiRankHost`. `begin` must have been called before mpirun starts."""
 
-    def __init__(self, config: AgentConfig, pod: MpiRankSink, main: MpiAgentMainThread) -> None:
+    def __init__(
+        self, config: AgentConfig, settings: MpiAgentSettings, pod: RankSink, main: MpiAgentMainThread
+    ) -> None:
         self._config = config
+        self._needs_init = settings.needs_init
         self._pod = pod
         self._world: World | None = None
         self._begun = threading.Event()
@@ -100,7 +78,7 @@ class MpiWorkerAgent:
         self._starters: dict[int, str] = {}
         # What is wrong with ranks that were refused; one that ran then has failed, however it ends.
         self._refused: dict[int, RankState] = {}
-        self._directory = _make_mpi_agent_directory(config.mpi_directory)
+        self._directory = _make_mpi_agent_directory(settings.directory)
         self._shared = _mpi_directory_in_memory()
         write_shim(self._directory / _WRAPPER_FILE, "ringtrain_job.mpi.rank_wrapper")
         self.children = MpiDaemonChildren(main)
@@ -197,7 +175,7 @@ class MpiWorkerAgent:
 
     def stop(self, rank: int) -> None:
         """mpirun asks the rank to end: one that was asked before is not asked again."""
-        self._pod.stop_rank(self._assigned[rank].rank)
+        self._pod.stop_ranks("ended by mpirun", [self._assigned[rank].rank])
 
     def ended(self, rank: int, departure: Departure) -> None:
         """The rank's program has ended, or its wrapper was killed, as mpirun does a second after it has asked."""
@@ -219,10 +197,10 @@ class MpiWorkerAgent:
     def _without_init(self, slot: int, departure: Departure, starter: str, size: int) -> RankState | None:
         """What is wrong with a rank that succeeded without being in a world of `size`; None: nothing, or it is but
         worth a warning."""
-        if self._config.mpi_needs_init is False or departure.world == size:
+        if self._needs_init is False or departure.world == size:
             return None
         found = _mpi_rank_without_init(slot, departure, starter, size)
-        is_required = self._config.mpi_needs_init or found.reason is not Reason.NO_MPI_INIT
+        is_required = self._needs_init or found.reason is not Reason.NO_MPI_INIT
         return found if is_required else None
 
 

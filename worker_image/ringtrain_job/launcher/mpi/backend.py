@@ -1,10 +1,12 @@
 """The backends of MPI jobs: mpirun starts the ranks, in a fixed world or in each generation of an elastic one."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Registration, Verdict
 from ringtrain_job.launcher.backend import Backend
@@ -116,11 +118,21 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
 
 
 def open_mpi(context: BackendContext) -> MpiBackend | MpiElasticBackend | None:
-    """Return the backend of an MPI job; None for another."""
-    settings = context.config.mpi
-    if settings is None:
+    """Return the backend of an MPI job; None for another. Raises ConfigurationError."""
+    if context.config.backend != "mpi":
         return None
-    return MpiBackend(context, settings) if context.config.elastic is None else MpiElasticBackend(context, settings)
+    settings = MpiSettings.from_env(os.environ)
+    elastic = context.config.elastic
+    if elastic is None:
+        return MpiBackend(context, settings)
+    rules = elastic.rules
+    if settings.launcher_as_worker or not rules.restarts:
+        on_loss = "Restart" if rules.restarts else "Shrink" if rules.shrinks else "Replace"
+        raise ConfigurationError(
+            f"{contract.ENV_ELASTIC}={on_loss} in an mpi job: expected Restart, and a "
+            "launcher without ranks; an MPI world cannot change while its processes live"
+        )
+    return MpiElasticBackend(context, settings)
 
 
 def _backend(of_super: Any) -> Backend:
