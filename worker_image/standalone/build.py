@@ -81,6 +81,8 @@ def build(target: Path, extras: Set[str]) -> None:
     for name in sorted(_needed("ringtrain", extras)):
         _copy_distribution(metadata.distribution(name), library)
     _copy_ringtrain(library)
+    for plugin in _plugins():
+        _copy_plugin(plugin, library)
     _copy_programs(target, python)
     _copy_libraries(python / "lib")
     _strip(python / "lib")
@@ -130,12 +132,33 @@ def _copy_ringtrain(packages: Path) -> None:
     shutil.copy2(library / "errors.py", packages / "ringtrain")
     (packages / "ringtrain" / "__init__.py").write_text(PACKAGE)
     (packages / "ringtrain" / "__main__.py").write_text(PROGRAM)
-    own = metadata.distribution("ringtrain")
-    about = packages / f"ringtrain-{own.version}.dist-info"
+    _write_metadata(metadata.distribution("ringtrain"), packages)
+
+
+def _plugins() -> list[metadata.Distribution]:
+    """Installed plugins of agent or launcher, by their entry points."""
+    groups = ("ringtrain.agent.", "ringtrain.launcher.")
+    found = {
+        distribution.name
+        for distribution in metadata.distributions()
+        if any(point.group.startswith(groups) for point in distribution.entry_points)
+    }
+    return [metadata.distribution(name) for name in sorted(found - {"ringtrain"})]
+
+
+def _copy_plugin(plugin: metadata.Distribution, packages: Path) -> None:
+    package = plugin.name.replace("-", "_")
+    shutil.copytree(_folder(package), packages / package, ignore=shutil.ignore_patterns("__pycache__", "native"))
+    _write_metadata(plugin, packages)
+
+
+def _write_metadata(distribution: metadata.Distribution, packages: Path) -> None:
+    """Write name, version and entry points, by which agent and launcher find their features and plugins."""
+    about = packages / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ringtrain\nVersion: {own.version}\n")
-    # The launcher finds what watches attempts and starts ranks there.
-    (about / "entry_points.txt").write_text(own.read_text("entry_points.txt") or "")
+    text = f"Metadata-Version: 2.1\nName: {distribution.name}\nVersion: {distribution.version}\n"
+    (about / "METADATA").write_text(text)
+    (about / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
 
 
 def _folder(package: str) -> Path:
