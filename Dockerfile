@@ -36,7 +36,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
 COPY plugins/data_service /src/plugins/data_service
-RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' /src/plugins/data_service \
+COPY plugins/mpi /src/plugins/mpi
+RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' /src/plugins/data_service /src/plugins/mpi \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
@@ -48,7 +49,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY worker_image /src/worker_image
-RUN /opt/pip/bin/pip install '/src/worker_image[s3,gcs,azure,otel]' \
+COPY plugins/mpi /src/plugins/mpi
+RUN /opt/pip/bin/pip install '/src/worker_image[s3,gcs,azure,otel]' /src/plugins/mpi \
     && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent s3 gcs azure otel \
     && /agent/bin/ringtrain --version
 

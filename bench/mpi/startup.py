@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))  # hosts and jobs are made as in the tests
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "plugins/mpi/tests")]  # hosts and jobs are made as in the tests
 
-from mpi.jobs import MpiGang  # noqa: E402
-from mpi.libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library  # noqa: E402
+from mpi_jobs import MpiGang  # noqa: E402
+from mpi_libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library  # noqa: E402
 from support.namespaces import HostNet, network, why_not  # noqa: E402
 
 PROGRAM = "#include <mpi.h>\nint main(int c, char **v) { MPI_Init(&c, &v); return MPI_Finalize(); }\n"

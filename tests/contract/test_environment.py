@@ -28,9 +28,9 @@ from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.mpi.implementation import MpiImplementation
-from ringtrain_job.mpi.settings import MpiSettings
 from ringtrain_job.page.access import PageAccess
+from ringtrain_mpi.implementation import MpiImplementation
+from ringtrain_mpi.settings import MpiSettings
 from ringtrain_operator import build
 from ringtrain_operator.observe import pods
 from ringtrain_operator.spec.job import Job

@@ -5,7 +5,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 # Folders of such scripts: Python puts a script's folder first on its path.
-FOLDERS = [TESTS / "support", TESTS / "frameworks", TESTS / "ring", TESTS / "mpi"]
+FOLDERS = [TESTS / "support", TESTS / "frameworks", TESTS / "ring"]
 
 
 def test_no_module_hides_one_of_pythons_own() -> None:

@@ -1,6 +1,6 @@
 """Worlds inside the test's process: ranks are threads, over memory or over gRPC on loopback.
 
-Under mpirun every rank runs the tests itself, over MPI: see `spmd`, and tests/mpi/test_ring_suite.py.
+Under mpirun every rank runs the tests itself, over MPI: see `spmd`, and plugins/mpi/tests/test_ring_suite.py.
 """
 
 import contextlib

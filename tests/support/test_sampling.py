@@ -13,7 +13,8 @@ from support.sampling import Sample
 
 pytestmark = pytest.mark.slow
 
-MPI = Path(__file__).parents[1] / "mpi" / "test_elastic.py"
+ROOT = Path(__file__).parents[2]
+MPI = ROOT / "plugins/mpi/tests/test_elastic.py"
 VALUES = list("abcdefgh")
 
 
@@ -132,7 +133,7 @@ def test_all_cases_of_a_file_that_has_changed_are_taken(tmp_path: Path) -> None:
 @pytest.mark.sampled(one_in=2)
 def test_what_fast_leaves_out_is_what_comes_after_it() -> None:
     """Together they are all tests of the folder, each once."""
-    folder = str(MPI.parents[1] / "unit/runtime/cli")
+    folder = str(ROOT / "tests/unit/runtime/cli")
 
     def collected(*options: str) -> set[str]:
         printed = _run_pytest("--collect-only", "-q", *options, folder)
@@ -148,7 +149,7 @@ def _run(test: Path, *options: str) -> str:
     done = completed(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", *options, str(test)],
         cwd=test if test.is_dir() else test.parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, MPI.parents[1:3]))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT)))},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -160,6 +161,6 @@ def _collected(*options: str) -> str:
 
 def _run_pytest(*options: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-    done = completed(command, cwd=MPI.parents[2])
+    done = completed(command, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

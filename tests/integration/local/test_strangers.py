@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from mpi.libraries import INTEL_MPI, MPICH, OPEN_MPI
+from mpi_libraries import INTEL_MPI, MPICH, OPEN_MPI
 from support.commands import completed
 from support.documents import documents
 from support.source_rules import HOSTFILE, TORCHRUN, TRAINER, TRAINING_OPERATOR

@@ -7,7 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
     "bench": ROOT,
-    **dict.fromkeys(["mpi", "ring", "support"], ROOT / "tests"),
+    **dict.fromkeys(["ring", "support"], ROOT / "tests"),
+    **dict.fromkeys(["mpi_jobs", "mpi_libraries"], ROOT / "plugins/mpi/tests"),
     **dict.fromkeys(["ringtrain", "ringtrain_job"], ROOT / "worker_image"),
     "ringtrain_operator": ROOT / "operator",
     **{f"ringtrain_{plugin.name}": plugin for plugin in (ROOT / "plugins").iterdir() if plugin.is_dir()},

@@ -28,7 +28,6 @@ COMMANDS = (
     LazyCommand("remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run an agent on another host.", True),
     LazyCommand("report", "ringtrain_job.cli.report:report", "Write a run as one HTML page."),
     LazyCommand("run", "ringtrain_job.cli.run:run", "Run COMMAND as N ranks, with one merged log."),
-    LazyCommand("rsh", "ringtrain_job.cli.pods:rsh", "Run a command in a worker, for mpirun.", True),
     LazyCommand("tensorboard", "ringtrain_job.cli.tensorboard:tensorboard", "Show a run in TensorBoard."),
     LazyCommand("timeline", "ringtrain_job.cli.timeline:timeline", "Print where the time of a step goes."),
     LazyCommand("ui", "ringtrain_job.cli.ui:ui", "Show runs in a browser, live."),

@@ -1,4 +1,4 @@
-"""Entry points of a job's pods: `ringtrain agent -- CMD…`, `launcher [-- CMD…]`, `data-worker`, `rsh HOST CMD`."""
+"""Entry points of a job's pods: `ringtrain agent -- CMD…`, `launcher [-- CMD…]`, `data-worker`."""
 
 import os
 import sys
@@ -102,16 +102,3 @@ def data_worker(log_level: str) -> None:
         return int(kinds[kind].load()(os.environ))
 
     _exit_with_pod_code("data", log_level, run)
-
-
-@click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[SSH OPTIONS] HOST COMMAND...")
-def rsh(arguments: tuple[str, ...]) -> None:
-    """Run COMMAND in the worker that mpirun knows as HOST, with this command's stdin, stdout, stderr and signals.
-
-    Works inside the launcher of an mpi job, which asks the worker's agent over mTLS. Exits as COMMAND does: with
-    128 + n when signal n ended it, and with 255 when it could not be started. Options of ssh are ignored.
-    """
-    from ringtrain_job.mpi.rsh_client import main
-
-    sys.exit(main(list(arguments)))

@@ -1,6 +1,8 @@
 """Who starts ranks where agents do not is found by the backend's name."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from support.small_job import of_agent
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.starters import StarterContext, open_starter
+
+JOB = Path(__file__).parents[4] / "worker_image/ringtrain_job"
 
 
 def context(backend: str) -> StarterContext:
@@ -28,3 +32,13 @@ def test_a_missing_plugin_is_named() -> None:
         "RINGTRAIN_BACKEND=other needs the plugin ringtrain-other, which this image does not have; "
         "pip install 'ringtrain[other]' in the image"
     )
+
+
+@pytest.mark.parametrize("folder", ["agent", "launcher", "control", "logs"])
+def test_the_core_names_no_other_backend(folder: str) -> None:
+    """Nothing but the contract's variables and reasons, which users read."""
+    words = re.compile(r"\bmpi|_mpi\b", re.IGNORECASE)
+    contracts = re.compile(r"contract\.ENV_MPI_\w+|^ +MPIRUN_NOT_FOUND = .*|spec\.mpi\.\w+")
+    for file in sorted((JOB / folder).rglob("*.py")):
+        lines = (contracts.sub("", line) for line in file.read_text().splitlines())
+        assert [line for line in lines if words.search(line)] == [], file

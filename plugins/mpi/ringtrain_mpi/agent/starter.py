@@ -1,0 +1,62 @@
+"""The `RankStarter` of MPI jobs. In an elastic job each formation has its own mpirun, and no rank outlives it."""
+
+import logging
+from typing import Any
+
+from ringtrain_job.agent.starters import StarterContext
+from ringtrain_job.control.model import Form, Prepare, World
+from ringtrain_mpi.agent.children import MpiAgentMainThread
+from ringtrain_mpi.agent.worker import MPI_DAEMONS, MpiWorkerAgent
+from ringtrain_mpi.settings import MpiAgentSettings
+
+log = logging.getLogger(__name__)
+
+
+class MpiRankStarter:
+    """Takes in the ranks that mpirun starts, and follows the launcher's `Prepare` and `Form`."""
+
+    threads = MPI_DAEMONS
+
+    def __init__(self, context: StarterContext) -> None:
+        settings = MpiAgentSettings.from_env(context.environment)
+        main = MpiAgentMainThread(context.post, context.config.timeout_s)
+        self._ranks = context.ranks
+        self._worker = MpiWorkerAgent(context.config, settings, context.ranks, main)
+        self._order: Prepare | Form | None = None
+        self.order = 0
+
+    def register(self, server: Any) -> None:
+        self._worker.register(server)
+
+    def begin(self, world: World) -> None:
+        self._worker.begin(world)
+
+    def note_exit(self, pid: int, status: int) -> None:
+        self._worker.children.note_exit(pid, status)
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def follow(self, order: Prepare | Form) -> None:
+        """Make `order`, the newest, come true, from now on."""
+        formation = order.formation if isinstance(order, Prepare) else order.world.formation
+        log.info("formation %d %s", formation, "is being prepared" if isinstance(order, Prepare) else "begins")
+        if isinstance(order, Prepare):
+            self._worker.pause()
+        else:
+            self._worker.begin(order.world)
+        self._order = order
+
+    def act(self) -> None:
+        """End ranks of an earlier formation: the launcher's mpirun ends them too, unless they do not listen."""
+        if self._order is None:
+            return
+        if isinstance(self._order, Prepare):
+            self._ranks.stop_ranks(f"stopped for formation {self._order.formation}")
+        # Only now: what is said of ranks together with this number must be younger than the order.
+        self.order = self._order.number
+
+    @property
+    def running(self) -> bool:
+        """Whether a daemon of mpirun lives."""
+        return self._worker.children.running

@@ -1,0 +1,312 @@
+"""The agent of an MPI job: its registry for ranks, its daemons, and what both need of the agent."""
+
+import fcntl
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.gen import daemons_pb2_grpc
+from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
+from ringtrain_job.agent.config import AgentConfig
+from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
+from ringtrain_job.agent.ranks import NO_PROGRAM
+from ringtrain_job.agent.starters import RankSink
+from ringtrain_job.control.model import RankPhase, RankState, Reason, World
+from ringtrain_mpi.agent.children import MpiAgentMainThread, MpiDaemonChildren
+from ringtrain_mpi.agent.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
+from ringtrain_mpi.agent.rank_registry import Arrival, Departure, MpiRankRegistry
+from ringtrain_mpi.implementation import MpiImplementation, mpi_library_of
+from ringtrain_mpi.intel import intel_daemon_variables
+from ringtrain_mpi.rank_wrapper import NODE_NAME, OWN_PRELOAD, REGISTRY, RankAssignment
+from ringtrain_mpi.settings import HOME, MpiAgentSettings
+from ringtrain_mpi.shim import write_shim
+
+log = logging.getLogger(__name__)
+
+WRAPPER = "RINGTRAIN_MPI_WRAPPER"
+_WRAPPER_FILE, _REGISTRY_FILE = "rank", "registry"
+# Of a rank's variables those that do not depend on the worker that it is on.
+_EVERYWHERE = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    contract.ENV_GENERATION,
+    contract.ENV_ATTEMPT,
+    contract.ENV_TIMEOUT,
+    contract.ENV_JOB_NAME,
+    contract.ENV_JOB_NAMESPACE,
+    contract.ENV_TOKEN_FILE,
+    contract.ENV_CHECKPOINT_DIR,
+    contract.ENV_RESTORE_FROM,
+    contract.ENV_DATA_WORKERS_FILE,
+)
+_PREFIX: Final = "ringtrain-mpi-"
+_LOCK: Final = "agent.lock"  # held by the agent for as long as it lives
+_NODE_NAME_LIBRARY: Final = "ringtrain_mpi.agent._node_name"
+# How many daemons may run at once: each holds a thread of the agent's server. A job has one a worker.
+MPI_DAEMONS = 4
+
+
+class MpiWorkerAgent:
+    """Implements `rank_registry.MpiRankHost`. `begin` must have been called before mpirun starts."""
+
+    def __init__(
+        self, config: AgentConfig, settings: MpiAgentSettings, pod: RankSink, main: MpiAgentMainThread
+    ) -> None:
+        self._config = config
+        self._needs_init = settings.needs_init
+        self._pod = pod
+        self._world: World | None = None
+        self._begun = threading.Event()
+        self._assigned: dict[int, RankProcess] = {}
+        self._starters: dict[int, str] = {}
+        # What is wrong with ranks that were refused; one that ran then has failed, however it ends.
+        self._refused: dict[int, RankState] = {}
+        self._directory = _make_mpi_agent_directory(settings.directory)
+        self._shared = _mpi_directory_in_memory()
+        write_shim(self._directory / _WRAPPER_FILE, "ringtrain_mpi.rank_wrapper")
+        self.children = MpiDaemonChildren(main)
+        self._registry = MpiRankRegistry(self._directory / _REGISTRY_FILE, main, self)
+
+    def close(self) -> None:
+        """Take no more ranks, and remove the files."""
+        self._registry.close()
+        self.children.close()
+        for directory in (self._directory, self._shared):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def begin(self, world: World) -> None:
+        """All agents are there."""
+        self._world = world
+        self._refused.clear()
+        self._begun.set()
+
+    def pause(self) -> None:
+        """Take no ranks until another world begins."""
+        self._begun.clear()
+
+    def await_begun(self) -> None:
+        """Wait until the launcher has said that all agents are there; what it asks for may arrive before that."""
+        if not self._begun.wait(self._config.call_s):
+            raise ConfigurationError("the launcher has not started the job yet")
+
+    def environment(self, command: str) -> Mapping[str, str]:
+        """Variables of the daemon `command`, which its ranks inherit: the pod's, and where the registry is."""
+        defaults = pod_defaults(self._config.slots, usable_cores())
+        directories = _own_mpi_directories(self._directory, self._shared)
+        name = node_name_variables(command, self._config.pod, os.environ)
+        own = {**os.environ, **intel_daemon_variables(command, os.environ)}
+        return {**HOME, **defaults, **directories, **own, **registry_variables(self._directory), **name}
+
+    def register(self, server: Any) -> None:
+        """Add the service that starts daemons to the agent's server."""
+        config = self._config
+        deadlines = Deadlines(start_s=config.call_s, grace_s=config.grace_s)
+        context = MpiDaemonContext(self.children, self.environment, self.await_begun)
+        service = MpiDaemonService(config.job, config.secrets.token, context, deadlines)
+        add: Callable[..., None] = daemons_pb2_grpc.add_DaemonsServicer_to_server
+        add(service, server)
+
+    def assign(self, arrival: Arrival) -> RankAssignment:
+        """Take in a rank that mpirun has started here."""
+        config, world = self._config, self._world
+        if world is None or not self._begun.is_set() or self._pod.stopping:
+            raise ConfigurationError("the world of this rank has ended")
+        if message := self._refusal(arrival, len(world.ring_addresses)):
+            self._refused[arrival.rank] = problem = _mpi_rank_failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
+            self._pod.rank_ended(arrival.rank, 0, problem)
+            raise ConfigurationError(message)
+        log_read, log_write = make_pipe()
+        report_read, report_write = make_pipe()
+        os.set_blocking(report_write, False)
+        self._starters[arrival.rank] = arrival.starter
+        slot = world.members[arrival.rank].slot if world.members else arrival.rank
+        self._assigned[arrival.rank] = process = RankProcess(slot, 0, log_read, report_read)
+        self._pod.collect(process)
+        own = range(config.first_rank, config.first_rank + config.slots)
+        if world.members:
+            variables = formation_variables(config, world, slot)
+        else:
+            variables = rank_variables(config, world, slot)
+        check_in = self._directory / f"check-in-{arrival.rank}"
+        check_in.unlink(missing_ok=True)  # of a rank of an earlier formation
+        if slot not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
+            variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
+        return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), str(check_in))
+
+    def _refusal(self, arrival: Arrival, declared: int) -> str:
+        """Why the rank is none of this job's; empty when it is."""
+        slots = self._config.slots
+        if arrival.size != declared:
+            return (
+                f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
+                f"({declared // slots} workers x {slots} slots)"
+            )
+        if arrival.rank in self._assigned:
+            return (
+                f"mpirun starts rank {arrival.rank} while rank {arrival.rank} of another mpirun runs; the job "
+                f"declares {declared} ranks, those of one mpirun after the other"
+            )
+        return ""
+
+    def started(self, rank: int, pid: int) -> None:
+        """The rank's program runs."""
+        self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
+        world = self._world
+        assert world is not None, "assign comes first"
+        life = world.members[rank].life if world.members else 0
+        self._pod.rank_started(process, life, world.formation)
+
+    def stop(self, rank: int) -> None:
+        """mpirun asks the rank to end: one that was asked before is not asked again."""
+        self._pod.stop_ranks("ended by mpirun", [self._assigned[rank].rank])
+
+    def ended(self, rank: int, departure: Departure) -> None:
+        """The rank's program has ended, or its wrapper was killed, as mpirun does a second after it has asked."""
+        process = self._assigned.pop(rank)
+        if process.pid and not self._pod.saving:
+            signal_group(process.pid, signal.SIGKILL)
+        slot = process.rank
+        problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)
+        if departure.exec_errno in NO_PROGRAM:
+            problem = RankState(slot, RankPhase.FAILED, departure.code, reason=Reason.CANNOT_START)
+        # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
+        size = len(self._world.ring_addresses) if self._world else self._config.world_size
+        if departure.world == size:
+            self._pod.ranks_joined()
+        if departure.code == 0 and (rank == 0 or departure.world is not None):
+            problem = self._without_init(slot, departure, self._starters[rank], size)
+        self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
+
+    def _without_init(self, slot: int, departure: Departure, starter: str, size: int) -> RankState | None:
+        """What is wrong with a rank that succeeded without being in a world of `size`; None: nothing, or it is but
+        worth a warning."""
+        if self._needs_init is False or departure.world == size:
+            return None
+        found = _mpi_rank_without_init(slot, departure, starter, size)
+        is_required = self._needs_init or found.reason is not Reason.NO_MPI_INIT
+        return found if is_required else None
+
+
+def registry_variables(directory: Path) -> dict[str, str]:
+    """By which ranks find the wrapper, and the wrapper the registry, of an agent that has `directory`."""
+    return {WRAPPER: str(directory / _WRAPPER_FILE), REGISTRY: str(directory / _REGISTRY_FILE)}
+
+
+def _make_mpi_agent_directory(given: str) -> Path:
+    if not given:
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    directory = Path(given)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _mpi_directory_in_memory() -> Path:
+    """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
+    with suppress(OSError):
+        return make_daemon_directory(Path("/dev/shm"))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
+    """Where Open MPI is to make files and shared memory. It names both after the host: the ranks of two workers on
+    one host (`dtj local`, hostNetwork) would take each other's. And so what it leaves behind is removed."""
+    return {
+        "OMPI_MCA_orte_tmpdir_base": str(files),
+        "PRTE_MCA_prte_tmpdir_base": str(files),
+        "OMPI_MCA_btl_vader_backing_directory": str(shared_memory),
+        "OMPI_MCA_btl_sm_backing_directory": str(shared_memory),
+    }
+
+
+def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState:
+    """Why a rank that succeeded was not in the job's world."""
+    library = mpi_library_of(departure.library)
+    if library is not None and library.starts_by_hydra != MpiImplementation(starter).starts_by_hydra:
+        message = (
+            f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: "
+            f"every rank was a world of one; set spec.mpi.implementation: {library.value} "
+            f"or build it for {starter}"
+        )
+        return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
+    if departure.world is not None:
+        message = (
+            f"rank {rank} found a world of {departure.world}, not of {world_size}: its MPI library "
+            f"({departure.library or 'unknown'}) does not work with this mpirun ({starter})"
+        )
+        return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
+    message = (
+        f"the program ended well without calling MPI_Init: it ran {world_size} times by itself, not as one job of "
+        f"{world_size} ranks; set spec.mpi.requireInit: false if that is what you want"
+    )
+    return _mpi_rank_failed(rank, Reason.NO_MPI_INIT, message)
+
+
+def _mpi_rank_stopped(rank: int, number: int) -> RankState:
+    """A rank that mpirun has ended by a signal: a consequence, whoever is heard of first."""
+    name = signal.Signals(number).name
+    return RankState(rank, RankPhase.STOPPED, 128 + number, name, message="ended by mpirun")
+
+
+def _mpi_rank_failed(rank: int, reason: Reason, message: str) -> RankState:
+    return RankState(rank, RankPhase.FAILED, 64, reason=reason, message=message)
+
+
+def make_daemon_directory(parent: Path) -> Path:
+    """Make a directory of this process's own in `parent`, in shared memory, and remove those whose processes were
+    killed.
+
+    Raises OSError where `parent` can't be used.
+    """
+    for found in parent.glob(f"{_PREFIX}*"):
+        if _is_abandoned_mpi_directory(found):
+            shutil.rmtree(found, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    fcntl.flock(os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_EX)
+    return directory
+
+
+def _is_abandoned_mpi_directory(directory: Path) -> bool:
+    """Whether nobody holds its lock. One without a lock is being made."""
+    with suppress(OSError), (directory / _LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make `pod` the host's name for the daemon of `command`; none where that is not needed.
+
+    Open MPI 5's daemon (prted) tells mpirun the host's name, by which PMIx then knows who is where. Workers on one
+    host (`dtj local`, hostNetwork) would all be one node to it: each daemon takes all their ranks for its own,
+    waits for them in MPI_Init, and waits forever. No option of prted sets the name, so a library preloaded into it
+    does. The ranks themselves see the host as it is.
+    """
+    if "prted" not in command or socket.gethostname() == pod:
+        return {}
+    spec = importlib.util.find_spec(_NODE_NAME_LIBRARY)
+    if spec is None or spec.origin is None:
+        log.warning(
+            "ringtrain was installed without a C compiler: with Open MPI 5, workers that share the host name %s "
+            "would wait for each other in MPI_Init",
+            socket.gethostname(),
+        )
+        return {}
+    own = inherited.get("LD_PRELOAD", "")
+    return {NODE_NAME: pod, OWN_PRELOAD: own, "LD_PRELOAD": f"{spec.origin}:{own}".rstrip(":")}

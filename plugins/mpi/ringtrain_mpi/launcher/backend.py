@@ -1,0 +1,145 @@
+"""The backends of MPI jobs: mpirun starts the ranks, in a fixed world or in each generation of an elastic one."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Registration, Verdict
+from ringtrain_job.launcher.backend import Backend
+from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.elastic import ElasticBackend
+from ringtrain_job.launcher.formation import Formed
+from ringtrain_job.launcher.formation_state import FormationPhase
+from ringtrain_job.launcher.members import WorldView
+from ringtrain_job.launcher.registry import BackendContext
+from ringtrain_job.launcher.ring import RingBackend
+from ringtrain_job.launcher.verdict import GangView, VerdictPatience, with_warning
+from ringtrain_mpi.launcher.job import MpirunJob
+from ringtrain_mpi.launcher.verdict import NO_MPI_INIT, decide_mpi
+from ringtrain_mpi.settings import MpiSettings
+
+
+class _StopsMpirun:
+    """Mixin: ends mpirun with its ranks, before or after them."""
+
+    _config: LauncherConfig
+    _mpirun: MpirunJob
+    _stops_late = False
+
+    def stop(self, verdict: Verdict) -> None:
+        self._stops_late = _may_save(verdict)
+        if not self._stops_late:
+            self._mpirun.stop()
+        _backend(super()).stop(verdict)
+
+    def is_quiet(self) -> bool:
+        is_drained = _backend(super()).is_quiet()
+        if is_drained and self._stops_late:
+            self._stops_late = False
+            self._mpirun.stop()
+        return is_drained and not self._mpirun.running
+
+    def close(self) -> None:
+        _backend(super()).close()
+        self._mpirun.close(self._config.settle_s)
+
+
+class MpiBackend(_StopsMpirun, RingBackend):
+    """Runs the launcher's command once all agents have registered."""
+
+    def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
+        super().__init__(context)
+        self._mpirun = MpirunJob(context.config, settings, context.command)
+        self._launcher_is_worker = settings.launcher_as_worker
+        self._gang.ranks_move = True
+
+    def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
+        """The launcher's own agent, the last worker, comes first."""
+        return [workers[-1], *workers[:-1]] if self._launcher_is_worker else list(workers)
+
+    def started(self, members: Sequence[Registration]) -> None:
+        self._mpirun.start(members)
+
+    def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
+        message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
+        failure = Failure(Reason.LAUNCHER_FAILED, message)
+        return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
+
+    def decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
+        verdict = decide_mpi(view, self._mpirun.end, self._mpirun.failed_daemon, now, patience)
+        return verdict if self._mpirun.needs_init is False else with_warning(view, verdict, NO_MPI_INIT)
+
+
+class MpiElasticBackend(_StopsMpirun, ElasticBackend):
+    """Runs an mpirun for each generation."""
+
+    def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
+        self._mpirun = MpirunJob(context.config, settings, context.command)
+        context.gang.ranks_move = True
+        super().__init__(context)
+
+    def may_end(self) -> bool:
+        """All ranks may have ended well, but a script may go on to its next mpirun, or fail."""
+        return self._mpirun.end is not None and self._mpirun.end.code == 0
+
+    def before_preparing(self) -> None:
+        self._mpirun.halt(self._config.settle_s)
+
+    def after_forming(self, order: Formed) -> None:
+        registrations = self._gang.registrations()
+        slots = Counter(process.slot // self._config.slots for process in order.members)
+        self._mpirun.start([registrations[worker] for worker in slots], slots)
+
+    def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
+        """Return what is wrong when mpirun has ended, and not because a rank or an agent was lost."""
+        if self._mpirun.end is None or self._state.phase is not FormationPhase.RUNNING:
+            return None
+        slots = [process.slot for process in self._state.members]
+        if any(view.slots[slot].silent for slot in slots):
+            return None  # its agent comes back, or is lost: that is another formation
+        # An agent's word of its ranks' ends may come later than mpirun's.
+        if now - self._mpirun.end.at < 2 * self._config.settle_s:
+            return None
+        exits = [exit for exit in gang.exits if exit.state.life == view.slots[exit.state.rank].state.life]
+        waiting = [RankState(slot, RankPhase.WAITING) for slot in slots]
+        lives = {process.slot: process.life for process in self._state.members}
+        ranks = [
+            view.slots[slot].state if view.slots[slot].state.life == lives[slot] else absent
+            for slot, absent in zip(slots, waiting, strict=True)
+        ]
+        seen = replace(gang, ranks=ranks, exits=[exit for exit in exits if exit.state in ranks], members=slots)
+        patience = VerdictPatience(self._config.lost_after_s, self._config.settle_s)
+        verdict = decide_mpi(seen, self._mpirun.end, self._mpirun.failed_daemon, now, patience)
+        return None if verdict is None or verdict.failure is None else verdict
+
+
+def open_mpi(context: BackendContext) -> MpiBackend | MpiElasticBackend | None:
+    """Return the backend of an MPI job; None for another. Raises ConfigurationError."""
+    if context.config.backend != "mpi":
+        return None
+    settings = MpiSettings.from_env(os.environ)
+    elastic = context.config.elastic
+    if elastic is None:
+        return MpiBackend(context, settings)
+    rules = elastic.rules
+    if settings.launcher_as_worker or not rules.restarts:
+        on_loss = "Restart" if rules.restarts else "Shrink" if rules.shrinks else "Replace"
+        raise ConfigurationError(
+            f"{contract.ENV_ELASTIC}={on_loss} in an mpi job: expected Restart, and a "
+            "launcher without ranks; an MPI world cannot change while its processes live"
+        )
+    return MpiElasticBackend(context, settings)
+
+
+def _backend(of_super: Any) -> Backend:
+    return cast("Backend", of_super)
+
+
+def _may_save(verdict: Verdict) -> bool:
+    """Return whether ranks may save before they end: mpirun kills them a second after it was asked to stop, so agents
+    ask them first."""
+    return verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST

@@ -1,0 +1,150 @@
+"""The user's mpirun command line, made ours: every program behind the rank wrapper, as many ranks as declared."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_job.control.model import CannotRun, Reason
+from ringtrain_mpi.implementation import MpiImplementation, MpirunVersion
+from ringtrain_mpi.launcher.hosts import placing_options
+from ringtrain_mpi.launcher.options import NUMBER, PER_NODE, VALUES
+
+_MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
+# Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
+WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank")
+
+
+@dataclass(frozen=True)
+class MpirunAppContext:
+    """One program of the command line (`:` separates several) and its options. `processes`: of -np, if given."""
+
+    options: tuple[str, ...]
+    program: tuple[str, ...]
+    processes: int | None = None
+    per_node: bool = False
+
+
+def is_mpirun(program: str) -> bool:
+    """Whether `program` (a name or a path) is called like an mpirun: `/usr/bin/mpiexec.hydra` is."""
+    return PurePath(program).name.split(".")[0] in _MPIRUNS
+
+
+def parse_mpirun_arguments(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
+    """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
+    parts, rest = [], list(arguments)
+    while rest:
+        end = rest.index(":") if ":" in rest else len(rest)
+        parts.append(_parse_mpirun_part(rest[:end], implementation))
+        rest = rest[end + 1 :]
+    return parts
+
+
+def _parse_mpirun_part(words: list[str], implementation: MpiImplementation) -> MpirunAppContext:
+    position, processes, per_node = 0, None, False
+    while position < len(words) and words[position].startswith("-") and len(words[position]) > 1:
+        if words[position] == "--":
+            position += 1
+            break
+        name = words[position].lstrip("-")
+        count = _mpirun_option_values(name, implementation)
+        if position + count >= len(words):
+            raise ConfigurationError(f"mpirun's option {words[position]} is the end of the command: no program follows")
+        if name in NUMBER:
+            processes = _mpirun_option_number(words[position], words[position + 1])
+        per_node |= name in PER_NODE
+        position += 1 + count
+    program = tuple(words[position:])
+    if not program:
+        raise ConfigurationError("mpirun is given no program to run")
+    return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
+
+
+def _mpirun_option_values(name: str, implementation: MpiImplementation) -> int:
+    if "=" in name:
+        return 0
+    try:
+        return VALUES[implementation][name]
+    except KeyError as exc:
+        raise ConfigurationError(
+            f"-{name} is not a known option of {implementation.value}'s mpirun, so the program behind it cannot "
+            "be found; give the program alone as the command and the option in spec.mpi.options"
+        ) from exc
+
+
+def _mpirun_option_number(option: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigurationError(f"mpirun's {option} is {value!r}: expected a number of processes")
+    return int(value)
+
+
+def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
+    """Raise CannotRun (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
+    if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
+        raise CannotRun(
+            Reason.SLOTS_MISMATCH,
+            "the command says how many ranks it starts (-np, or several programs), and in an elastic job their "
+            "number changes; leave -np out and give one program",
+        )
+
+
+def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
+    """`parts` with -np: all ranks of the declared world.
+
+    Raises CannotRun (SlotsMismatch) when the user's numbers make another world than the job declares.
+    """
+    given = [part.processes for part in parts if part.processes is not None]
+    if not given and len(parts) == 1 and not parts[0].per_node:
+        options = ("-np", str(world_size), *parts[0].options)
+        return [replace(parts[0], options=options, processes=world_size)]
+    if len(given) == len(parts) and sum(given) != world_size:
+        raise CannotRun(
+            Reason.SLOTS_MISMATCH,
+            f"the command starts {sum(given)} ranks (-np), the job declares {world_size} (workers x "
+            "slotsPerWorker); leave -np out, or make them equal",
+        )
+    return list(parts)
+
+
+def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
+    """mpirun's arguments, with every program inside the rank wrapper."""
+    words: list[str] = []
+    for part in parts:
+        words += [":"] if words else []
+        words += [*part.options, *WRAPPER, *part.program]
+    return words
+
+
+@dataclass(frozen=True)
+class MpirunLine:
+    """What every mpirun of the job has in common. `options`: of `spec.mpi`; `own_address`: the launcher's.
+
+    `hostfile`: its path; empty: not known yet.
+    """
+
+    mpirun: MpirunVersion
+    options: tuple[str, ...]
+    world_size: int
+    own_address: str
+    hostfile: str = ""
+
+    def words(
+        self, arguments: Sequence[str], *, as_declared: bool = True, variables: Collection[str] = ()
+    ) -> list[str]:
+        """mpirun with the user's `arguments`: our options first, every program inside the wrapper.
+
+        To be executed from `mpirun.path`, whatever the first word is: Open MPI takes a path there as a wish that
+        its daemons be started from the same path on the workers, and MPICH looks for them beside it.
+        `variables`: names of those that mpirun has.
+        Raises CannotRun when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
+        """
+        parts = parse_mpirun_arguments([*self.options, *arguments], self.mpirun.implementation)
+        if as_declared:
+            parts = declare_mpirun_size(parts, self.world_size)
+        placing = placing_options(self.mpirun.implementation, self.own_address, variables)
+        # Intel's mpirun reads the slots of a file that it is given so, and with it forgets the user's -ppn.
+        if self.mpirun.implementation is MpiImplementation.INTEL and not any(part.per_node for part in parts):
+            placing += ["-machinefile", self.hostfile]
+        bare = self.mpirun.implementation is MpiImplementation.OPEN_MPI
+        called = PurePath(self.mpirun.path).name if bare else self.mpirun.path
+        return [called, *placing, *wrapped_mpirun_program(parts)]

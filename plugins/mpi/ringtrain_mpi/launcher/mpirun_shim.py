@@ -1,0 +1,114 @@
+"""What a launcher's script finds as `mpirun` in PATH: the real one, on the command line that the job needs."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ringtrain.errors import ConfigurationError
+from ringtrain_job.control.model import CannotRun
+from ringtrain_mpi.implementation import MpiImplementation, MpirunVersion
+from ringtrain_mpi.launcher.command_line import MpirunLine, is_mpirun
+from ringtrain_mpi.rsh_client import WRAPPED
+from ringtrain_mpi.shim import write_shim
+
+LINE = "RINGTRAIN_MPI_COMMAND"
+_NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun")
+# A program's absolute path within a shell's text.
+_PATH = re.compile(r"(?<![\w./}-])/[\w./+-]+")
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
+_PROFILE_S = 30.0
+
+
+def named_mpirun(command: Sequence[str]) -> str | None:
+    """The first mpirun that a script's command names by its absolute path, if the image has it there."""
+    paths = (path for word in command for path in _PATH.findall(word))
+    return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
+
+
+def mpirun_login_path(command: Sequence[str]) -> str | None:
+    """The PATH that the login shell `command` takes in the place of this process's; None: it is no login shell."""
+    if not _mpirun_login_shell(command)[0]:
+        return None
+    words = [command[0], "-lc", 'printf "\\n%s" "$PATH"']
+    try:
+        answer = subprocess.run(
+            words, capture_output=True, text=True, timeout=_PROFILE_S, stdin=subprocess.DEVNULL, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.rpartition("\n")[2] or None
+
+
+def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
+    """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path, and with
+    `directory` in the PATH of a login shell's text, which /etc/profile has set anew."""
+    shim = str(directory / Path(mpirun).name)
+    words = [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
+    is_login, text = _mpirun_login_shell(command)
+    if is_login and text < len(words):
+        words[text] = f"PATH={shlex.quote(str(directory))}:$PATH; export PATH\n{words[text]}"
+    return words
+
+
+def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
+    """Whether `command` starts a login shell, and which of its words is the shell's text; past all: none is."""
+    if Path(command[0]).name not in _SHELLS:
+        return False, len(command)
+    position, is_login, has_text = 1, False, False
+    while position < len(command) and command[position].startswith(("-", "+")):
+        word = command[position]
+        is_login |= word == "--login" or bool(re.match(r"-\w*l", word))
+        has_text |= bool(re.match(r"-\w*c", word))
+        position += 2 if re.fullmatch(r"[-+]\w*o", word) else 1
+    return is_login, position if has_text else len(command)
+
+
+def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
+    """Make the programs in `directory`; returns variables that they need.
+
+    A bash whose script sets PATH anew, or whose /etc/profile does, has them as functions.
+    """
+    directory.mkdir(exist_ok=True)
+    names = {*_NAMES, Path(line.mpirun.path).name}
+    for name in names:
+        write_shim(directory / name, "ringtrain_mpi.launcher.mpirun_shim")
+    # A script's own ssh to a host of the hostfile: workers have no sshd, and the agent starts the command there.
+    write_shim(directory / "ssh", "ringtrain_mpi.ssh_client")
+    functions = {
+        f"BASH_FUNC_{name}%%": f'() {{  {shlex.quote(str(directory / name))} "$@"\n}}'
+        for name in sorted({*names, "ssh"})
+        if name.isidentifier()  # of others a bash that is called sh complains
+    }
+    path = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**functions, LINE: json.dumps(asdict(line)), "PATH": path}
+
+
+def main(arguments: list[str]) -> int:
+    """Become the real mpirun with `arguments`."""
+    shared = json.loads(os.environ[LINE])
+    mpirun = shared["mpirun"]
+    mpirun["implementation"] = MpiImplementation(mpirun["implementation"])
+    line = MpirunLine(**{**shared, "mpirun": MpirunVersion(**mpirun), "options": tuple(shared["options"])})
+    os.environ[WRAPPED] = "1"
+    try:
+        os.execv(line.mpirun.path, _mpirun_words(line, arguments))
+    except ConfigurationError as exc:
+        print(f"ringtrain: {exc}", file=sys.stderr)
+        return 64
+
+
+def _mpirun_words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
+    if not any(not word.startswith("-") for word in arguments):
+        return [line.mpirun.path, *arguments]  # --version and the like
+    try:
+        return line.words(arguments, variables=os.environ)
+    except CannotRun:
+        # Another -np than the job's: the agents say so, with the reason in the job's status.
+        return line.words(arguments, as_declared=False, variables=os.environ)

@@ -1,0 +1,18 @@
+"""The command `ringtrain rsh HOST CMD`."""
+
+import sys
+
+import click
+
+
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[SSH OPTIONS] HOST COMMAND...")
+def rsh(arguments: tuple[str, ...]) -> None:
+    """Run COMMAND in the worker that mpirun knows as HOST, with this command's stdin, stdout, stderr and signals.
+
+    Works inside the launcher of an mpi job, which asks the worker's agent over mTLS. Exits as COMMAND does: with
+    128 + n when signal n ended it, and with 255 when it could not be started. Options of ssh are ignored.
+    """
+    from ringtrain_mpi.rsh_client import main
+
+    sys.exit(main(list(arguments)))

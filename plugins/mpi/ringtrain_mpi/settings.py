@@ -1,0 +1,51 @@
+"""What launcher and agents of an MPI job are told beyond what every launcher and agent is told."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringtrain.errors import ConfigurationError
+from ringtrain.shared import contract
+from ringtrain.shared.settings import Settings, choice, flag, path, text
+from ringtrain_mpi.implementation import MpiImplementation
+
+# Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
+# /etc/passwd does not name: PMIx asks that file otherwise, and dies of a user that is not there.
+HOME = {"HOME": "/"}
+_IMPLEMENTATIONS = tuple(implementation.value for implementation in MpiImplementation)
+
+
+def _split_options(said: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(said))
+    except ValueError as exc:
+        raise ConfigurationError(f"{contract.ENV_MPI_OPTIONS}={said!r}: {exc}") from exc
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiSettings(Settings):
+    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown.
+
+    `hostfile`: where mpirun's hosts are to be written; None: wherever. `needs_init`: whether a success without MPI_Init
+    is a failure; None: it has a warning.
+    """
+
+    implementation: MpiImplementation = choice(
+        contract.ENV_MPI_IMPLEMENTATION,
+        _IMPLEMENTATIONS,
+        MpiImplementation(_IMPLEMENTATIONS[0]),
+        made=MpiImplementation,
+    )
+    options: tuple[str, ...] = text(contract.ENV_MPI_OPTIONS, (), made=_split_options)
+    own_address: str = text(contract.ENV_POD_IP, "")
+    launcher_as_worker: bool = flag(contract.ENV_MPI_LAUNCHER_AS_WORKER)
+    hostfile: Path | None = path(contract.ENV_MPI_HOSTFILE)
+    needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiAgentSettings(Settings):
+    """`needs_init`: as `MpiSettings` has it. `directory`: of the ranks' registry; empty: a temporary one."""
+
+    needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
+    directory: str = text(contract.ENV_MPI_REGISTRY_DIRECTORY, "")
