@@ -1,15 +1,12 @@
-"""`ringtrain report`: a run as one HTML file. `ringtrain export`: its reports to MLflow, W&B or TensorBoard."""
+"""`ringtrain report`: a run as one HTML file."""
 
 from pathlib import Path
 
 import click
 
-from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.logs.reading import find_log_attempt
 from ringtrain_job.page.document import page
 from ringtrain_job.page.summary import summarize_page
-from ringtrain_job.sinks.base import SINKS, check_sink, open_sink
-from ringtrain_job.sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_of
 
 
 @click.command()
@@ -36,25 +33,3 @@ def report(directory: Path, attempt: int | None, to: Path | None) -> None:
     except OSError as exc:
         raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
     click.echo(place)
-
-
-@click.command()
-@click.argument("directory", default=Path("runs"), type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--to", "name", required=True, type=click.Choice(sorted(SINKS)), help="Where to.")
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="This attempt; default: the newest.")
-@click.option("--follow", is_flag=True, help="Go on until the attempt has ended.")
-@click.option("--ranks", type=click.IntRange(min=0), default=0, hidden=True)
-def export(directory: Path, name: str, attempt: int | None, follow: bool, ranks: int) -> None:
-    """Send the newest run in DIRECTORY, or below it, to another tool [default: runs].
-
-    `mlflow`: the server that MLFLOW_TRACKING_URI names. `wandb`: offline files beside the attempt's logs, for
-    `wandb sync`. `tensorboard`: event files there. Maturity: Beta. Each needs its extra, such as pip install
-    'ringtrain[mlflow]'.
-    """
-    log_to_stderr("export")
-    check_sink(name, "--to")
-    files = find_log_attempt(directory, attempt)
-    sink = open_sink(name, sink_attempt_of(files, ranks))
-    problem = SinkFeed(name, sink, files).run(lambda: not follow or is_sink_attempt_ended(files))
-    if problem:
-        raise click.ClickException(problem)

@@ -26,7 +26,7 @@ from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import follow_log, read_outcome
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.sinks.base import Sink, SinkAttempt, check_sink
+from ringtrain_sinks.base import Sink, SinkAttempt, check_sink
 
 log = logging.getLogger(__name__)
 

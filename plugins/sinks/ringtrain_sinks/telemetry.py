@@ -34,7 +34,7 @@ class OtlpTelemetry(AttemptObserver):
         """`view`: returns the gang as it is now. Raises ConfigurationError where the SDK is not installed."""
         self._view = view
         try:
-            from ringtrain_job.sinks import otlp
+            from ringtrain_sinks import otlp
         except ImportError as exc:
             raise ConfigurationError(
                 f"{contract.ENV_OTEL}={','.join(signals)} needs OpenTelemetry's SDK where the launcher runs "

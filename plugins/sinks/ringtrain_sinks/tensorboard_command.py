@@ -11,7 +11,7 @@ import click
 
 from ringtrain.shared.processes import die_with_parent
 from ringtrain_job.logs.reading import find_log_attempt, follow_log, read_log_from
-from ringtrain_job.sinks.tensorboard import TensorboardSink
+from ringtrain_sinks.tensorboard import TensorboardSink
 
 
 @click.command()

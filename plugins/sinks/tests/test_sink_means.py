@@ -1,6 +1,6 @@
 """One point a step of all ranks' reports."""
 
-from ringtrain_job.sinks.means import SinkStepMeans
+from ringtrain_sinks.means import SinkStepMeans
 
 
 def report(step: int, time: float, **more: object) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain_job.logs.reports import BadReport, parse_report
-from ringtrain_job.sinks.base import SinkAttempt
+from ringtrain_sinks.base import SinkAttempt
 
 # A run of TensorBoard for each rank, up to so many; those of a larger world show the first ranks.
 MOST_RANKS: Final = 64

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain_job.sinks.base import SinkAttempt
+from ringtrain_sinks.base import SinkAttempt
 
 # A step of which a rank's report is missing for so long, by the ranks' clocks, goes without it.
 _PATIENCE_S: Final = 30.0

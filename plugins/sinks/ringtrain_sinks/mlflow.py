@@ -8,8 +8,8 @@ from typing import Any, Final
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from ringtrain_job.sinks.base import SinkAttempt
-from ringtrain_job.sinks.means import MeansSink, plain_sink_metric_name
+from ringtrain_sinks.base import SinkAttempt
+from ringtrain_sinks.means import MeansSink, plain_sink_metric_name
 
 # So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
 _MOST_METRICS: Final = 1000

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import wandb
 
-from ringtrain_job.sinks.base import SinkAttempt
-from ringtrain_job.sinks.means import MeansSink
+from ringtrain_sinks.base import SinkAttempt
+from ringtrain_sinks.means import MeansSink
 
 _TEXTS: Final = ("image", "imageID", "commit")
 

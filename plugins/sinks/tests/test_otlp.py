@@ -16,6 +16,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+pytestmark = pytest.mark.slow
 MakeGang = Callable[..., GangProcesses]
 # Three steps. Rank FAILS fails at its end.
 RANK = """

@@ -60,9 +60,9 @@ class SinkKind:
 
 
 SINKS: Final = {
-    "mlflow": SinkKind("ringtrain_job.sinks.mlflow", "mlflow", "mlflow"),
-    "tensorboard": SinkKind("ringtrain_job.sinks.tensorboard", "tensorboard", "tensorboard"),
-    "wandb": SinkKind("ringtrain_job.sinks.wandb", "wandb", "wandb"),
+    "mlflow": SinkKind("ringtrain_sinks.mlflow", "mlflow", "mlflow"),
+    "tensorboard": SinkKind("ringtrain_sinks.tensorboard", "tensorboard", "tensorboard"),
+    "wandb": SinkKind("ringtrain_sinks.wandb", "wandb", "wandb"),
 }
 
 

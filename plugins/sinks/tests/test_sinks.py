@@ -21,6 +21,7 @@ from support.gang import GangProcesses, until
 from support.needs import need
 from support.ports import free_ports
 
+pytestmark = pytest.mark.slow
 MakeGang = Callable[..., GangProcesses]
 # Not on the path of other tests: `make .venv/.sinks`.
 PACKAGES = Path(sys.prefix) / "sinks"
