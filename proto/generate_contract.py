@@ -41,8 +41,7 @@ def module(contract: dict[str, Any], side: str) -> str:
             if side in row.get("sides", table["sides"])
         ]
         parts += ["\n".join(lines) + "\n"] if lines else []
-    if side == "operator":
-        parts.append(_fields_of_spec(contract))
+    parts.append(_fields_of_spec(contract) if side == "operator" else _plugins_of_variables(contract))
     return "\n".join(parts)
 
 
@@ -55,6 +54,14 @@ def _fields_of_spec(contract: dict[str, Any]) -> str:
         entries = [f'    ({constant_of(row["name"])}, "{row["field"]}"),' for row in named]
         lines += [f"{role.upper()}_FIELDS: Final = (", *entries, ")"]
     return "\n".join(lines) + "\n"
+
+
+def _plugins_of_variables(contract: dict[str, Any]) -> str:
+    """Which plugin reads a variable that no other part of the runtime reads."""
+    rows = [row for table in contract["environment"] for row in table["rows"] if "plugin" in row]
+    entries = [f'    {constant_of(row["name"])}: "{row["plugin"]}",' for row in rows]
+    head = "# Variables that only a plugin reads, with its name."
+    return "\n".join([head, "PLUGIN_VARIABLES: Final = {", *entries, "}"]) + "\n"
 
 
 def constant_of(variable: str) -> str:
@@ -86,7 +93,8 @@ def page_table(table: dict[str, Any]) -> str:
     rows = [row for row in table["rows"] if "text" in row]
     for row in rows:
         names = ", ".join(f"`{name}`" for name in [row["name"], *row.get("also", [])])
-        cells = [names, row["on"], row["text"]] if has_pods else [names, row["text"]]
+        text = row["text"] + (f" Needs the plugin `{row['plugin']}`." if "plugin" in row else "")
+        cells = [names, row["on"], text] if has_pods else [names, text]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

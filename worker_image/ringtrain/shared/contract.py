@@ -133,3 +133,9 @@ ENV_TIMELINE: Final = "RINGTRAIN_TIMELINE"
 
 ENV_MPI_REGISTRY_DIRECTORY: Final = "RINGTRAIN_MPI_REGISTRY_DIRECTORY"
 ENV_MPI_CHECK_IN: Final = "RINGTRAIN_MPI_CHECK_IN"
+
+# Variables that only a plugin reads, with its name.
+PLUGIN_VARIABLES: Final = {
+    ENV_OTEL: "sinks",
+    ENV_SINKS: "sinks",
+}

@@ -46,7 +46,8 @@ class _LazyCommandGroup(click.Group):
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
             near = difflib.get_close_matches(args[0], known, n=1)
-            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            hint = f"Did you mean {near[0]!r}?" if near else "If a plugin has it, install the plugin."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
@@ -11,6 +11,7 @@ from ringtrain.shared.settings import Settings, choice, integer, path, seconds, 
 from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.launcher.formation_state import FormationRules
+from ringtrain_job.launcher.plugins import check_plugins
 
 # Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
 _HEARTBEATS_PER_S = 70
@@ -85,6 +86,11 @@ class LauncherConfig(PodSettings):
     pod_grace_s: float = seconds(contract.ENV_GRACE_PERIOD, 0.0, zero=True)
     sites: tuple[str, ...] = setting(lambda env, seen: _read_sites(env, seen.workers))
     site_label: str = text(contract.ENV_SITE_LABEL, "")
+
+    @classmethod
+    def read(cls, env: EnvironmentVariables, **known: Any) -> Self:
+        check_plugins(env)
+        return super().read(env, **known)
 
     @property
     def status_tokens(self) -> tuple[str, ...]:

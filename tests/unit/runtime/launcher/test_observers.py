@@ -15,7 +15,14 @@ from ringtrain_job.control.model import Outcome, Verdict
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import LauncherGang
 from ringtrain_job.launcher.observers import AttemptObserver, Observers
-from ringtrain_job.launcher.registry import BACKENDS, OBSERVERS, Attempt, BackendContext, open_backend, open_observers
+from ringtrain_job.launcher.registry import (
+    BACKENDS,
+    OBSERVERS,
+    Attempt,
+    BackendContext,
+    open_backend,
+    open_observers,
+)
 from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles

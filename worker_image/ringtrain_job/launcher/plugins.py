@@ -1,0 +1,30 @@
+"""Variables that only a plugin reads: they are refused where the plugin is not installed."""
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
+
+from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.shared import contract
+from ringtrain.shared.environment import EnvironmentVariables
+
+
+def check_plugins(env: EnvironmentVariables, plugins: Mapping[str, str] = contract.PLUGIN_VARIABLES) -> None:
+    """Raise ConfigurationError for a variable in `env` whose plugin is not installed: it would be ignored.
+
+    `plugins`: by the variables that only they read.
+    """
+    for variable, plugin in plugins.items():
+        value = env.optional(variable)
+        if value and not _is_installed(f"ringtrain-{plugin}"):
+            raise ConfigurationError(
+                f"{variable}={quoted(value)} needs the plugin ringtrain-{plugin} where the launcher runs: "
+                f"pip install 'ringtrain[{plugin}]'"
+            )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
