@@ -1,6 +1,7 @@
 """`python build.py TARGET [EXTRA...]`: a self-contained directory with agent and launcher, for pods of any image.
 
-EXTRA: of ringtrain's extras those whose packages it is to have, such as s3 for logs in an object store.
+EXTRA: of ringtrain's extras those whose packages it is to have, such as s3 for logs in an object store. It has all
+installed plugins that add to the launcher, the agent or the command.
 
 Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can
 link statically, strip, and ldd.
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from importlib import metadata, util
 from pathlib import Path
 
@@ -68,6 +69,10 @@ from ringtrain_job.standalone import main
 
 main()
 '''
+_PLUGIN = "ringtrain-"
+# Entry points that the launcher, the agent and the command load; those of other groups are for training code.
+_BESIDE_RANKS = re.compile(r"ringtrain\.(launcher|agent|commands)(\.|$)")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "native")
 _ELF = b"\x7fELF"
 _RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
@@ -78,10 +83,11 @@ def build(target: Path, extras: Set[str]) -> None:
     library = python / "lib" / VERSION
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*UNUSED))
     # Beside the standard library: which other folders a Python looks at differs between distributions.
-    for name in sorted(_needed("ringtrain", extras)):
+    plugins = _plugins()
+    for name in sorted(_needed({"ringtrain": extras, **dict.fromkeys(plugins, frozenset[str]())})):
         _copy_distribution(metadata.distribution(name), library)
     _copy_ringtrain(library)
-    for plugin in _plugins():
+    for plugin in plugins.values():
         _copy_plugin(plugin, library)
     _copy_programs(target, python)
     _copy_libraries(python / "lib")
@@ -93,26 +99,49 @@ def build(target: Path, extras: Set[str]) -> None:
     compileall.compile_dir(library, stripdir=target, quiet=2, invalidation_mode=unchecked)
 
 
-def _needed(root: str, extras: Set[str]) -> set[str]:
-    """Distributions that `root` requires, with these of its extras, and what those require."""
-    found: set[str] = set()
-    open_ = [root]
+def _plugins() -> dict[str, metadata.Distribution]:
+    """Return by name the installed plugins that add to the launcher, the agent or the command."""
+    found: dict[str, metadata.Distribution] = {}
+    for distribution in metadata.distributions():
+        name = distribution.name.lower().replace("_", "-")
+        if name.startswith(_PLUGIN) and _packages_beside_ranks(distribution):
+            found.setdefault(name, distribution)  # the first on the path, as Python does
+    return found
+
+
+def _packages_beside_ranks(distribution: metadata.Distribution) -> set[str]:
+    """Packages that the launcher, the agent or the command load by entry points of `distribution`."""
+    return {point.module.partition(".")[0] for point in distribution.entry_points if _BESIDE_RANKS.match(point.group)}
+
+
+def _needed(roots: Mapping[str, Set[str]]) -> set[str]:
+    """Distributions that `roots`, with these of their extras, require, and what those require."""
+    open_ = [(name, frozenset(extras)) for name, extras in roots.items()]
+    found = set(open_)
     while open_:
-        distribution = open_.pop()
-        wanted = extras if distribution == root else set()
+        distribution, wanted = open_.pop()
         for line in metadata.distribution(distribution).requires or ():
             requirement, _, marker = line.partition(";")
-            name = re.split(r"[^A-Za-z0-9._-]", requirement.strip())[0].lower().replace("_", "-")
+            name, extras = _parsed(requirement)
             extra = re.search(r"extra == ['\"]([^'\"]+)", marker)
-            if (extra and extra[1] not in wanted) or name in OF_TRAINING | found:
+            if (extra and extra[1] not in wanted) or name in OF_TRAINING or (name, extras) in found:
                 continue
             try:
                 metadata.distribution(name)
-            except metadata.PackageNotFoundError:  # of another platform
-                continue
-            found.add(name)
-            open_.append(name)
-    return found
+            except metadata.PackageNotFoundError:
+                if name.startswith(_PLUGIN):
+                    raise SystemExit(f"{name} is not installed in this Python, and is to be had") from None
+                continue  # of another platform
+            found.add((name, extras))
+            open_.append((name, extras))
+    return {name for name, _ in found} - set(roots)
+
+
+def _parsed(requirement: str) -> tuple[str, frozenset[str]]:
+    """Return the name that a requirement has, and the extras where it names a plugin."""
+    name, extras = re.findall(r"^([A-Za-z0-9._-]+)\s*(?:\[(.*?)\])?", requirement.strip())[0]
+    name = name.lower().replace("_", "-")
+    return name, frozenset(extras.replace(" ", "").split(",") if extras and name.startswith(_PLUGIN) else ())
 
 
 def _copy_distribution(distribution: metadata.Distribution, packages: Path) -> None:
@@ -126,38 +155,27 @@ def _copy_distribution(distribution: metadata.Distribution, packages: Path) -> N
 
 def _copy_ringtrain(packages: Path) -> None:
     library, job = _folder("ringtrain"), _folder("ringtrain_job")
-    left_out = shutil.ignore_patterns("__pycache__", "native")
-    shutil.copytree(job, packages / "ringtrain_job", ignore=left_out)
-    shutil.copytree(library / "shared", packages / "ringtrain" / "shared", ignore=left_out)
+    shutil.copytree(job, packages / "ringtrain_job", ignore=_LEFT_OUT)
+    shutil.copytree(library / "shared", packages / "ringtrain" / "shared", ignore=_LEFT_OUT)
     shutil.copy2(library / "errors.py", packages / "ringtrain")
     (packages / "ringtrain" / "__init__.py").write_text(PACKAGE)
     (packages / "ringtrain" / "__main__.py").write_text(PROGRAM)
     _write_metadata(metadata.distribution("ringtrain"), packages)
 
 
-def _plugins() -> list[metadata.Distribution]:
-    """Installed plugins of agent or launcher, by their entry points."""
-    groups = ("ringtrain.agent.", "ringtrain.launcher.")
-    found = {
-        distribution.name
-        for distribution in metadata.distributions()
-        if any(point.group.startswith(groups) for point in distribution.entry_points)
-    }
-    return [metadata.distribution(name) for name in sorted(found - {"ringtrain"})]
-
-
 def _copy_plugin(plugin: metadata.Distribution, packages: Path) -> None:
-    package = plugin.name.replace("-", "_")
-    shutil.copytree(_folder(package), packages / package, ignore=shutil.ignore_patterns("__pycache__", "native"))
+    """Copy a plugin by its packages' folders: an editable one has no list of files."""
+    for package in _packages_beside_ranks(plugin):
+        shutil.copytree(_folder(package), packages / package, ignore=_LEFT_OUT)
     _write_metadata(plugin, packages)
 
 
 def _write_metadata(distribution: metadata.Distribution, packages: Path) -> None:
-    """Write name, version and entry points, by which agent and launcher find their features and plugins."""
-    about = packages / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
+    """Write what the launcher and the command look for: the name, and entry points."""
+    name, version = distribution.name, distribution.version
+    about = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
-    text = f"Metadata-Version: 2.1\nName: {distribution.name}\nVersion: {distribution.version}\n"
-    (about / "METADATA").write_text(text)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (about / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,22 @@ def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
     code += "; print('numpy' in sys.modules)"
     done = completed([program, "-c", code], env={}, timeout=patient(60))
     assert (done.stdout.strip(), done.stderr) == ("False", "")
+
+
+def test_the_agent_has_the_plugins_of_launcher_and_command(agent: Image) -> None:
+    """Those of this environment whose entry points the launcher, the agent or the command load, and no others."""
+    program = agent.root / "python" / "bin" / "python3"
+    code = (
+        "import importlib.metadata as m, sys; points = [p for g in sys.argv[1:] for p in m.entry_points(group=g)]; "
+        "[p.load() for p in points]; print(sorted((p.group, p.name) for p in points)); "
+        "print(sorted(d.name for d in m.distributions() if d.name.startswith('ringtrain-')))"
+    )
+    groups = ("ringtrain.launcher.observers", "ringtrain.launcher.backends", "ringtrain.commands")
+    done = completed([program, "-c", code, *groups], env={}, timeout=patient(60))
+    here = [point for group in groups for point in metadata.entry_points(group=group)]
+    names = {point.dist.name for point in here if point.dist is not None} - {"ringtrain"}
+    assert names
+    assert done.stdout.splitlines() == [
+        str(sorted((point.group, point.name) for point in here)),
+        str(sorted(names)),
+    ], done.stderr
