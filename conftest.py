@@ -15,7 +15,7 @@ from ring.leftovers import note_others
 from support.deadlines import patient
 from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
 
-pytest_plugins = ["support.gangfixture", "support.storefixtures"]
+pytest_plugins = ["support.gangfixture", "support.storefixtures", "frameworks.collected"]
 
 ROOT = Path(__file__).parent
 OF_FRAMEWORKS = ("clusters", "data_service", "graphcore", "jax", "tensorflow", "torch")

@@ -1,28 +1,22 @@
-"""Run many checks in one world of real ranks, because starting a process with PyTorch or TensorFlow costs seconds.
+"""Run many tests in one world of real ranks, because starting a process with PyTorch or TensorFlow costs seconds.
 
-A module of checks has functions `check_*`, which run on every rank, one after the other, in the order of the file.
-Where it has a function `run`, its functions `script_*` are checks too: what `run(script, name)` says of each.
-Both may be made by a call. Each is reported as a test of its own. The ranks are forked from a process that has
-imported the framework (`frameworks.worlds`).
+Ranks are forked from a process that has imported the framework (`frameworks.worlds`), and serves all worlds of that
+framework. Tests that start ranks of their own run in a process of their file (`frameworks.scenarios`).
 """
 
 import ast
 import atexit
 import functools
-import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
-# Modules of checks: those of this folder are imported as `frameworks.NAME`, those of a plugin as `NAME`.
 PLUGIN_TESTS = sorted(HERE.parents[1].glob("plugins/*/tests"))
 ENV = {
     "RINGTRAIN_TIMEOUT": "90",
@@ -41,12 +35,88 @@ SIZES = [1, 2, 3, 4]
 TORCH_DEVICES = {"cpu": "gloo"} | ({"cuda": "nccl"} if Path("/dev/nvidia0").exists() else {})
 
 
-def device_env(device: str) -> tuple[tuple[str, str], ...]:
+# Of the tests of a world: name to the tracebacks of all ranks that it failed on; under "*" why there is no answer.
+Failures = dict[str, str]
+Variables = tuple[tuple[str, str], ...]
+
+
+def device_env(device: str) -> Variables:
     """What has `torch_values` make tensors on `device`."""
     if device == "cpu":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(16)))
     return (("RINGTRAIN_TEST_DEVICE", device), ("CUDA_VISIBLE_DEVICES", visible))
+
+
+class Server(NamedTuple):
+    """A process that has imported a framework: the module and arguments of its program, and variables for it."""
+
+    program: tuple[str, ...]
+    env: Variables
+
+
+def world_server(framework: str, env: Variables) -> Server:
+    """The server that forks worlds. Those of other `RINGTRAIN_` variables, which ranks alone read, share it."""
+    return Server(("worlds", framework), tuple(one for one in env if not one[0].startswith("RINGTRAIN_")))
+
+
+def scenario_server(framework: str, path: Path, env: Variables) -> Server:
+    """The server that runs tests of the file `path` which start ranks of their own."""
+    return Server(("scenarios", framework, str(path)), env)
+
+
+@functools.cache
+def failures_in_world(
+    framework: str, env: Variables, ranks: int, files: tuple[tuple[Path, tuple[str, ...]], ...], judge: str = ""
+) -> Failures:
+    """Run tests of `files` in one world. A failure's name is `file.test`."""
+    question = {
+        "files": [(str(path), tests) for path, tests in files],
+        "ranks": ranks,
+        "env": dict(one for one in env if one[0].startswith("RINGTRAIN_")),
+        "judge": judge,
+    }
+    return _answer(world_server(framework, env), json.dumps(question))
+
+
+def failure_of_scenario(framework: str, env: Variables, path: Path, test: str) -> str:
+    """Run a test that starts ranks of its own; return its traceback, or nothing."""
+    failed = _answer(scenario_server(framework, path, env), test)
+    return failed.get("*", "") or failed.get(test, "")
+
+
+def _answer(server: Server, question: str) -> Failures:
+    process = _started(server)
+    process.stdin.write(f"{question}\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    return json.loads(answer) if answer else {"*": f"the process that forks ranks ended: {process.wait()}"}
+
+
+_servers: dict[Server, tuple["subprocess.Popen[str]", "tempfile.TemporaryDirectory[str]"]] = {}
+
+
+def _started(server: Server) -> "subprocess.Popen[str]":
+    if server not in _servers:
+        name, *arguments = server.program
+        command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
+        path = os.pathsep.join(map(str, [HERE.parent, *PLUGIN_TESTS]))
+        # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
+        folder = tempfile.TemporaryDirectory(prefix="rt-")
+        env = {**os.environ, **ENV, **dict(server.env), "PYTHONPATH": path, "TMPDIR": folder.name}
+        process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        _servers[server] = process, folder
+    return _servers[server][0]
+
+
+@atexit.register
+def end_servers(but: Server | None = None) -> None:
+    """End the processes that fork ranks: each holds a framework in memory, and ports."""
+    for server in [one for one in _servers if one != but]:
+        process, folder = _servers.pop(server)
+        process.kill()
+        process.wait()
+        folder.cleanup()
 
 
 @dataclass(frozen=True)
@@ -68,8 +138,12 @@ class Checks:
 
         `among`: the checks that the world runs, `check` one of them; all of them unless given.
         """
-        question = " ".join([str(size), *among])
-        failed = _answer(("worlds", self.framework, *self.modules), self.env, question)
+        chosen = among or tuple(self.names())
+        files = [
+            (_path_of(module), tuple(one.split(".")[1] for one in chosen if one.split(".")[0] == module))
+            for module in self.modules
+        ]
+        failed = failures_in_world(self.framework, self.env, size, tuple(files))
         return failed.get("*", "") or failed.get(check, "")
 
 
@@ -86,67 +160,7 @@ class Scenarios:
 
     def failure(self, check: str) -> str:
         """How `check` failed: its traceback; empty if it did not."""
-        failed = _answer(("scenarios", self.framework, self.module), self.env, check)
-        return failed.get("*", "") or failed.get(check, "")
-
-
-def import_checks(module: str) -> ModuleType:
-    """Import a module of checks by its short name."""
-    return importlib.import_module(f"frameworks.{module}" if _path_of(module).parent == HERE else module)
-
-
-def run_checks(modules: tuple[str, ...], among: tuple[str, ...] = ()) -> dict[str, str]:
-    """In a rank: run every check of `modules`, or those `among`; return the traceback of each that failed."""
-    failed = {}
-    for module in modules:
-        loaded = import_checks(module)
-        for name in _names_in(module):
-            if among and f"{module}.{name}" not in among:
-                continue
-            check = getattr(loaded, name)
-            try:
-                loaded.run(check, name) if name.startswith("script_") else check()
-            except BaseException:
-                failed[f"{module}.{name}"] = traceback.format_exc()
-    return failed
-
-
-@functools.cache
-def _answer(program: tuple[str, ...], env: tuple[tuple[str, str], ...], question: str) -> dict[str, str]:
-    """What a server of ranks says to a line: how each check failed, by name; under "*" why there is no answer."""
-    server = _server(program, env)
-    server.stdin.write(f"{question}\n")
-    server.stdin.flush()
-    answer = server.stdout.readline()
-    return json.loads(answer) if answer else {"*": f"the process that forks ranks ended: {server.wait()}"}
-
-
-# By program and variables.
-_servers: dict[Any, tuple["subprocess.Popen[str]", "tempfile.TemporaryDirectory[str]"]] = {}
-
-
-def _server(program: tuple[str, ...], more: tuple[tuple[str, str], ...]) -> "subprocess.Popen[str]":
-    """`program`: `worlds` or `scenarios`, and its arguments. It lives until `end_servers`."""
-    if (program, more) not in _servers:
-        name, *arguments = program
-        command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
-        env = {**os.environ, **ENV, **dict(more), "PYTHONPATH": os.pathsep.join(map(str, [HERE.parent, *PLUGIN_TESTS]))}
-        # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
-        folder = tempfile.TemporaryDirectory(prefix="rt-")
-        env["TMPDIR"] = folder.name
-        server = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        _servers[program, more] = server, folder
-    return _servers[program, more][0]
-
-
-@atexit.register
-def end_servers() -> None:
-    """End the processes that fork ranks: each holds a framework in memory, and ports."""
-    while _servers:
-        server, folder = _servers.popitem()[1]
-        server.kill()
-        server.wait()
-        folder.cleanup()
+        return failure_of_scenario(self.framework, self.env, _path_of(self.module), check)
 
 
 def _path_of(module: str) -> Path:

@@ -1,8 +1,8 @@
-"""A process that has imported a framework once and plays scenarios, whose ranks are forked from it.
+"""A process that has imported a framework once and runs tests that start ranks, which are forked from it.
 
-    python -m frameworks.scenarios torch torch_elastic
+    python -m frameworks.scenarios torch plugins/torch/tests/test_elastic.py
 
-imports `torch`, reads names of functions of that module from its input, one a line, and answers each with one line
+imports `torch`, reads names of functions of that file from its input, one a line, and answers each with one line
 of JSON: name to traceback of what failed, which is empty if nothing did.
 """
 
@@ -13,10 +13,11 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from frameworks.harness import import_checks
 from frameworks.warm import import_once
+from frameworks.worlds import import_tests
 from support.elastic_agent import Slots, started_slots
 
 
@@ -41,10 +42,10 @@ def newcomer_that_calls(calls_first: Any, collective: str) -> Iterator[Slots]:
         yield slots
 
 
-def main(framework: str, module: str) -> None:
+def main(framework: str, path: Path) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print is not an answer
-    scenarios = import_checks(module)
+    scenarios = import_tests(path)
     import_once(framework)
     for line in sys.stdin:
         failed = {}
@@ -56,4 +57,4 @@ def main(framework: str, module: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], Path(sys.argv[2]))

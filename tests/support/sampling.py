@@ -17,9 +17,10 @@ cases run.
 
 import random
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -42,6 +43,14 @@ MOST_CHANGED = 20
 _OTHERS = "others"
 
 
+@dataclass(frozen=True)
+class Case:
+    """As `callspec` of pytest's functions: what the id of a test says, and the values that it stands for."""
+
+    id: str
+    params: Mapping[str, Any]
+
+
 class Sample:
     """What a run takes; `seed` "" is everything. `thin`: of so many runs a marked test is in one, beside what its
     mark says."""
@@ -60,10 +69,10 @@ class Sample:
 
     def left_out(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
         """The cases of `items` that are not taken."""
-        cases: dict[str, list[pytest.Function]] = {}
+        cases: dict[str, list[pytest.Item]] = {}
         for item in items:
             mark = item.get_closest_marker("sampled")
-            if self.seed and isinstance(item, pytest.Function) and mark:
+            if self.seed and mark:
                 cases.setdefault(_group(item, mark.kwargs.get("each")), []).append(item)
         taken = set(self._groups(cases))
         return {
@@ -72,7 +81,7 @@ class Sample:
             for item in (self._left_out(name, functions) if name in taken else functions)
         }
 
-    def _groups(self, cases: dict[str, list[pytest.Function]]) -> list[str]:
+    def _groups(self, cases: dict[str, list[pytest.Item]]) -> list[str]:
         """Names of the groups of which anything is taken: of each test's one in `one_in`, on average."""
         tests: dict[str, list[str]] = {}
         for name in cases:
@@ -87,12 +96,12 @@ class Sample:
             taken += self.of(names, count + bool(up), f"{test} one in")
         return taken
 
-    def _left_out(self, name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
+    def _left_out(self, name: str, functions: list[pytest.Item]) -> list[pytest.Function]:
         mark = functions[0].get_closest_marker("sampled")
         if not mark.args:
             return []
         of, can_run = mark.kwargs.get("of"), mark.kwargs.get("can_run")
-        values = [item.callspec.params[of] if of else item.callspec.id for item in functions]
+        values = [_case(item).params[of] if of else _case(item).id for item in functions]
         every = list(dict.fromkeys(values))
         taken = self.of([value for value in every if can_run is None or can_run(value)] or every, mark.args[0], name)
         return [item for item, value in zip(functions, values, strict=True) if value not in taken]
@@ -105,7 +114,7 @@ def mark_seams(items: Iterable[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("sampled")
         if isinstance(item, pytest.Function) and not (mark and mark.args):
-            for seam in SEAMS.keys() & getattr(item, "callspec", _NoCase).params.keys():
+            for seam in SEAMS.keys() & _case(item).params.keys():
                 more = {**(mark.kwargs if mark else {}), "can_run": SEAMS[seam]}
                 item.add_marker(pytest.mark.sampled(1, of=seam, each=_OTHERS, **more), append=False)
 
@@ -126,18 +135,19 @@ def changed_since(revision: str, root: Path) -> list[str]:
 
 def is_changed(item: pytest.Item, changed: Collection[Path]) -> bool:
     """Whether the file of `item` is one of `changed`, or the module of the check that it runs."""
-    check = getattr(item, "callspec", _NoCase).params.get("check")
+    check = _case(item).params.get("check")
     modules = {path.stem for path in changed}
     return item.path in changed or (isinstance(check, str) and check.partition(".")[0] in modules)
 
 
-class _NoCase:
-    params: ClassVar[dict[str, Any]] = {}
+def _case(item: pytest.Item) -> Any:
+    """Of a test in a world its `case`, of a function what its parameters are."""
+    return getattr(item, "case", None) or getattr(item, "callspec", Case("", {}))
 
 
-def _group(item: pytest.Function, each: str | None) -> str:
+def _group(item: pytest.Item, each: str | None) -> str:
     test = item.nodeid.partition("[")[0]
     if each == _OTHERS:  # by their names in the case's: values may have none that is alike in every process
-        seams = {str(value) for key, value in item.callspec.params.items() if key in SEAMS}
-        return f"{test} {[part for part in item.callspec.id.split('-') if part not in seams]}"
-    return f"{test} {item.callspec.params[each]}" if each else test
+        seams = {str(value) for key, value in _case(item).params.items() if key in SEAMS}
+        return f"{test} {[part for part in _case(item).id.split('-') if part not in seams]}"
+    return f"{test} {_case(item).params[each]}" if each else test

@@ -1,0 +1,124 @@
+"""The worlds in which the tests of a file run, and the names of its tests, read without importing the file.
+
+    RUN_IN = {"framework": "torch", "ranks": [1, 2, 3], "one_in": 3}
+
+Each test of the file runs on every rank of a world of one, two and three ranks, which are forked from a process that
+has imported torch. A file with several kinds of worlds has a list of such dictionaries. Their keys:
+
+    framework   the module that is imported before ranks are forked
+    ranks       numbers of ranks. Without it a test runs in one process, and starts its own ranks
+    env         variables of the ranks
+    each        variables with several values: one world for each value, which stands in the id of the test
+    name        a word for the id of the test
+    needs       modules without which the tests are skipped
+    judge       `module.function`: is called with a test and its name, in place of the test
+    tests       the tests that run in these worlds, if not all
+    one_in      a sample has one world of a test, in one of so many runs; without it, all worlds of all tests
+
+A test is a function `test_…`, or a name `test_… = …` at the left of a call.
+"""
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frameworks.harness import TORCH_DEVICES, Server, Variables, device_env, scenario_server, world_server
+
+DEVICE = "RINGTRAIN_TEST_DEVICE"
+
+
+@dataclass(frozen=True)
+class World:
+    """One world: `ranks` 0 is a process whose tests start ranks. `label`: its part of an id, `kind`: its dictionary's
+    number in the file."""
+
+    framework: str
+    ranks: int
+    env: Variables
+    label: str
+    kind: int
+    judge: str
+    one_in: int
+
+    def server(self, path: Path) -> Server:
+        """The process in which tests of the file `path` run here, or that forks their ranks."""
+        if self.ranks:
+            return world_server(self.framework, self.env)
+        return scenario_server(self.framework, path, self.env)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    framework: str
+    ranks: Sequence[int] = (0,)
+    env: Mapping[str, str] = field(default_factory=dict)
+    each: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    name: str = ""
+    needs: Sequence[str] = ()
+    judge: str = ""
+    tests: Sequence[str] = ()
+    one_in: int = 0
+
+    def worlds(self, number: int) -> Iterator[World]:
+        choices = [[value for value in values if _can_run(name, value)] for name, values in self.each.items()]
+        for ranks, *values in itertools.product(self.ranks, *choices):
+            env = {**self.env, **dict(zip(self.each, values, strict=True))}
+            env |= device_env(env.get(DEVICE, "cpu"))
+            label = "-".join(filter(None, [self.name, *values, f"ranks-{ranks}" if ranks else ""]))
+            yield World(self.framework, ranks, tuple(env.items()), label, number, self.judge, self.one_in)
+
+
+def _can_run(variable: str, value: str) -> bool:
+    return variable != DEVICE or value in TORCH_DEVICES
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a file declares: the line of each test, and its kinds of worlds."""
+
+    lines: Mapping[str, int]
+    kinds: Sequence[_Kind]
+
+    def cases(self) -> Iterator[tuple[str, World, Sequence[str]]]:
+        """Each test with each of its worlds, and the modules that it needs; the tests of a world in their order."""
+        for number, kind in enumerate(self.kinds):
+            tests = kind.tests or self.lines
+            for world in kind.worlds(number):
+                yield from ((test, world, kind.needs) for test in tests)
+
+
+def declared(path: Path) -> Declared | None:
+    """Return what the file declares, or None if it has no `RUN_IN`."""
+    source = path.read_text()
+    if "\nRUN_IN = " not in source:
+        return None
+    made = _statements(source)
+    if "RUN_IN" not in made:
+        return None
+    literal = ast.literal_eval(made.pop("RUN_IN").value)  # type: ignore[attr-defined]
+    kinds = [_kind(path, one) for one in (literal if isinstance(literal, list) else [literal])]
+    lines = {name: node.lineno for name, node in made.items() if name.startswith("test_")}
+    if unknown := {test for kind in kinds for test in kind.tests} - lines.keys():
+        raise ValueError(f"{path.name}: RUN_IN names {sorted(unknown)}, expected tests of the file: {sorted(lines)}")
+    return Declared(lines, kinds)
+
+
+def _kind(path: Path, values: dict[str, Any]) -> _Kind:
+    try:
+        return _Kind(**values)
+    except TypeError as error:
+        known = ", ".join(_Kind.__dataclass_fields__)
+        raise ValueError(f"{path.name}: RUN_IN has the keys {sorted(values)}; expected some of {known}") from error
+
+
+def _statements(source: str) -> dict[str, ast.stmt]:
+    made: dict[str, ast.stmt] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            made[node.name] = node
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            made[node.targets[0].id] = node
+    return made
