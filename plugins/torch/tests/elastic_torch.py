@@ -1,4 +1,4 @@
-"""What ranks run in the scenarios of torch_elastic.py."""
+"""What ranks run in the tests of test_elastic.py."""
 
 import hashlib
 import multiprocessing

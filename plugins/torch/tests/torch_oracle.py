@@ -20,6 +20,7 @@ from torch import nn
 import ringtrain.torch as hvd
 from ringtrain.errors import RingtrainError
 
+os.environ |= {"RINGTRAIN_TIMEOUT": "20", "RINGTRAIN_STALL_TIMEOUT": "20"}
 hvd.init()
 torch.set_num_threads(1)
 
@@ -29,27 +30,27 @@ ROWS = 12  # of a joined batch: cut without rest for 1, 2, 3 and 4 ranks
 # What is refused, by optimizer and script, and a part of the words.
 REFUSED: dict[str, dict[str, str]] = {
     "distributed": {
-        "script_clipping_without_synchronize": "optimizer.synchronize(); change",
-        "script_scaler_without_synchronize": "optimizer.synchronize(); change",
-        "script_a_sparse_head_of_one_rank": "bucket is",
+        "test_clipping_without_synchronize": "optimizer.synchronize(); change",
+        "test_scaler_without_synchronize": "optimizer.synchronize(); change",
+        "test_a_sparse_head_of_one_rank": "bucket is",
     },
     "host": {
-        "script_lbfgs": "it evaluates its closure several times a step",
-        "script_lbfgs_with_a_line_search": "it evaluates its closure several times a step",
-        "script_sparse_adam": "it takes sparse gradients alone",
-        "script_own_class_clips_by_all_gradients": "depends on other parameters",
-        "script_own_class_counts_by_group": "depends on other parameters",
-        "script_adamw_that_clips_by_itself": "depends on other parameters",
-        "script_lookahead_inside": "it has another optimizer",
-        "script_shards_of_amsgrad": "save state_dict(), with Checkpoints",
-        "script_shards_of_an_own_class": "save state_dict(), with Checkpoints",
-        "script_state_forgotten": "spread over the ranks",
-        "script_state_begun": "spread over the ranks",
-        "script_state_replaced": "spread over the ranks",
-        "script_state_changed": "spread over the ranks",
-        "script_copied_optimizer": "can't be pickled or copied",
-        "script_pickled_optimizer": "can't be pickled or copied",
-        "script_gradients_that_are_never_zeroed": "call optimizer.zero_grad() after each step()",
+        "test_lbfgs": "it evaluates its closure several times a step",
+        "test_lbfgs_with_a_line_search": "it evaluates its closure several times a step",
+        "test_sparse_adam": "it takes sparse gradients alone",
+        "test_own_class_clips_by_all_gradients": "depends on other parameters",
+        "test_own_class_counts_by_group": "depends on other parameters",
+        "test_adamw_that_clips_by_itself": "depends on other parameters",
+        "test_lookahead_inside": "it has another optimizer",
+        "test_shards_of_amsgrad": "save state_dict(), with Checkpoints",
+        "test_shards_of_an_own_class": "save state_dict(), with Checkpoints",
+        "test_state_forgotten": "spread over the ranks",
+        "test_state_begun": "spread over the ranks",
+        "test_state_replaced": "spread over the ranks",
+        "test_state_changed": "spread over the ranks",
+        "test_copied_optimizer": "can't be pickled or copied",
+        "test_pickled_optimizer": "can't be pickled or copied",
+        "test_gradients_that_are_never_zeroed": "call optimizer.zero_grad() after each step()",
     },
 }
 

@@ -12,7 +12,7 @@ from ringtrain_torch.bridge import to_arrays
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
 RANKS = range(SIZE)
-if "RINGTRAIN_TEST_DEVICE" in os.environ:
+if os.environ.get("RINGTRAIN_TEST_DEVICE", "cpu") != "cpu":
     torch.cuda.set_device(RANK % torch.cuda.device_count())  # ranks that share a GPU go through host memory
     torch.set_default_device(os.environ["RINGTRAIN_TEST_DEVICE"])
 

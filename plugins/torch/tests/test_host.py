@@ -10,6 +10,13 @@ import ringtrain.torch as hvd
 from ringtrain.errors import ConfigurationError, MismatchError, StateCorrupt
 from ringtrain.optim.memory_check import EVERY, PARTS
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
+
 ODD = SIZE - 1
 
 
@@ -17,7 +24,7 @@ def made(net, rule="sgd", **options):
     return hvd.HostOptimizer(TORCH_RULES[rule](net.parameters()), net, **options)
 
 
-def check_weights_change_during_the_backward_pass_where_that_is_asked_for():
+def test_weights_change_during_the_backward_pass_where_that_is_asked_for():
     """They are those of one process, and an element is new before `step()` where its gradient has been reduced."""
     net, other = model(), model()
     optimizer = made(net, "adamw", update_during_backward=True)
@@ -35,7 +42,7 @@ def check_weights_change_during_the_backward_pass_where_that_is_asked_for():
     optimizer.close()
 
 
-def check_gradients_without_memory():
+def test_gradients_without_memory():
     """Reading memory below torch's functions raises: there is none."""
     net = model()
     optimizer = made(net)
@@ -51,7 +58,7 @@ def check_gradients_without_memory():
     optimizer.close()
 
 
-def check_the_wrapped_optimizer_is_refused_until_close():
+def test_the_wrapped_optimizer_is_refused_until_close():
     """Its step, its state and what loads one; a schedule of it goes on."""
     net, other = model(), model()
     plain, reference = TORCH_RULES["adamw"](net.parameters()), TORCH_RULES["adamw"](other.parameters())
@@ -74,7 +81,7 @@ def check_the_wrapped_optimizer_is_refused_until_close():
     same_everywhere(net)
 
 
-def check_weights_that_one_rank_alone_writes():
+def test_weights_that_one_rank_alone_writes():
     """A whole model, one layer of it, and what one rank writes in each step are found on all ranks; what is put back
     before the next step, as an average that is tried out, is not."""
 
@@ -117,7 +124,7 @@ def check_weights_that_one_rank_alone_writes():
             optimizer.close()
 
 
-def check_layers_that_compute_a_weight_before_they_run():
+def test_layers_that_compute_a_weight_before_they_run():
     """With `overlap` they compute it of new values."""
     wraps = {
         "weight_norm": nn.utils.weight_norm,
@@ -146,7 +153,7 @@ def check_layers_that_compute_a_weight_before_they_run():
         optimizer.close()
 
 
-def check_what_can_not_be_trained_is_refused_in_words():
+def test_what_can_not_be_trained_is_refused_in_words():
     """Each line names what was found and the way out."""
     net = model()
     optimizer = made(net)
@@ -165,7 +172,7 @@ def check_what_can_not_be_trained_is_refused_in_words():
         made(net)
 
 
-def check_a_model_in_a_wrapper_of_torch_is_refused():
+def test_a_model_in_a_wrapper_of_torch_is_refused():
     """The wrapper is found where the optimizer gets it, and where it gets what is in it."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -181,7 +188,7 @@ def check_a_model_in_a_wrapper_of_torch_is_refused():
         distributed.destroy_process_group()
 
 
-def check_ranks_that_make_other_calls():
+def test_ranks_that_make_other_calls():
     """All ranks are told which of them did what."""
     if SIZE == 1:
         return
@@ -222,7 +229,7 @@ def check_ranks_that_make_other_calls():
         hvd.init()
 
 
-def check_join_after_as_many_steps():
+def test_join_after_as_many_steps():
     """It returns, before and after `close()`."""
     net = model()
     optimizer = made(net)
@@ -233,7 +240,7 @@ def check_join_after_as_many_steps():
     hvd.join()
 
 
-def check_join_while_others_reduce_by_name():
+def test_join_while_others_reduce_by_name():
     """An optimizer that is open and makes no updates meanwhile holds nobody up."""
     net = model()
     optimizer = made(net)
@@ -245,7 +252,7 @@ def check_join_while_others_reduce_by_name():
     optimizer.close()
 
 
-def check_a_compiled_step():
+def test_a_compiled_step():
     """Forward and backward pass, step and zero_grad in one compiled function: as one process."""
     net, other = model(), model()
     optimizer, reference = made(net, "adamw"), TORCH_RULES["adamw"](other.parameters())

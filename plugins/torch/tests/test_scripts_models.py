@@ -11,11 +11,26 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
-from torch_oracle import ADAMW, Run, begin, loss_of, mlp, passes, run, train, trained
+from torch_oracle import ADAMW, Run, begin, loss_of, mlp, passes, train, trained
 
 import ringtrain.torch as hvd
 
-__all__ = ["run"]
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["auto", "grpc"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [2],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["torch"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+]
 
 
 class TwoHeads(nn.Module):
@@ -30,23 +45,23 @@ class TwoHeads(nn.Module):
         return self.heads[head](torch.tanh(self.trunk(x)))
 
 
-def script_unused_head(r: Run):
+def test_unused_head(r: Run):
     return train(r, *begin(r, model=TwoHeads()))
 
 
-def script_heads_in_turn(r: Run):
+def test_heads_in_turn(r: Run):
     model, optimizer = begin(r, torch.optim.AdamW, TwoHeads(), lr=0.1, weight_decay=0.1)
     turns = itertools.cycle([0, 1])
     return train(r, model, optimizer, 6, lambda x, y: nn.functional.mse_loss(model(x, next(turns)), y))
 
 
-def script_heads_in_turn_with_momentum(r: Run):
+def test_heads_in_turn_with_momentum(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, TwoHeads(), lr=0.1, momentum=0.9, weight_decay=0.1)
     turns = itertools.cycle([0, 0, 1, 1])
     return train(r, model, optimizer, 14, lambda x, y: nn.functional.mse_loss(model(x, next(turns)), y))
 
 
-def script_head_of_one_rank(r: Run):
+def test_head_of_one_rank(r: Run):
     model, optimizer = begin(r, model=TwoHeads())
     first = r.part(torch.arange(12)) == 0  # one row of the joined batch, which one rank has
 
@@ -57,7 +72,7 @@ def script_head_of_one_rank(r: Run):
     return train(r, model, optimizer, 4, loss)
 
 
-def script_a_sparse_head_of_one_rank(r: Run):
+def test_a_sparse_head_of_one_rank(r: Run):
     model = nn.ModuleDict({"all": nn.Linear(6, 2), "one": nn.Embedding(5, 2, sparse=True)})
     first = r.part(torch.arange(12)) == 0
 
@@ -68,7 +83,7 @@ def script_a_sparse_head_of_one_rank(r: Run):
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.1), 3, loss)
 
 
-def script_sparse_beside_dense_in_turn(r: Run):
+def test_sparse_beside_dense_in_turn(r: Run):
     model = nn.ModuleDict({"all": nn.Linear(6, 2), "table": nn.Embedding(5, 2, sparse=True)})
     steps = itertools.count()
 
@@ -79,20 +94,20 @@ def script_sparse_beside_dense_in_turn(r: Run):
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.1), 6, loss)
 
 
-def script_frozen_from_the_start(r: Run):
+def test_frozen_from_the_start(r: Run):
     model = mlp()
     model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     return train(r, model, r.wrap(optimizer, model))
 
 
-def script_frozen_and_in_the_optimizer(r: Run):
+def test_frozen_and_in_the_optimizer(r: Run):
     model = mlp()
     model[0].requires_grad_(False)
     return train(r, *begin(r, model=model))
 
 
-def script_frozen_and_thawed(r: Run):
+def test_frozen_and_thawed(r: Run):
     model, optimizer = begin(r)
     for thawed in (True, False, True):
         model[0].requires_grad_(thawed)
@@ -100,7 +115,7 @@ def script_frozen_and_thawed(r: Run):
     return model
 
 
-def script_thawed_later(r: Run):
+def test_thawed_later(r: Run):
     model = mlp()
     model[0].requires_grad_(False)
     _, optimizer = begin(r, model=model)
@@ -109,7 +124,7 @@ def script_thawed_later(r: Run):
     return train(r, model, optimizer, 3)
 
 
-def script_frozen_in_every_other_step(r: Run):
+def test_frozen_in_every_other_step(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.1, momentum=0.9)
     for step in range(6):
         model[2].requires_grad_(step % 2 == 0)
@@ -117,13 +132,13 @@ def script_frozen_in_every_other_step(r: Run):
     return model
 
 
-def script_tied_weights(r: Run):
+def test_tied_weights(r: Run):
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     model[2].weight = model[0].weight
     return train(r, *begin(r, model=model), targets=6)
 
 
-def script_low_precision_autocast_bf16(r: Run):
+def test_low_precision_autocast_bf16(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.05)
 
     def loss(x, y):
@@ -146,7 +161,7 @@ def _scaled(r: Run, around_step):
     return model, scaler.state_dict()
 
 
-def script_low_precision_autocast_fp16_and_scaler(r: Run):
+def test_low_precision_autocast_fp16_and_scaler(r: Run):
     def step(scaler, optimizer, model):
         with r.whole_gradients(optimizer):
             scaler.step(optimizer)
@@ -154,7 +169,7 @@ def script_low_precision_autocast_fp16_and_scaler(r: Run):
     return _scaled(r, step)
 
 
-def script_low_precision_scaler_and_clipping(r: Run):
+def test_low_precision_scaler_and_clipping(r: Run):
     def step(scaler, optimizer, model):
         with r.whole_gradients(optimizer):
             scaler.unscale_(optimizer)
@@ -164,7 +179,7 @@ def script_low_precision_scaler_and_clipping(r: Run):
     return _scaled(r, step)
 
 
-def script_scaler_without_synchronize(r: Run):
+def test_scaler_without_synchronize(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for x, y in r.data(3):
@@ -175,7 +190,7 @@ def script_scaler_without_synchronize(r: Run):
     return model
 
 
-def script_scaler_that_skips_a_step(r: Run):
+def test_scaler_that_skips_a_step(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     for step, (x, y) in enumerate(r.data(5)):
@@ -188,10 +203,10 @@ def script_scaler_that_skips_a_step(r: Run):
     return model, scaler.get_scale()
 
 
-script_low_precision_bf16_model = trained(ADAMW, 4, torch.bfloat16)
+test_low_precision_bf16_model = trained(ADAMW, 4, torch.bfloat16)
 
 
-def script_low_precision_clamped_after_each_step(r: Run):
+def test_low_precision_clamped_after_each_step(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, model=mlp(dtype=torch.bfloat16), lr=0.05)
     for _ in passes(r, model, optimizer, 4, dtype=torch.bfloat16):
         optimizer.step()
@@ -201,14 +216,14 @@ def script_low_precision_clamped_after_each_step(r: Run):
     return model
 
 
-def script_low_precision_fp16_model_loaded_in_mid_training(r: Run):
+def test_low_precision_fp16_model_loaded_in_mid_training(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, model=mlp(dtype=torch.float16), lr=0.01)
     train(r, model, optimizer, 2, dtype=torch.float16)
     model.load_state_dict({name: torch.full_like(value, 0.25) for name, value in model.state_dict().items()})
     return train(r, model, optimizer, 2, dtype=torch.float16)
 
 
-def script_mixed_types(r: Run):
+def test_mixed_types(r: Run):
     model = nn.Sequential(nn.Linear(6, 8).double(), nn.Tanh(), nn.Linear(8, 2).double())
     model.scale = nn.Parameter(torch.ones(2))
     _, optimizer = begin(r, model=model)
@@ -219,10 +234,10 @@ def script_mixed_types(r: Run):
     return model
 
 
-script_double_precision = trained(ADAMW, dtype=torch.float64)
+test_double_precision = trained(ADAMW, dtype=torch.float64)
 
 
-def script_clipped_weights(r: Run):
+def test_clipped_weights(r: Run):
     model, optimizer = begin(r, torch.optim.RMSprop, lr=0.05)
     for _ in passes(r, model, optimizer):
         optimizer.step()
@@ -231,7 +246,7 @@ def script_clipped_weights(r: Run):
     return model
 
 
-def script_ema(r: Run):
+def test_ema(r: Run):
     model, optimizer = begin(r)
     average = copy.deepcopy(model).requires_grad_(False)
     for _ in passes(r, model, optimizer):
@@ -242,7 +257,7 @@ def script_ema(r: Run):
     return model, average
 
 
-def script_ema_swapped_in(r: Run):
+def test_ema_swapped_in(r: Run):
     (model, optimizer), losses = begin(r), []
     average = [param.detach().clone() for param in model.parameters()]
     for x, y in r.data(4):
@@ -257,7 +272,7 @@ def script_ema_swapped_in(r: Run):
     return model, average, losses
 
 
-def script_swa(r: Run):
+def test_swa(r: Run):
     model, optimizer = begin(r)
     average = swa_utils.AveragedModel(model)
     rate = swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
@@ -268,7 +283,7 @@ def script_swa(r: Run):
     return model, average
 
 
-def script_old_weight_norm(r: Run):
+def test_old_weight_norm(r: Run):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 2))
@@ -276,12 +291,12 @@ def script_old_weight_norm(r: Run):
     return list(model.parameters())
 
 
-def script_weight_norm(r: Run):
+def test_weight_norm(r: Run):
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 2))
     return train(r, *begin(r, model=model))
 
 
-def script_spectral_norm(r: Run):
+def test_spectral_norm(r: Run):
     model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 2))
     return train(r, *begin(r, model=model))
 
@@ -291,7 +306,7 @@ class Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).mT
 
 
-def script_parametrization(r: Run):
+def test_parametrization(r: Run):
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
     parametrize.register_parametrization(model[0], "weight", Symmetric())
     _, optimizer = begin(r, model=model)
@@ -300,7 +315,7 @@ def script_parametrization(r: Run):
     return train(r, model, optimizer)
 
 
-def script_complex_parameters(r: Run):
+def test_complex_parameters(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, model=nn.Linear(3, 2, dtype=torch.complex64), lr=0.05, momentum=0.9)
     for x, y in r.data(4):
         optimizer.zero_grad()
@@ -309,7 +324,7 @@ def script_complex_parameters(r: Run):
     return model
 
 
-def script_complex_beside_real(r: Run):
+def test_complex_beside_real(r: Run):
     model = nn.ParameterDict({"c": torch.randn(6, 2, dtype=torch.complex128), "r": torch.randn(2)})
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.05), model)
     for x, y in r.data(4):
@@ -319,38 +334,38 @@ def script_complex_beside_real(r: Run):
     return model
 
 
-def script_channels_last(r: Run):
+def test_channels_last(r: Run):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
     model = model.to(memory_format=torch.channels_last)
     return train(r, *begin(r, model=model), 3, features=(3, 6, 6))
 
 
-def script_channels_last_in_mid_training(r: Run):
+def test_channels_last_in_mid_training(r: Run):
     model, optimizer = begin(r, model=nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)))
     train(r, model, optimizer, 2, features=(3, 6, 6))
     model.to(memory_format=torch.channels_last)
     return train(r, model, optimizer, 2, features=(3, 6, 6))
 
 
-def script_compiled(r: Run):
+def test_compiled(r: Run):
     model, optimizer = begin(r)
     compiled = torch.compile(model, backend="eager")
     return train(r, model, optimizer, 4, lambda x, y: loss_of(compiled, x, y))
 
 
-def script_activation_checkpointing(r: Run):
+def test_activation_checkpointing(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
     forward = lambda x: model[4](checkpoint(model[:4], x, use_reentrant=False))  # noqa: E731
     return train(r, *begin(r, model=model), 4, lambda x, y: loss_of(forward, x, y))
 
 
-def script_reentrant_checkpointing(r: Run):
+def test_reentrant_checkpointing(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
     forward = lambda x: model[4](checkpoint(model[:4], x.requires_grad_(), use_reentrant=True))  # noqa: E731
     return train(r, *begin(r, model=model), 4, lambda x, y: loss_of(forward, x, y))
 
 
-def script_lstm(r: Run):
+def test_lstm(r: Run):
     model = nn.ModuleDict({"lstm": nn.LSTM(4, 6, 2, batch_first=True), "head": nn.Linear(6, 2)})
     _, optimizer = begin(r, model=model)
     for x, y in r.data(4, features=(5, 4)):
@@ -360,37 +375,37 @@ def script_lstm(r: Run):
     return model
 
 
-def script_transformer(r: Run):
+def test_transformer(r: Run):
     model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 2))
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.05), 3, features=(5, 8))
 
 
-def script_batch_norm_of_all_ranks(r: Run):
+def test_batch_norm_of_all_ranks(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), r.batch_norm(8), nn.Tanh(), nn.Linear(8, 2))
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.1))
 
 
-def script_converted_by_torch(r: Run):
+def test_converted_by_torch(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     if not r.alone:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.1))
 
 
-def script_converted(r: Run):
+def test_converted(r: Run):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2))
     if not r.alone:
         model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
     return train(r, *begin(r, torch.optim.SGD, model, lr=0.1), features=(3, 6, 6))
 
 
-def script_batch_norm_in_evaluation(r: Run):
+def test_batch_norm_in_evaluation(r: Run):
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     model[1].eval()
     return train(r, *begin(r, model=model))
 
 
-def script_dropout_with_given_masks(r: Run):
+def test_dropout_with_given_masks(r: Run):
     model, optimizer = begin(r)
     generator = torch.Generator().manual_seed(1)
     for x, y in r.data(4):
@@ -401,7 +416,7 @@ def script_dropout_with_given_masks(r: Run):
     return model
 
 
-def script_buffers_of_whole_numbers(r: Run):
+def test_buffers_of_whole_numbers(r: Run):
     model = mlp()
     model.register_buffer("steps", torch.zeros((), dtype=torch.int64))
     model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
@@ -410,19 +425,19 @@ def script_buffers_of_whole_numbers(r: Run):
     return model
 
 
-def script_empty_parameter(r: Run):
+def test_empty_parameter(r: Run):
     model = mlp()
     model.none = nn.Parameter(torch.zeros(0, 3))
     return train(r, *begin(r, model=model), 3, lambda x, y: loss_of(model, x, y) + model.none.sum())
 
 
-def script_scalar_parameter(r: Run):
+def test_scalar_parameter(r: Run):
     model = mlp()
     model.scale = nn.Parameter(torch.tensor(1.5))
     return train(r, *begin(r, model=model), 4, lambda x, y: nn.functional.mse_loss(model(x) * model.scale, y))
 
 
-def script_new_memory_for_parameters(r: Run):
+def test_new_memory_for_parameters(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.1, momentum=0.9)
     for _ in range(3):
         train(r, model, optimizer, 2)
@@ -431,7 +446,7 @@ def script_new_memory_for_parameters(r: Run):
     return model
 
 
-def script_loaded_in_mid_training(r: Run):
+def test_loaded_in_mid_training(r: Run):
     model, optimizer = begin(r)
     start = copy.deepcopy(model.state_dict())
     train(r, model, optimizer, 3)
@@ -439,7 +454,7 @@ def script_loaded_in_mid_training(r: Run):
     return train(r, model, optimizer, 3)
 
 
-def script_optimizer_state_loaded(r: Run):
+def test_optimizer_state_loaded(r: Run):
     model, optimizer = begin(r)
     train(r, model, optimizer, 3)
     state = copy.deepcopy(optimizer.state_dict())
@@ -448,7 +463,7 @@ def script_optimizer_state_loaded(r: Run):
     return train(r, model, optimizer, 2)
 
 
-def script_resumed_in_mid_epoch(r: Run):
+def test_resumed_in_mid_epoch(r: Run):
     model, optimizer = begin(r)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     for x, y in itertools.islice(r.data(6), 3):
@@ -465,7 +480,7 @@ def script_resumed_in_mid_epoch(r: Run):
     return model, optimizer.param_groups[0]["lr"]
 
 
-def script_saved_as_a_whole(r: Run):
+def test_saved_as_a_whole(r: Run):
     model, optimizer = begin(r)
     train(r, model, optimizer, 3)
     file = io.BytesIO()
@@ -475,7 +490,7 @@ def script_saved_as_a_whole(r: Run):
     return train(r, model, optimizer, 2), read, pickle.loads(pickle.dumps(model))
 
 
-def script_copied_while_it_is_trained(r: Run):
+def test_copied_while_it_is_trained(r: Run):
     model, optimizer = begin(r)
     copies = []
     for _ in range(3):
@@ -485,14 +500,14 @@ def script_copied_while_it_is_trained(r: Run):
     return train(r, model, optimizer, 2), copies, train(r, *begin(r, model=other), 2)
 
 
-def script_pickled_optimizer(r: Run):
+def test_pickled_optimizer(r: Run):
     model, optimizer = begin(r)
     train(r, model, optimizer, 3)
     model, optimizer = pickle.loads(pickle.dumps((model, optimizer)))
     return train(r, model, optimizer, 3)
 
 
-def script_copied_optimizer(r: Run):
+def test_copied_optimizer(r: Run):
     model, optimizer = begin(r)
     train(r, model, optimizer, 3)
     both = copy.deepcopy((model, optimizer))
@@ -525,13 +540,13 @@ def _gan(by_module: bool, one_loss: bool = False, passes: int = 1):
     return script
 
 
-script_gan = _gan(by_module=True)
-script_gan_with_announced_passes = _gan(by_module=False, passes=2)
-script_gan_with_one_loss = _gan(by_module=False, one_loss=True)
-script_gan_with_one_loss_zeroed_by_the_module = _gan(by_module=True, one_loss=True)
+test_gan = _gan(by_module=True)
+test_gan_with_announced_passes = _gan(by_module=False, passes=2)
+test_gan_with_one_loss = _gan(by_module=False, one_loss=True)
+test_gan_with_one_loss_zeroed_by_the_module = _gan(by_module=True, one_loss=True)
 
 
-def script_gan_with_frozen_critic(r: Run):
+def test_gan_with_frozen_critic(r: Run):
     generator, critic = mlp(3, 6), mlp(6, 1)
     of_g = r.wrap(torch.optim.Adam(generator.parameters(), lr=0.01), generator)
     of_c = r.wrap(torch.optim.Adam(critic.parameters(), lr=0.01), critic)
@@ -546,7 +561,7 @@ def script_gan_with_frozen_critic(r: Run):
     return generator, critic
 
 
-def script_wgan_with_many_critic_steps(r: Run):
+def test_wgan_with_many_critic_steps(r: Run):
     generator, critic = mlp(3, 6), mlp(6, 1)
     of_g = r.wrap(torch.optim.RMSprop(generator.parameters(), lr=0.005), generator)
     of_c = r.wrap(torch.optim.RMSprop(critic.parameters(), lr=0.005), critic)
@@ -562,7 +577,7 @@ def script_wgan_with_many_critic_steps(r: Run):
     return generator, critic
 
 
-def script_two_optimizers_of_one_model(r: Run):
+def test_two_optimizers_of_one_model(r: Run):
     model = mlp()
     body = r.wrap(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
     head = r.wrap(torch.optim.AdamW(model[2].parameters(), lr=0.01), model)
@@ -573,13 +588,13 @@ def script_two_optimizers_of_one_model(r: Run):
     return model
 
 
-def script_functional_call(r: Run):
+def test_functional_call(r: Run):
     model, optimizer = begin(r)
     forward = lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,))  # noqa: E731
     return train(r, model, optimizer, 3, lambda x, y: loss_of(forward, x, y))
 
 
-def script_reinitialised_layer(r: Run):
+def test_reinitialised_layer(r: Run):
     model, optimizer = begin(r)
     train(r, model, optimizer, 3)
     nn.init.constant_(model[2].weight, 0.1)

@@ -13,19 +13,36 @@ from torch_values import RANK, SIZE, assert_differs, error_of
 import ringtrain as rt
 import ringtrain.torch as hvd
 
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3, 4],
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 2,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "name": "over-torch",
+        "ranks": [2, 3],
+        "env": {"RINGTRAIN_TRANSPORT": "torch"},
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 3,
+    },
+]
+
 
 def only_where_ranks_can_differ(check):
     return check if SIZE > 1 else lambda: None
 
 
-def check_error_shape():
+def test_error_shape():
     error = error_of(lambda: hvd.allreduce(torch.ones(3 if RANK else 2), name="w"))
     assert_differs(error, "shape", "(2,) on rank 0 and (3,) on rank 1")
     error = error_of(lambda: hvd.allgather(torch.ones(2, 3 if RANK else 2), name="w"))
     assert_differs(error, "shape after the first dimension", "on rank 0 and")
 
 
-def check_error_shape_after_steps_that_were_alike():
+def test_error_shape_after_steps_that_were_alike():
     """Of one tensor among several: the others are reduced, and so is the next step."""
     names = ["a", "b", "c"]
 
@@ -41,14 +58,14 @@ def check_error_shape_after_steps_that_were_alike():
             assert hvd.synchronize(handle).tolist() == [SIZE] * 2
 
 
-def check_error_dtype():
+def test_error_dtype():
     tensor = torch.ones(2, dtype=torch.float32 if RANK == 0 else torch.int64)
     for call in (hvd.allreduce, hvd.allgather, lambda t: hvd.broadcast(t, 0), hvd.alltoall, hvd.reducescatter):
         if call is not hvd.alltoall or SIZE == 2:
             assert_differs(error_of(lambda c=call: c(tensor)), "dtype", "float32 on rank 0 and int64 on rank 1")
 
 
-def check_error_device():
+def test_error_device():
     """The kinds of device that a rank says its tensor is on are compared; meta stands for any other than the
     CPU.
     """
@@ -61,7 +78,7 @@ def check_error_device():
     assert_differs(error_of(future.result), "device is cpu on rank 0 and cuda on rank 1")
 
 
-def check_error_tensor_without_data():
+def test_error_tensor_without_data():
     """Rank 0's tensor is on the meta device, alone or in a group; every rank says so."""
     device = "meta" if RANK == 0 else "cpu"
     error = error_of(lambda: hvd.allreduce(torch.ones(2, device=device), name="m"))
@@ -71,17 +88,17 @@ def check_error_tensor_without_data():
     assert_differs(error, "rank 0", "its tensors are on cpu and meta; expected one device")
 
 
-def check_error_op():
+def test_error_op():
     error = error_of(lambda: hvd.allreduce(torch.ones(2), name="o", op=hvd.Sum if RANK == 0 else hvd.Max))
     assert_differs(error, "op is Sum on rank 0 and Max on rank 1")
 
 
-def check_error_number_of_tensors():
+def test_error_number_of_tensors():
     tensors = [torch.ones(2)] * (1 + min(RANK, 1))
     assert_differs(error_of(lambda: hvd.grouped_allreduce(tensors, name="g")), "dtype is float32 on rank 0 and")
 
 
-def check_error_no_tensor():
+def test_error_no_tensor():
     """Also where it is one rank's alone; the ranks go on."""
     assert_differs(error_of(lambda: hvd.grouped_allreduce([])), "no tensor was given")
     assert_differs(error_of(lambda: hvd.grouped_allgather([])), "no tensor was given")
@@ -90,7 +107,7 @@ def check_error_no_tensor():
         assert_differs(error, "rank 0: allreduce 'grouped_allreduce.g': no tensor was given")
 
 
-def check_error_shape_of_sparse_tensors():
+def test_error_shape_of_sparse_tensors():
     """Entries that lie within no rank's shape but their own."""
     rows = 3 + min(RANK, 1)
     sparse = torch.sparse_coo_tensor([[0, rows - 1]], torch.ones(2, 2), (rows, 2))
@@ -99,7 +116,7 @@ def check_error_shape_of_sparse_tensors():
         assert_differs(error, "shape", "(0, 3, 2)) on rank 0", "(0, 4, 2)) on rank 1")
 
 
-def check_a_report_of_a_loss_that_requires_a_gradient():
+def test_a_report_of_a_loss_that_requires_a_gradient():
     """It is the number, and torch does not warn."""
     read, write = os.pipe()
     os.environ["RINGTRAIN_REPORT_FD"] = str(write)
@@ -114,7 +131,7 @@ def check_a_report_of_a_loss_that_requires_a_gradient():
         os.close(read), os.close(write)
 
 
-def check_error_layout():
+def test_error_layout():
     """What has no elements one after the other is refused where it is submitted; the ranks go on."""
     for tensor in (torch.eye(2).to_sparse_csr(), torch.ones(2, device="cpu").to_mkldnn()):
         error = error_of(lambda given=tensor: hvd.allreduce(given))
@@ -122,23 +139,23 @@ def check_error_layout():
     assert hvd.allreduce(torch.ones(2)).tolist() == [1, 1]
 
 
-def check_error_root():
+def test_error_root():
     error = error_of(lambda: hvd.broadcast(torch.ones(2), min(RANK, 1)))
     assert_differs(error, "root rank is 0 on rank 0 and 1 on rank 1")
 
 
-def check_error_root_outside():
+def test_error_root_outside():
     assert_differs(error_of(lambda: hvd.broadcast(torch.ones(2), SIZE)), f"root rank is {SIZE}", "expected one of")
 
 
-def check_error_factors():
+def test_error_factors():
     error = error_of(lambda: hvd.allreduce(torch.ones(2), prescale_factor=1.0 + min(RANK, 1)))
     assert_differs(error, "prescale factor is 1.0 on rank 0 and 2.0 on rank 1")
     error = error_of(lambda: hvd.allreduce(torch.ones(2), postscale_factor=1.0 + min(RANK, 1)))
     assert_differs(error, "postscale factor is 1.0 on rank 0 and 2.0 on rank 1")
 
 
-def check_error_name_in_flight():
+def test_error_name_in_flight():
     """The second of two submissions under one name fails; the first is not harmed."""
     if RANK > 0:  # rank 0 has not submitted it yet
         first = hvd.allreduce_async(torch.ones(2), name="twice", op=hvd.Sum)
@@ -150,12 +167,12 @@ def check_error_name_in_flight():
     assert hvd.synchronize(first).tolist() == [SIZE] * 2
 
 
-def check_error_scalar():
+def test_error_scalar():
     for call in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
         assert_differs(error_of(lambda c=call: c(torch.tensor(1.0))), "rank 0", "is a scalar")
 
 
-def check_error_splits():
+def test_error_splits():
     """Rank 0's splits are wrong; every rank says so."""
     wrong = {
         "entries": [1] * (SIZE + 1),
@@ -168,12 +185,12 @@ def check_error_splits():
         assert_differs(error_of(lambda s=own: hvd.alltoall(torch.ones(SIZE), s)), "rank 0", words)
 
 
-def check_error_rows_that_do_not_divide():
+def test_error_rows_that_do_not_divide():
     if SIZE > 1:
         assert_differs(error_of(lambda: hvd.alltoall(torch.ones(SIZE + 1))), "do not divide")
 
 
-def check_error_op_that_is_none():
+def test_error_op_that_is_none():
     for call in (
         lambda: hvd.allreduce(torch.ones(2), op="median"),
         lambda: hvd.allreduce(torch.ones(2), op=hvd.Sum, average=True),
@@ -186,10 +203,10 @@ def check_error_op_that_is_none():
 
 # With one rank there is nothing to disagree with.
 for _name in ("shape", "dtype", "device", "op", "number_of_tensors", "root", "factors"):
-    globals()[f"check_error_{_name}"] = only_where_ranks_can_differ(globals()[f"check_error_{_name}"])
+    globals()[f"test_error_{_name}"] = only_where_ranks_can_differ(globals()[f"test_error_{_name}"])
 
 
-def check_what_is_no_tensor_is_refused_in_words():
+def test_what_is_no_tensor_is_refused_in_words():
     """By every collective, before another rank waits for it."""
     calls = [hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall]
     calls += [lambda value: hvd.broadcast(value, 0), lambda value: hvd.broadcast_(value, 0)]

@@ -15,13 +15,20 @@ from torch_training import RANK, agree, batches
 import ringtrain.torch as hvd
 from ringtrain.checkpoint import Checkpoints, ShardedCheckpoints
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
+
 
 def everywhere() -> Path:
     """A folder that all ranks have; rank 0 removes it."""
     return Path(hvd.broadcast_object(tempfile.mkdtemp() if RANK == 0 else None, 0))
 
 
-def check_states_of_torch_come_back_as_they_were():
+def test_states_of_torch_come_back_as_they_were():
     """Every dtype, integer keys, tuples, ordered dictionaries and what modules note in them."""
     folder = everywhere()
     torch.manual_seed(0)  # what comes back is rank 0's
@@ -87,7 +94,7 @@ def train(state, until: int):
     return state
 
 
-def check_a_training_that_goes_on_after_a_restart():
+def test_a_training_that_goes_on_after_a_restart():
     """Weights, statistics, schedule, scaler and dropout are those of the run that nobody disturbed."""
     for kind in ("adamw", "sgd", "amsgrad"):
         folder = everywhere()
@@ -109,7 +116,7 @@ def check_a_training_that_goes_on_after_a_restart():
             shutil.rmtree(folder)
 
 
-def check_a_training_state_of_other_parts():
+def test_a_training_state_of_other_parts():
     """What is missing and what is too much is named."""
     state = hvd.TrainingState(model=nn.Linear(1, 1), epoch=0)
     with pytest.raises(ValueError, match=r"is without \['epoch'\] and has \['batch'\] besides"):

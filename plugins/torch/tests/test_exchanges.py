@@ -6,8 +6,25 @@ from torch_values import DIMS, FLOATS, INTEGERS, RANK, RANKS, SIZE, numbers, sam
 
 import ringtrain.torch as hvd
 
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3, 4],
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 2,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "name": "over-torch",
+        "ranks": [2, 3],
+        "env": {"RINGTRAIN_TRANSPORT": "torch"},
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 3,
+    },
+]
 
-def check_allgather():
+
+def test_allgather():
     for dtype in (*FLOATS, *INTEGERS, "bool"):
         for dim in DIMS:
             rows = [2 * rank + 1 for rank in RANKS]
@@ -16,14 +33,14 @@ def check_allgather():
             same(result, np.concatenate(parts), (dtype, dim))
 
 
-def check_allgather_of_nothing():
+def test_allgather_of_nothing():
     result = hvd.allgather(torch.full((RANK, 2), float(RANK)))  # rank 0 has no row
     same(result, np.repeat(np.arange(SIZE), np.arange(SIZE))[:, None] * np.ones(2), "rank 0 sends no row")
     assert hvd.allgather(torch.empty(0, 4)).shape == (0, 4)
     assert hvd.allgather(torch.empty(3, 0)).shape == (3 * SIZE, 0)
 
 
-def check_one_element_of_a_column():
+def test_one_element_of_a_column():
     """Contiguous, whatever its stride."""
     column = torch.full((4, 3), float(RANK))[:1, 1]
     same(hvd.allgather(column), np.arange(SIZE), "allgather")
@@ -32,7 +49,7 @@ def check_one_element_of_a_column():
     same(received, np.arange(SIZE if RANK == 0 else 0), "alltoall")
 
 
-def check_allgather_gradient():
+def test_allgather_gradient():
     """The mean of all ranks' gradients: every row of the output weighs its place, and ranks weigh theirs
     differently."""
     for dtype in FLOATS:
@@ -52,7 +69,7 @@ def allgather_gradient(x: torch.Tensor, rows_of=lambda rank: rank + 1) -> np.nda
     return sum(rank + 1 for rank in RANKS) / SIZE * rows * np.ones(tuple(x.shape))
 
 
-def check_grouped_allgather():
+def test_grouped_allgather():
     for dtype in (*FLOATS, *INTEGERS, "bool"):
         xs = [value(RANK, dim, dtype, RANK + dim) for dim in DIMS]
         later = hvd.grouped_allgather_async(xs)
@@ -62,7 +79,7 @@ def check_grouped_allgather():
                 same(y, expected, (dtype, dim))
 
 
-def check_grouped_allgather_gradient():
+def test_grouped_allgather_gradient():
     for dtype in FLOATS:
         xs = [value(RANK, dim, dtype, RANK + 1).requires_grad_() for dim in DIMS]
         ys = hvd.grouped_allgather(xs)
@@ -71,7 +88,7 @@ def check_grouped_allgather_gradient():
             same(x.grad, allgather_gradient(x), dtype, dtype)
 
 
-def check_broadcast():
+def test_broadcast():
     for root in RANKS:
         for dtype in (*FLOATS, *INTEGERS, "bool"):
             for dim in DIMS:
@@ -82,7 +99,7 @@ def check_broadcast():
                 same(own, expected, (root, dtype, dim, "in place"))
 
 
-def check_broadcast_asynchronously():
+def test_broadcast_asynchronously():
     tensor = value(RANK, 2, "float32")
     later, in_place = hvd.broadcast_async(tensor, SIZE - 1), hvd.broadcast_async_(tensor.clone(), SIZE - 1)
     for handle in (later, in_place):
@@ -90,7 +107,7 @@ def check_broadcast_asynchronously():
     same(tensor, numbers(value(RANK, 2, "float32")), "left as it was")
 
 
-def check_broadcast_gradient():
+def test_broadcast_gradient():
     for root in RANKS:
         flows = sum(r + 1.0 for r in RANKS) / SIZE if root == RANK else 0.0
         for dtype in FLOATS:
@@ -100,7 +117,7 @@ def check_broadcast_gradient():
                 same(x.grad, np.full(tuple(x.shape), flows), (root, dtype, dim), dtype)
 
 
-def check_alltoall_equal_parts():
+def test_alltoall_equal_parts():
     for dtype in (*FLOATS, *INTEGERS):
         for dim in DIMS:
             result = hvd.alltoall(value(RANK, dim, dtype, 2 * SIZE))
@@ -108,7 +125,7 @@ def check_alltoall_equal_parts():
             same(result, np.concatenate(sent), (dtype, dim))
 
 
-def check_alltoall_splits():
+def test_alltoall_splits():
     """Rank r sends (r + i) % 3 rows to rank i: some send nothing to some."""
     splits = [[(rank + to) % 3 for to in RANKS] for rank in RANKS]
     for dtype, dim in [("float32", 1), ("bfloat16", 2), ("int64", 3)]:
@@ -123,7 +140,7 @@ def check_alltoall_splits():
             assert received.tolist() == [splits[rank][RANK] for rank in RANKS]
 
 
-def check_alltoall_rank_that_sends_nothing():
+def test_alltoall_rank_that_sends_nothing():
     rows = 0 if RANK == 0 else SIZE
     result, received = hvd.alltoall(torch.ones(rows, 2), [rows // SIZE] * SIZE)
     assert received.tolist() == [0] + [1] * (SIZE - 1)
@@ -132,13 +149,13 @@ def check_alltoall_rank_that_sends_nothing():
     assert (nothing.shape, none.tolist()) == ((0, 2), [0] * SIZE)
 
 
-def check_alltoall_of_an_empty_dimension():
+def test_alltoall_of_an_empty_dimension():
     """There are rows, though they have no elements."""
     rows, received = hvd.alltoall(torch.empty(sum(range(SIZE)), 0), list(RANKS))
     assert (rows.shape, received.tolist()) == ((RANK * SIZE, 0), [RANK] * SIZE)
 
 
-def check_alltoall_gradient():
+def test_alltoall_gradient():
     splits = [RANK + 1] * SIZE
     for dtype in FLOATS:
         for dim in DIMS:
@@ -149,7 +166,7 @@ def check_alltoall_gradient():
             same(x.grad, rows * np.ones(tuple(x.shape)), (dtype, dim))
 
 
-def check_alltoall_asynchronously():
+def test_alltoall_asynchronously():
     x = value(RANK, 2, "float32", SIZE)
     expected = np.concatenate([numbers(value(rank, 2, "float32", SIZE))[RANK : RANK + 1] for rank in RANKS])
     same(hvd.synchronize(hvd.alltoall_async(x)), expected, "equal parts")

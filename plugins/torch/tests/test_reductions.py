@@ -24,8 +24,25 @@ from torch_values import (
 
 import ringtrain.torch as hvd
 
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3, 4],
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 2,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "name": "over-torch",
+        "ranks": [2, 3],
+        "env": {"RINGTRAIN_TRANSPORT": "torch"},
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 3,
+    },
+]
 
-def check_allreduce_forward():
+
+def test_allreduce_forward():
     handles = {case: hvd.allreduce_async(value(RANK, case[1], case[0]), op=getattr(hvd, case[2])) for case in cases()}
     for case, handle in handles.items():
         result = hvd.synchronize(handle)
@@ -34,7 +51,7 @@ def check_allreduce_forward():
         same(result, reduced(case[1], case[0], case[2]), case, case[0])
 
 
-def check_allreduce_in_place():
+def test_allreduce_in_place():
     tensors = {case: value(RANK, case[1], case[0]) for case in cases()}
     handles = {case: hvd.allreduce_async_(tensor, op=getattr(hvd, case[2])) for case, tensor in tensors.items()}
     for case, handle in handles.items():
@@ -45,14 +62,14 @@ def check_allreduce_in_place():
     same(tensor, reduced(2, "float32", "Sum"), "not asynchronous")
 
 
-def check_allreduce_of_tensors_that_are_not_contiguous():
+def test_allreduce_of_tensors_that_are_not_contiguous():
     tensor = value(RANK, 2, "float32").t()
     same(hvd.allreduce(tensor, op=hvd.Sum), reduced(2, "float32", "Sum").T, "transposed")
     hvd.allreduce_(tensor, op=hvd.Sum)
     same(tensor, reduced(2, "float32", "Sum").T, "transposed, in place")
 
 
-def check_allreduce_of_scalars_and_empty_tensors():
+def test_allreduce_of_scalars_and_empty_tensors():
     assert hvd.allreduce(torch.tensor(float(RANK)), op=hvd.Sum).item() == sum(RANKS)
     assert hvd.allreduce(torch.tensor(RANK), op=hvd.Average).item() == int(sum(RANKS) / SIZE)
     assert hvd.allreduce(torch.empty(0, 3)).shape == (0, 3)
@@ -73,7 +90,7 @@ def small(step: int, scale: int = RANK + 1) -> dict[str, torch.Tensor]:
     }
 
 
-def check_results_of_steps_that_are_alike_belong_to_the_user():
+def test_results_of_steps_that_are_alike_belong_to_the_user():
     """No later step writes to them, and no two of them share memory or a count of writes."""
     steps = [allreduced(small(step), op=hvd.Sum) for step in range(4)]
     for step, results in enumerate(steps):
@@ -88,7 +105,7 @@ def check_results_of_steps_that_are_alike_belong_to_the_user():
     assert beside.ne(0).all()
 
 
-def check_steps_that_are_alike_in_place():
+def test_steps_that_are_alike_in_place():
     for step in range(3):
         tensors = small(step)
         tensors["parameter"] = nn.Parameter(torch.full((2,), 1.0 + RANK))
@@ -101,7 +118,7 @@ def check_steps_that_are_alike_in_place():
         assert tensors["parameter"].tolist() == [sum(rank + 1.0 for rank in RANKS)] * 2
 
 
-def check_a_step_unlike_the_one_before():
+def test_a_step_unlike_the_one_before():
     """Another shape, type, operation or factor under the same name, or one rank whose tensor has to be copied."""
     names = ["a", "b", "c"]
     for _ in range(3):
@@ -121,7 +138,7 @@ def check_a_step_unlike_the_one_before():
             assert results["b"].equal(expected), how
 
 
-def check_what_is_reduced_is_the_memory_that_was_submitted():
+def test_what_is_reduced_is_the_memory_that_was_submitted():
     for _ in range(3):
         tensors = {name: torch.ones(2) for name in ("a", "b")}
         handles = [hvd.allreduce_async(tensor, name=name, op=hvd.Sum) for name, tensor in tensors.items()]
@@ -129,13 +146,13 @@ def check_what_is_reduced_is_the_memory_that_was_submitted():
         assert [hvd.synchronize(handle).tolist() for handle in handles] == [[SIZE] * 2] * 2
 
 
-def check_allreduce_of_bools():
+def test_allreduce_of_bools():
     tensor = torch.tensor([RANK == 0, True, False])
     assert hvd.allreduce(tensor, op=hvd.Max).tolist() == [True, True, False]
     assert hvd.allreduce(tensor, op=hvd.Min).tolist() == [SIZE == 1, True, False]
 
 
-def check_nan_of_any_rank_is_in_the_result():
+def test_nan_of_any_rank_is_in_the_result():
     """Libraries of devices may have one that only the first rank's is in."""
     for dtype in (torch.float32, torch.bfloat16):
         for rank in RANKS:
@@ -145,7 +162,7 @@ def check_nan_of_any_rank_is_in_the_result():
                 assert (first, second) == (True, False), (dtype, rank, op)
 
 
-def check_averages_of_integers_are_exact():
+def test_averages_of_integers_are_exact():
     """Also of those that a float64 does not hold; rounded towards zero."""
     tensor = torch.tensor([2**60 + 1, -(2**60) - 1, 2**53 + 1, SIZE - RANK, RANK - SIZE])
     total = SIZE * (SIZE + 1) // 2
@@ -153,7 +170,7 @@ def check_averages_of_integers_are_exact():
     assert hvd.allreduce(tensor, op=hvd.Average).tolist() == expected
 
 
-def check_factors_of_integers_keep_all_digits():
+def test_factors_of_integers_keep_all_digits():
     """Also of those that a float64 does not hold."""
     tensor = torch.tensor([2**55 + 1, -(2**55) - 1, 2**53 + 1])
     doubled = hvd.allreduce(tensor, op=hvd.Max, prescale_factor=2.0)
@@ -161,7 +178,7 @@ def check_factors_of_integers_keep_all_digits():
     assert hvd.allreduce(doubled, op=hvd.Max, postscale_factor=0.5).tolist() == tensor.tolist()
 
 
-def check_allreduce_factors():
+def test_allreduce_factors():
     for dtype in FLOATS:
         result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
         same(result, 1.5 * reduced(2, dtype, "Sum"), dtype, dtype)
@@ -169,13 +186,13 @@ def check_allreduce_factors():
     same(result, 2 * reduced(1, "int32", "Sum"), "int32")
 
 
-def check_allreduce_average_argument():
+def test_allreduce_average_argument():
     tensor = value(RANK, 1, "float32")
     same(hvd.allreduce(tensor, average=False), reduced(1, "float32", "Sum"), "average=False")
     same(hvd.allreduce(tensor, average=True), reduced(1, "float32", "Average"), "average=True", "float32")
 
 
-def check_allreduce_gradient():
+def test_allreduce_gradient():
     """Ranks weigh their outputs differently, so that a gradient of the wrong rank shows."""
     for dtype, dim, op in cases(FLOATS):
         x = value(RANK, dim, dtype).requires_grad_()
@@ -195,7 +212,7 @@ def allreduce_gradient(dim: int, dtype: str, op: str) -> np.ndarray:
     return 2 * total * held[RANK] / held.sum(axis=0)
 
 
-def check_gradient_of_scaled_extremes():
+def test_gradient_of_scaled_extremes():
     """A factor that halves round: whoever held the value is found, and the gradient is no NaN."""
     for dtype, dim, op in cases(FLOATS):
         if op in ("Min", "Max"):
@@ -206,7 +223,7 @@ def check_gradient_of_scaled_extremes():
             torch.testing.assert_close(everyone, torch.full_like(everyone, SIZE * 0.21), rtol=2e-2, atol=0.0)
 
 
-def check_allreduce_compressed():
+def test_allreduce_compressed():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         result = hvd.allreduce(value(RANK, 2, "float32"), compression=compression, op=hvd.Sum)
         assert result.dtype is torch.float32
@@ -215,7 +232,7 @@ def check_allreduce_compressed():
         same(integers, reduced(2, "int64", "Sum"), compression)
 
 
-def check_grouped_allreduce():
+def test_grouped_allreduce():
     for dtype in (*FLOATS, *INTEGERS):
         for op in FOLDS:
             chosen = getattr(hvd, op)
@@ -232,7 +249,7 @@ def check_grouped_allreduce():
     same(mixed[1], reduced(2, "int64", "Max"), "mixed dtypes")
 
 
-def check_grouped_allreduce_gradient():
+def test_grouped_allreduce_gradient():
     for dtype in FLOATS:
         for op in FOLDS:
             xs = [value(RANK, dim, dtype).requires_grad_() for dim in DIMS]
@@ -242,7 +259,7 @@ def check_grouped_allreduce_gradient():
                 same(x.grad, allreduce_gradient(dim, dtype, op), (dtype, dim, op), dtype)
 
 
-def check_backward_through_a_group_one_by_one():
+def test_backward_through_a_group_one_by_one():
     """Each output of a grouped collective can be taken back by itself, as in Horovod."""
     for op in FOLDS:
         xs = [value(RANK, dim, "float32").requires_grad_() for dim in DIMS]
@@ -258,7 +275,7 @@ def check_backward_through_a_group_one_by_one():
             same(x.grad, np.ones(tuple(x.shape)), grouped, "float32")
 
 
-def check_backward_after_a_tensor_was_overwritten():
+def test_backward_after_a_tensor_was_overwritten():
     """The gradient of Min, Max and Product needs input and output: one that has changed is an error."""
     for op in (hvd.Min, hvd.Max, hvd.Product):
         x = value(RANK, 1, "float32").requires_grad_()
@@ -270,7 +287,7 @@ def check_backward_after_a_tensor_was_overwritten():
             y.sum().backward()
 
 
-def check_second_derivative():
+def test_second_derivative():
     """It would be without what the collective adds to it; where that is nothing, it is as it should be."""
     x = value(RANK, 1, "float32").requires_grad_()
     for collective in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0)):
@@ -289,7 +306,7 @@ def adasum_reference(arrays: list[np.ndarray]) -> np.ndarray:
     return (1 - dot / (2 * (a * a).sum())) * a + (1 - dot / (2 * (b * b).sum())) * b
 
 
-def check_adasum():
+def test_adasum():
     if SIZE & (SIZE - 1):
         error = error_of(lambda: hvd.allreduce(value(RANK, 1, "float32"), op=hvd.Adasum))
         assert f"the process set has {SIZE}" in error
@@ -303,19 +320,19 @@ def check_adasum():
     assert hvd.allreduce(basis, op=hvd.Adasum).tolist() == [1.0] * SIZE
 
 
-def check_reducescatter():
+def test_reducescatter():
     for dtype, dim, op in cases(ops=["Sum", "Average"]):
         for rows in (2 * SIZE, SIZE + 1):
             result = hvd.reducescatter(value(RANK, dim, dtype, rows), op=getattr(hvd, op))
             same(result, reduced(dim, dtype, op, rows)[rows_of(RANK, rows)], (dtype, dim, op, rows), dtype)
 
 
-def check_reducescatter_fewer_rows_than_ranks():
+def test_reducescatter_fewer_rows_than_ranks():
     result = hvd.reducescatter(torch.ones(1, 2), op=hvd.Sum)
     same(result, np.full((1 if RANK == 0 else 0, 2), float(SIZE)), "one row")
 
 
-def check_reducescatter_factors_and_compression():
+def test_reducescatter_factors_and_compression():
     tensor = value(RANK, 2, "float32", SIZE)
     result = hvd.reducescatter(
         tensor, op=hvd.Sum, compression=hvd.Compression.fp16, prescale_factor=2.0, postscale_factor=0.5
@@ -324,7 +341,7 @@ def check_reducescatter_factors_and_compression():
     same(result, expected[rows_of(RANK, SIZE)], "factors")
 
 
-def check_reducescatter_gradient():
+def test_reducescatter_gradient():
     for dtype, dim, op in cases(FLOATS, ["Sum", "Average"]):
         x = value(RANK, dim, dtype, 2 * SIZE).requires_grad_()
         y = hvd.reducescatter(x, op=getattr(hvd, op))
@@ -338,7 +355,7 @@ def reducescatter_gradient(x: torch.Tensor, op: str) -> np.ndarray:
     return (SIZE if op == "Sum" else 1) * rows * np.ones(tuple(x.shape))
 
 
-def check_grouped_reducescatter():
+def test_grouped_reducescatter():
     for dtype in (*FLOATS, *INTEGERS):
         for op in ("Sum", "Average"):
             xs = [value(RANK, dim, dtype, SIZE + dim) for dim in DIMS]
@@ -349,7 +366,7 @@ def check_grouped_reducescatter():
                     same(result, expected, (dtype, dim, op), dtype)
 
 
-def check_grouped_reducescatter_gradient():
+def test_grouped_reducescatter_gradient():
     for dtype in FLOATS:
         for op in ("Sum", "Average"):
             xs = [value(RANK, dim, dtype, SIZE + dim).requires_grad_() for dim in DIMS]
@@ -359,7 +376,7 @@ def check_grouped_reducescatter_gradient():
                 same(x.grad, reducescatter_gradient(x, op), (dtype, op), dtype)
 
 
-def check_sparse_allreduce():
+def test_sparse_allreduce():
     """Ranks have different entries, and one in common."""
     sparse = torch.sparse_coo_tensor([[0, RANK + 1]], [float(RANK), 1.0], (SIZE + 1,))
     for op, divisor in ((hvd.Sum, 1), (hvd.Average, SIZE)):
@@ -378,7 +395,7 @@ def check_sparse_allreduce():
     assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)().to_dense().tolist() == [0.0, 0.0, 0.0]
 
 
-def check_complex_tensors():
+def test_complex_tensors():
     """Every collective takes them, with gradients; what needs an order does not."""
     for dtype in (torch.complex64, torch.complex128):
         values = [torch.complex(torch.arange(4.0) + rank, torch.arange(4.0) * rank).to(dtype) for rank in RANKS]
@@ -401,7 +418,7 @@ def check_complex_tensors():
         hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Min)
 
 
-def check_averages_of_integers_never_wrap():
+def test_averages_of_integers_never_wrap():
     """They are Python's, rounded towards zero, at the ends of each type too; sums wrap as torch's do."""
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         info = torch.iinfo(dtype)

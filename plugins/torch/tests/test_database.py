@@ -4,6 +4,7 @@ Every rank has the same batches, so that the mean is the gradient of one process
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,17 @@ from torch.testing._internal.common_optimizers import OptimizerInput, optim_db
 
 import ringtrain.torch as hvd
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
+
+hvd.init()
 REFUSED = {"LBFGS": "evaluates its closure several times", "SparseAdam": "sparse gradients alone"}
 STEPS = 6
+OF_TORCH = {info.optim_cls.__name__: info for info in optim_db}
 
 
 def _model(whole: bool) -> nn.Sequential:
@@ -40,11 +50,11 @@ def _same(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=2e-5, atol=2e-6)
 
 
-def _check(info: Any) -> None:
-    whole = info.optim_cls.__name__ == "Muon"
+def _check(name: str) -> None:
+    info, whole = OF_TORCH[name], name == "Muon"
     for given in info.optim_inputs_func(device="cpu"):
         alone, net = _model(whole), _model(whole)
-        if (words := REFUSED.get(info.optim_cls.__name__)) is not None:
+        if (words := REFUSED.get(name)) is not None:
             refused = info.optim_cls(net.parameters(), **given.kwargs)
             with pytest.raises(ValueError, match=words):
                 hvd.HostOptimizer(refused, net)
@@ -87,5 +97,22 @@ def _schedules() -> list[Any]:
     return [lambda o: rates.StepLR(o, 2, 0.7), lambda o: rates.LambdaLR(o, lambda step: 1 / (1 + step))]
 
 
-for _info in optim_db:
-    globals()[f"check_{_info.optim_cls.__name__.lower()}"] = lambda _info=_info: _check(_info)
+test_adadelta = partial(_check, "Adadelta")
+test_adafactor = partial(_check, "Adafactor")
+test_adagrad = partial(_check, "Adagrad")
+test_adam = partial(_check, "Adam")
+test_adamax = partial(_check, "Adamax")
+test_adamw = partial(_check, "AdamW")
+test_asgd = partial(_check, "ASGD")
+test_lbfgs = partial(_check, "LBFGS")
+test_muon = partial(_check, "Muon")
+test_nadam = partial(_check, "NAdam")
+test_radam = partial(_check, "RAdam")
+test_rmsprop = partial(_check, "RMSprop")
+test_rprop = partial(_check, "Rprop")
+test_sgd = partial(_check, "SGD")
+test_sparseadam = partial(_check, "SparseAdam")
+
+
+def test_every_optimizer_of_torch_has_a_test():
+    assert {f"test_{name.lower()}" for name in OF_TORCH} <= globals().keys()

@@ -9,6 +9,8 @@ from frameworks.scenarios import forked_slots, newcomer_that_calls
 
 from ringtrain_torch.elastic.state import OptimizerStateHandler
 
+RUN_IN = {"framework": "ringtrain.torch", "one_in": 2}
+
 
 def _a_replaced_rank_leaves_no_trace(kind: str) -> None:
     """Killed in a step and replaced: weights, rates and the ledger are those of an undisturbed run."""
@@ -59,21 +61,21 @@ def _a_sampler_goes_on_with_what_is_left(workers: int) -> None:
     assert results[0] == [list(range(elastic_torch.SAMPLES))] * 2
 
 
-def check_a_sampler_goes_on_with_what_is_left() -> None:
+def test_a_sampler_goes_on_with_what_is_left() -> None:
     _a_sampler_goes_on_with_what_is_left(workers=0)
 
 
-def check_what_workers_of_a_loader_have_read_ahead_comes_again() -> None:
+def test_what_workers_of_a_loader_have_read_ahead_comes_again() -> None:
     _a_sampler_goes_on_with_what_is_left(workers=1)
 
 
-def check_a_newcomer_that_reduces_first_is_met() -> None:
+def test_a_newcomer_that_reduces_first_is_met() -> None:
     """The others are on their way to the function: they add zeros, and calls without a name are paired anew."""
     with newcomer_that_calls(elastic_torch.calls_first, "allreduce") as slots:
         assert slots.results() == {0: [1, 1, 1, 2], 1: [1, 1, 1, 2]}
 
 
-def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
+def test_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
     """It ends with an error that tells the way out, and the others go on without it."""
     with newcomer_that_calls(elastic_torch.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
@@ -84,19 +86,19 @@ def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
         assert slots.results() == {0: [1, 1, 1, 1]}
 
 
-def check_a_replaced_rank_leaves_no_trace_with_the_distributed_optimizer() -> None:
+def test_a_replaced_rank_leaves_no_trace_with_the_distributed_optimizer() -> None:
     _a_replaced_rank_leaves_no_trace("distributed")
 
 
-def check_a_replaced_rank_leaves_no_trace_with_the_host_optimizer() -> None:
+def test_a_replaced_rank_leaves_no_trace_with_the_host_optimizer() -> None:
     _a_replaced_rank_leaves_no_trace("host")
 
 
-def check_the_ledger_over_growing_and_shrinking_worlds_with_the_distributed_optimizer() -> None:
+def test_the_ledger_over_growing_and_shrinking_worlds_with_the_distributed_optimizer() -> None:
     _the_ledger_over_growing_and_shrinking_worlds("distributed")
 
 
-def check_the_ledger_over_growing_and_shrinking_worlds_with_the_host_optimizer() -> None:
+def test_the_ledger_over_growing_and_shrinking_worlds_with_the_host_optimizer() -> None:
     _the_ledger_over_growing_and_shrinking_worlds("host")
 
 
@@ -122,15 +124,15 @@ def _goes_on_as_if_nothing_had_happened(kind: str, size: int) -> None:
         assert found["model"] == results[0]["model"]
 
 
-def check_a_training_with_the_distributed_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_training_with_the_distributed_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     _goes_on_as_if_nothing_had_happened("distributed", 2)
 
 
-def check_a_training_with_the_host_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+def test_a_training_with_the_host_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     _goes_on_as_if_nothing_had_happened("host", 2)
 
 
-def check_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved() -> None:
+def test_an_optimizer_is_saved_in_place_and_what_it_is_restored_to_stays_saved() -> None:
     """A commit takes the memory of the last one. A step after a restore changes state in place, not the commit."""
     parameter = torch.nn.Parameter(torch.ones(5))
     optimizer = torch.optim.AdamW([parameter], lr=0.1)

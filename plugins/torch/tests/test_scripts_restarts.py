@@ -7,9 +7,24 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch_oracle import Run, run
+from torch_oracle import Run
 
-__all__ = ["run"]
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["auto", "grpc"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [2],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["torch"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+]
 
 Parts = dict[str, Any]
 
@@ -59,7 +74,7 @@ def _resumed(r: Run, make: Callable[[], Parts], step: Callable[[Parts, Any, int]
     return [part for part in parts.values() if isinstance(part, nn.Module)]
 
 
-def script_nano_gpt(r: Run):
+def test_nano_gpt(r: Run):
     def make() -> Parts:
         model = GPT()
         decayed = [param for param in model.parameters() if param.ndim > 1]
@@ -85,7 +100,7 @@ def script_nano_gpt(r: Run):
     return _resumed(r, make, step, features=(7,))
 
 
-def script_lstm_language_model(r: Run):
+def test_lstm_language_model(r: Run):
     def make() -> Parts:
         model = nn.ModuleDict({"in": nn.Embedding(17, 6), "lstm": nn.LSTM(6, 8, 2, batch_first=True)})
         model["out"] = nn.Linear(8, 17)
@@ -103,7 +118,7 @@ def script_lstm_language_model(r: Run):
     return _resumed(r, make, step, features=(9,))
 
 
-def script_dcgan(r: Run):
+def test_dcgan(r: Run):
     def make() -> Parts:
         generator = nn.Sequential(nn.ConvTranspose2d(4, 6, 4), nn.GroupNorm(2, 6), nn.Tanh())
         generator.append(nn.ConvTranspose2d(6, 1, 4, 2, 1))

@@ -15,8 +15,25 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.optim import SGD
 
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3, 4],
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 2,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "name": "over-torch",
+        "ranks": [2, 3],
+        "env": {"RINGTRAIN_TRANSPORT": "torch"},
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "one_in": 3,
+    },
+]
 
-def check_names_in_different_orders():
+
+def test_names_in_different_orders():
     """Rank r submits twelve tensors in an order of its own; each result is that of its name."""
     order = np.random.default_rng(RANK).permutation(12)
     for _ in range(3):
@@ -27,7 +44,7 @@ def check_names_in_different_orders():
             same(hvd.synchronize(handle), np.full(3, i * SIZE + sum(RANKS), float), i)
 
 
-def check_more_names_than_one_round_has_room_for():
+def test_more_names_than_one_round_has_room_for():
     """Names that are new travel whole, and 300 of them are longer than what ranks exchange at once."""
     names = [f"a.rather.long.name.of.a.parameter.{index}" for index in range(300)]
     for _ in range(2):
@@ -35,7 +52,7 @@ def check_more_names_than_one_round_has_room_for():
         assert {hvd.synchronize(handle).item() for handle in handles} == {SIZE}
 
 
-def check_join_of_uneven_data():
+def test_join_of_uneven_data():
     """Ranks that have joined count as zeros; all learn the last one."""
     for first in RANKS:
         steps = 1 if first == RANK else 3
@@ -53,7 +70,7 @@ def check_join_of_uneven_data():
         assert set(hvd.allgather_object(last)) == {last}
 
 
-def check_join_forbids_what_needs_every_rank():
+def test_join_forbids_what_needs_every_rank():
     if SIZE == 1:
         return
     if RANK > 0:
@@ -67,11 +84,11 @@ def check_join_forbids_what_needs_every_rank():
     hvd.join()
 
 
-def check_barrier():
+def test_barrier():
     hvd.barrier()
 
 
-def check_process_sets():
+def test_process_sets():
     if SIZE < 2:
         return
     even = hvd.add_process_set([rank for rank in RANKS if rank % 2 == 0])
@@ -108,7 +125,7 @@ def check_process_sets():
     assert "is not in use" in error_of(lambda: hvd.allreduce(torch.ones(1), process_set=mine))
 
 
-def check_one_world_for_all_modules():
+def test_one_world_for_all_modules():
     """A set or an operation of one module is that of the other."""
     for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product", "ProcessSet", "global_process_set"):
         assert getattr(hvd, name) is getattr(rt, name), name
@@ -122,7 +139,7 @@ def check_one_world_for_all_modules():
         assert ends.process_set_id is None
 
 
-def check_objects():
+def test_objects():
     state = {"step": RANK, "weights": torch.full((2,), float(RANK)), "names": ["a", ("b", None)]}
     received = hvd.broadcast_object(state, SIZE - 1)
     assert (received["step"], received["weights"].tolist(), received["names"]) == (
@@ -133,7 +150,7 @@ def check_objects():
     assert hvd.allgather_object({"rank": RANK}) == [{"rank": rank} for rank in RANKS]
 
 
-def check_objects_of_every_plain_kind():
+def test_objects_of_every_plain_kind():
     """What numpy and Python hold travels beside tensors, in containers of both."""
     value = {
         "array": np.arange(6).reshape(2, 3),
@@ -149,7 +166,7 @@ def check_objects_of_every_plain_kind():
         nn.BatchNorm1d(3).load_state_dict(got)
 
 
-def check_a_root_that_cannot_send():
+def test_a_root_that_cannot_send():
     """Everyone raises at once, with its reason; what ranks mean differently has both values."""
     words = error_of(lambda: hvd.broadcast_object([1, Custom(0)] if RANK == 0 else None))
     assert "rank 0: the object can't be sent: value[1] is of type Custom" in words
@@ -166,12 +183,12 @@ class Custom:
         self.rank = rank
 
 
-def check_objects_never_unpickle_unasked():
+def test_objects_never_unpickle_unasked():
     assert "allow_pickle" in error_of(lambda: hvd.allgather_object(Custom(RANK)))
     assert hvd.allgather_object(range(RANK + 1), allow_pickle=True) == [range(rank + 1) for rank in RANKS]
 
 
-def check_queries():
+def test_queries():
     built = (
         hvd.mpi_built,
         hvd.gloo_built,
@@ -188,7 +205,7 @@ def check_queries():
     assert 0 <= hvd.cross_rank() < hvd.cross_size() <= SIZE
 
 
-def check_timeline():
+def test_timeline():
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
         hvd.allreduce(torch.ones(3), name="traced")
@@ -200,7 +217,7 @@ def check_timeline():
         assert {event["tid"] for event in events} == {"allreduce.traced"}
 
 
-def check_forward_passes_in_the_timeline():
+def test_forward_passes_in_the_timeline():
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
         model = torch.nn.Linear(3, 1)
@@ -215,7 +232,7 @@ def check_forward_passes_in_the_timeline():
         assert main == ["forward", "backward", "step"] * 2
 
 
-def check_steps_of_a_distributed_optimizer_in_the_timeline():
+def test_steps_of_a_distributed_optimizer_in_the_timeline():
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
         model = torch.nn.Linear(3, 1)
@@ -231,7 +248,7 @@ def check_steps_of_a_distributed_optimizer_in_the_timeline():
         assert spans == ["backward", "step 1", "backward", "step 2"] if SIZE > 1 else ["step 1", "step 2"]
 
 
-def check_an_optimizer_in_the_next_world():
+def test_an_optimizer_in_the_next_world():
     """A step that was under way when the world was left is forgotten: nothing of it comes any more."""
     net, other = nn.Linear(2, 1), nn.Linear(2, 1)
     other.load_state_dict(net.state_dict())
@@ -250,7 +267,7 @@ def check_an_optimizer_in_the_next_world():
     assert torch.allclose(net.weight, other.weight)
 
 
-def check_shutdown_and_init_again():
+def test_shutdown_and_init_again():
     hvd.shutdown()
     assert not hvd.is_initialized()
     assert "init()" in error_of(lambda: hvd.allreduce(torch.ones(1)))
@@ -260,7 +277,7 @@ def check_shutdown_and_init_again():
         hvd.shutdown()
 
 
-def check_a_world_that_the_other_module_has_made():
+def test_a_world_that_the_other_module_has_made():
     """`ringtrain.init()` makes the one world; `ringtrain.torch.init()` beside it adds its sets, once."""
     hvd.shutdown()
     rt.init()
@@ -281,7 +298,7 @@ def check_a_world_that_the_other_module_has_made():
     hvd.shutdown()
 
 
-def check_a_timeline_in_the_place_of_that_of_the_environment():
+def test_a_timeline_in_the_place_of_that_of_the_environment():
     """`start_timeline` ends the file of RINGTRAIN_TIMELINE, which has what came before."""
     hvd.shutdown()
     with tempfile.TemporaryDirectory() as folder:

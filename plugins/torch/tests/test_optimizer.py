@@ -1,6 +1,6 @@
 """Checks of the options of ringtrain.torch.DistributedOptimizer, run on every rank of a world.
 
-What a script sees with no option of ours is in `torch_scripts`.
+What a script sees with no option of ours is in `test_scripts.py`.
 """
 
 import gc
@@ -31,13 +31,20 @@ from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD
 from ringtrain.step_time import measured
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
+
 
 def in_buckets(net, **options):
     """An optimizer of which each layer's gradients leave during the backward pass, after two steps."""
     return distributed(net, groups=[list(layer.parameters()) for layer in net if list(layer.parameters())], **options)
 
 
-def check_more_backward_passes_than_announced():
+def test_more_backward_passes_than_announced():
     """They are summed as torch does where it is so from the start, and refused where gradients have left."""
     net, other = model(), model()
     optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
@@ -66,7 +73,7 @@ def check_more_backward_passes_than_announced():
     optimizer.step()
 
 
-def check_gradients_that_are_dropped_while_they_are_reduced():
+def test_gradients_that_are_dropped_while_they_are_reduced():
     """As with torch alone, where all ranks drop them; where one steps on them, all are told."""
     net, other = model(), model()
     optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
@@ -88,7 +95,7 @@ def check_gradients_that_are_dropped_while_they_are_reduced():
         optimizer.step() if RANK == 0 else optimizer.zero_grad()
 
 
-def check_a_gradient_that_no_rank_has():
+def test_a_gradient_that_no_rank_has():
     """It is None after the step, with compression, groups and sums too, and its parameter does not move."""
     cases = ({}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0})
     for options in cases:
@@ -107,7 +114,7 @@ def check_a_gradient_that_no_rank_has():
         same_everywhere(net)
 
 
-def check_optimizers_that_are_made_and_dropped():
+def test_optimizers_that_are_made_and_dropped():
     """Memory, descriptors and threads stay what they are after the first ones."""
     net = nn.Linear(256, 256)
 
@@ -133,7 +140,7 @@ def check_optimizers_that_are_made_and_dropped():
     assert not net.weight._post_accumulate_grad_hooks
 
 
-def check_gradient_predivide_factor():
+def test_gradient_predivide_factor():
     net = model()
     train(net, distributed(net, gradient_predivide_factor=2.0), batches(RANK, 10))
     agree(net, reference("sgd", 10))
@@ -141,14 +148,14 @@ def check_gradient_predivide_factor():
         distributed(model(), gradient_predivide_factor=2.0, op=hvd.Sum)
 
 
-def check_sum_of_gradients():
+def test_sum_of_gradients():
     net, other = model(), model()
     train(net, distributed(net, op=hvd.Sum), batches(RANK, 5))
     train(other, torch.optim.SGD(other.parameters(), lr=0.1 * SIZE), pooled(5))
     agree(net, other)
 
 
-def check_groups():
+def test_groups():
     for groups in (2, 100, "lists"):
         net = model()
         params = list(net.parameters())
@@ -161,7 +168,7 @@ def check_groups():
         distributed(model(), groups=-1)
 
 
-def check_compression_of_gradients():
+def test_compression_of_gradients():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         net = model()
         train(net, distributed(net, compression=compression), batches(RANK, 10))
@@ -169,7 +176,7 @@ def check_compression_of_gradients():
         same_everywhere(net)
 
 
-def check_a_closure_of_fewer_backward_passes_than_announced():
+def test_a_closure_of_fewer_backward_passes_than_announced():
     """Its gradients are reduced all the same, as those of `step()` are."""
     net = model()
     optimizer = distributed(net, backward_passes_per_step=2)
@@ -186,7 +193,7 @@ def check_a_closure_of_fewer_backward_passes_than_announced():
     same_everywhere(net)
 
 
-def check_gradients_that_change_while_they_are_reduced():
+def test_gradients_that_change_while_they_are_reduced():
     """A gradient that changes after its reduction began is an error with the recipe, however it changes."""
     if SIZE == 1:
         return
@@ -212,7 +219,7 @@ def check_gradients_that_change_while_they_are_reduced():
             same_everywhere(net)
 
 
-def check_gradients_that_change_in_a_later_step():
+def test_gradients_that_change_in_a_later_step():
     """Where only a part of their bits is looked at: a scaled gradient is seen all the same."""
     if SIZE == 1:
         return
@@ -229,7 +236,7 @@ def check_gradients_that_change_in_a_later_step():
         optimizer.zero_grad()
 
 
-def check_gradients_that_are_zeroed_and_not_taken_away():
+def test_gradients_that_are_zeroed_and_not_taken_away():
     """They stay the same tensors, and weights get the bits that they get otherwise."""
     net, other = model(), model()
     optimizer, usual = distributed(net), distributed(other)
@@ -248,7 +255,7 @@ def check_gradients_that_are_zeroed_and_not_taken_away():
     same_everywhere(net)
 
 
-def check_a_gradient_that_is_kept_over_a_step():
+def test_a_gradient_that_is_kept_over_a_step():
     """It stays as it was, also when the next gradient is reduced."""
     net = model()
     optimizer = distributed(net)
@@ -262,7 +269,7 @@ def check_a_gradient_that_is_kept_over_a_step():
     assert not torch.equal(kept[0][1], kept[1][1])
 
 
-def check_gradients_in_memory_of_the_user():
+def test_gradients_in_memory_of_the_user():
     """What is reduced is there, in each step, although the optimizer has memory of its own."""
     net, other = model(), model()
     optimizer, usual = distributed(net), distributed(other)
@@ -281,7 +288,7 @@ def check_gradients_in_memory_of_the_user():
     agree(net, other, 0)
 
 
-def check_parameters_in_another_order():
+def test_parameters_in_another_order():
     """Names pair gradients, whatever the order in which a rank's optimizer has them."""
     net, other = model(), model()
     named = list(net.named_parameters())
@@ -291,7 +298,7 @@ def check_parameters_in_another_order():
     agree(net, train(other, distributed(other), batches(RANK, 3)), 0)
 
 
-def check_models_that_differ():
+def test_models_that_differ():
     """The parameter is named, with both shapes."""
     if SIZE == 1:
         return
@@ -309,7 +316,7 @@ def check_models_that_differ():
         optimizer.step()
 
 
-def check_a_parameter_that_one_rank_has_frozen():
+def test_a_parameter_that_one_rank_has_frozen():
     """All ranks hear of it at once, whichever parameter it is."""
     if SIZE == 1:
         return
@@ -322,7 +329,7 @@ def check_a_parameter_that_one_rank_has_frozen():
             optimizer.step()
 
 
-def check_gradients_that_change_in_a_later_step_after_they_were_reduced():
+def test_gradients_that_change_in_a_later_step_after_they_were_reduced():
     """Where gradients lie in the optimizer's memory, a change through `.data` is seen in what was reduced."""
     if SIZE == 1:
         return
@@ -340,7 +347,7 @@ def check_gradients_that_change_in_a_later_step_after_they_were_reduced():
         optimizer.zero_grad(set_to_none=False)
 
 
-def check_step_without_synchronize_within_skip_synchronize():
+def test_step_without_synchronize_within_skip_synchronize():
     if SIZE == 1:
         return
     net = model()
@@ -353,7 +360,7 @@ def check_step_without_synchronize_within_skip_synchronize():
     same_everywhere(net)
 
 
-def check_gradients_that_have_left_for_the_host():
+def test_gradients_that_have_left_for_the_host():
     """Where weights change during the backward pass, whatever is done with gradients raises and names the way
     out."""
     net = model()
@@ -381,7 +388,7 @@ def check_gradients_that_have_left_for_the_host():
     optimizer.close()
 
 
-def check_closed_host_optimizers_give_everything_back():
+def test_closed_host_optimizers_give_everything_back():
     """Descriptors, threads and memory are those of before; 3 MB and four descriptors stayed of each."""
 
     def held() -> tuple[int, int, int]:
@@ -409,7 +416,7 @@ def check_closed_host_optimizers_give_everything_back():
     assert after[2] <= before[2] + 50, (before, after)  # 60 MB of twenty stayed
 
 
-def check_micro_steps_that_are_left_over_are_flushed():
+def test_micro_steps_that_are_left_over_are_flushed():
     """The mean of two micro-steps of four is what one process steps by; until then the state says what to call."""
     net, alone = model(), model()
     optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), accumulate=4)
@@ -432,7 +439,7 @@ def check_micro_steps_that_are_left_over_are_flushed():
     optimizer.close()
 
 
-def check_a_closed_host_optimizer_leaves_the_model_alone():
+def test_a_closed_host_optimizer_leaves_the_model_alone():
     """The last step stays, the model's state can be read, and the next optimizer goes on from it."""
     net = model()
     for x, y in batches(RANK):
@@ -443,7 +450,7 @@ def check_a_closed_host_optimizer_leaves_the_model_alone():
     same_everywhere(net)
 
 
-def check_step_after_synchronize_warns():
+def test_step_after_synchronize_warns():
     if SIZE == 1:
         return
     net = model()
@@ -455,7 +462,7 @@ def check_step_after_synchronize_warns():
         optimizer.step()
 
 
-def check_sparse_gradients():
+def test_sparse_gradients():
     for options in ({}, {"sparse_as_dense": True}, {"gradient_predivide_factor": 2.0}):
         net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
         optimizer = hvd.DistributedOptimizer(
@@ -469,7 +476,7 @@ def check_sparse_gradients():
         agree(net, other)
 
 
-def check_a_gradient_that_is_sparse_on_some_ranks():
+def test_a_gradient_that_is_sparse_on_some_ranks():
     """Of a model with no other gradients, too: every rank is told at once, with the name of the gradient."""
     if SIZE == 1:
         return
@@ -482,7 +489,7 @@ def check_a_gradient_that_is_sparse_on_some_ranks():
     assert time.monotonic() - began < 20, "the stall timeout is a minute"
 
 
-def check_sparse_adam():
+def test_sparse_adam():
     """An optimizer that takes sparse gradients only gets them, however they travel."""
     for sparse_as_dense in (False, True):
         net, other = (nn.Embedding(8, 3, sparse=True, _weight=torch.ones(8, 3)) for _ in range(2))
@@ -503,7 +510,7 @@ def check_sparse_adam():
         agree(net, other)
 
 
-def check_process_set_of_an_optimizer():
+def test_process_set_of_an_optimizer():
     """Ranks in the set train together; a rank that is not in it trains alone, as in Horovod."""
     if SIZE < 3:
         return
@@ -523,7 +530,7 @@ def check_process_set_of_an_optimizer():
     assert hvd.remove_process_set(first)
 
 
-def check_optimizer_keeps_its_class_and_scheduler():
+def test_optimizer_keeps_its_class_and_scheduler():
     net = model()
     optimizer = distributed(net, "adam")
     assert isinstance(optimizer, torch.optim.Adam)
@@ -539,7 +546,7 @@ def check_optimizer_keeps_its_class_and_scheduler():
     assert wrapped.param_groups[0]["lr"] == 5e-3
 
 
-def check_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
+def test_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
     """It sets the rate in the groups of the optimizer that it was made of, and what is loaded goes into these."""
     for options in ({}, {"op": hvd.Adasum}):
         plain = TORCH_RULES["adam"](model().parameters())
@@ -558,7 +565,7 @@ def check_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
         assert wrapped.param_groups[0]["lr"] == 2.5e-3
 
 
-def check_hooks_of_a_step():
+def test_hooks_of_a_step():
     """Each is called once a step, with reduced gradients, also where state was loaded."""
     for options in ({}, {"op": hvd.Adasum}):
         if options and SIZE & (SIZE - 1):
@@ -582,7 +589,7 @@ def check_hooks_of_a_step():
     agree(net, other)
 
 
-def check_a_group_of_parameters_that_is_added_later():
+def test_a_group_of_parameters_that_is_added_later():
     """Its gradients are reduced like those that the optimizer was made with; with Adasum its steps are."""
     net = model()
     optimizer = hvd.DistributedOptimizer(TORCH_RULES["sgd"](net[0].parameters()), net[0].named_parameters())
@@ -598,7 +605,7 @@ def check_a_group_of_parameters_that_is_added_later():
     same_everywhere(net)
 
 
-def check_names_of_parameters():
+def test_names_of_parameters():
     net = model()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"parameters \[2, 3, 4, 5\] of the optimizer .* have no name"):
@@ -613,7 +620,7 @@ def check_names_of_parameters():
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd))
 
 
-def check_adasum_optimizer():
+def test_adasum_optimizer():
     """Ranks with the same batch make the step of one of them."""
     if SIZE & (SIZE - 1):
         return
@@ -627,7 +634,7 @@ def check_adasum_optimizer():
         pass
 
 
-def check_where_the_time_of_a_step_goes():
+def test_where_the_time_of_a_step_goes():
     """The wait for reductions and the wrapped optimizer's step are measured; with a closure the step is not."""
     net = model()
     optimizer = distributed(net)

@@ -24,6 +24,8 @@ from ringtrain.errors import MismatchError, NotInitializedError, PeerLost
 from ringtrain.optim import SGD
 from ringtrain_torch.device_groups import TorchDeviceGroups
 
+RUN_IN = {"framework": "ringtrain.torch", "one_in": 3}
+
 LONG = 16 << 20  # elements: many times as long as a thread takes to look
 TIMEOUT_S = 20
 PROMPT_S = 8  # a fifth of the timeout passes where ranks blame each other
@@ -66,11 +68,11 @@ def named_within_the_timeout(number):
         assert ended
 
 
-def check_a_rank_killed_in_mid_reduction_is_named_within_the_timeout():
+def test_a_rank_killed_in_mid_reduction_is_named_within_the_timeout():
     named_within_the_timeout(signal.SIGKILL)
 
 
-def check_a_rank_stopped_in_mid_reduction_is_named_within_the_timeout():
+def test_a_rank_stopped_in_mid_reduction_is_named_within_the_timeout():
     named_within_the_timeout(signal.SIGSTOP)
 
 
@@ -97,7 +99,7 @@ def leave_before_the_second_of_two(leaver: int) -> tuple[str, float]:
             hvd.shutdown()
 
 
-def check_a_rank_that_shuts_down_before_a_reduction_is_named_at_once():
+def test_a_rank_that_shuts_down_before_a_reduction_is_named_at_once():
     """Whatever the library says of it: the others do not blame each other."""
     env = {**OVER_TORCH, "RINGTRAIN_TIMEOUT": "60"}
     told = forked(leave_before_the_second_of_two, 3, 1, env=env)
@@ -130,7 +132,7 @@ def lose_one_in_mid_step(victim: int) -> tuple[str, str]:
     raise AssertionError("nobody was lost")
 
 
-def check_a_rank_lost_while_a_node_adds_up_is_named():
+def test_a_rank_lost_while_a_node_adds_up_is_named():
     """The library is not waited for, nor is the ring."""
     env = {**OVER_TORCH, "RINGTRAIN_TIMEOUT": str(TIMEOUT_S)}
     with started_ranks(lose_one_in_mid_step, 3, 1, env=env, context=FORK) as ranks:
@@ -151,7 +153,7 @@ def reduce_over(transports: list[str]) -> str:
     return ""
 
 
-def check_ranks_that_chose_differently_hear_of_it():
+def test_ranks_that_chose_differently_hear_of_it():
     """With both choices, on all ranks."""
     expected = "device is cpu through gloo on rank 0 and cpu on rank 1"
     assert all(expected in said for said in forked(reduce_over, 2, ["torch", "auto"]))
@@ -181,7 +183,7 @@ def groups_by_name() -> tuple[float, bool, list[str]]:
     return total, absent is None, said
 
 
-def check_a_backend_is_found_by_its_name_or_not_at_all():
+def test_a_backend_is_found_by_its_name_or_not_at_all():
     """A plugin's is used as asked for; NCCL, which is not in this build and was not asked for, leaves tensors to
     host memory on all ranks. One line of one rank says either."""
     first, second = forked(groups_by_name, 2, env=OVER_TORCH)
@@ -211,7 +213,7 @@ def train_in_pods(steps: int) -> tuple[bool, float]:
     return optimizer.takes_node_sums, net.weight[0, 0].item()
 
 
-def check_pods_reduce_what_their_devices_have_added_up():
+def test_pods_reduce_what_their_devices_have_added_up():
     """Means of integers, which no order of sums changes."""
     for pods in (2, 3):
         size = 2 * pods

@@ -4,9 +4,24 @@ import copy
 
 import torch
 from torch import multiprocessing, nn
-from torch_oracle import Run, begin, loss_of, mlp, passes, run, train
+from torch_oracle import Run, begin, loss_of, mlp, passes, train
 
-__all__ = ["run"]
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["auto", "grpc"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [2],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["torch"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+]
 
 INPUTS = torch.linspace(-1, 1, 60).view(10, 6)
 
@@ -49,17 +64,15 @@ def _saved(model):
     return {name: value.double().sum() for name, value in copy.deepcopy(model.state_dict()).items()}
 
 
-script_decay_by_hand_before_the_step = _between(_decay)
+test_decay_by_hand_before_the_step = _between(_decay)
 
-script_clamp_before_the_step = _between(_clamp)
+test_clamp_before_the_step = _between(_clamp)
 
-script_norm_of_weights_before_the_step = _between(
-    lambda model: nn.utils.parameters_to_vector(model.parameters()).norm()
-)
+test_norm_of_weights_before_the_step = _between(lambda model: nn.utils.parameters_to_vector(model.parameters()).norm())
 
-script_forward_pass_before_the_step = _between(_forward)
+test_forward_pass_before_the_step = _between(_forward)
 
-script_saved_before_the_step = _between(_saved)
+test_saved_before_the_step = _between(_saved)
 
 
 def _moved(move):
@@ -83,16 +96,16 @@ def _flattened(model):
     return flat
 
 
-script_weights_in_shared_memory = _moved(lambda model: [param.data for param in model.share_memory().parameters()])
+test_weights_in_shared_memory = _moved(lambda model: [param.data for param in model.share_memory().parameters()])
 
-script_weights_through_a_queue = _moved(
+test_weights_through_a_queue = _moved(
     lambda model: multiprocessing.get_context("spawn").SimpleQueue().put(model.state_dict())
 )
 
-script_weights_in_a_flat_vector = _moved(_flattened)
+test_weights_in_a_flat_vector = _moved(_flattened)
 
 
-def script_weights_rounded_around_a_pass(r: Run):
+def test_weights_rounded_around_a_pass(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.1)
     for x, y in r.data(8):
         optimizer.zero_grad()
@@ -123,13 +136,13 @@ def _read(read):
     return script
 
 
-script_gradient_copied_by_torch_tensor = _read(lambda grad: torch.tensor(grad))
+test_gradient_copied_by_torch_tensor = _read(lambda grad: torch.tensor(grad))
 
-script_gradient_read_by_a_script = _read(_scripted_norm)
+test_gradient_read_by_a_script = _read(_scripted_norm)
 
-script_gradient_read_by_vmap = _read(lambda grad: torch.func.vmap(lambda row: row.square().sum())(grad))
+test_gradient_read_by_vmap = _read(lambda grad: torch.func.vmap(lambda row: row.square().sum())(grad))
 
-script_gradient_read_as_an_array = _read(lambda grad: torch.from_numpy(grad.numpy().copy()))
+test_gradient_read_as_an_array = _read(lambda grad: torch.from_numpy(grad.numpy().copy()))
 
 
 def _groups(change, two=False):
@@ -176,18 +189,18 @@ def _move_between_groups(model, optimizer):
     second["params"].append(first["params"].pop())
 
 
-script_parameter_out_of_a_group_and_back = _groups(_take_out_or_put_back)
+test_parameter_out_of_a_group_and_back = _groups(_take_out_or_put_back)
 
-script_new_head_in_a_group = _groups(_new_head)
+test_new_head_in_a_group = _groups(_new_head)
 
-script_group_deleted = _groups(_drop_last, two=True)
+test_group_deleted = _groups(_drop_last, two=True)
 
-script_list_of_groups_replaced = _groups(_new_list, two=True)
+test_list_of_groups_replaced = _groups(_new_list, two=True)
 
-script_parameter_in_another_group = _groups(_move_between_groups, two=True)
+test_parameter_in_another_group = _groups(_move_between_groups, two=True)
 
 
-def script_parameter_out_before_the_step(r: Run):
+def test_parameter_out_before_the_step(r: Run):
     model, optimizer = begin(r, torch.optim.SGD, lr=0.1, momentum=0.9)
     for step, _ in enumerate(passes(r, model, optimizer, 6)):
         if step == 3:
@@ -196,7 +209,7 @@ def script_parameter_out_before_the_step(r: Run):
     return model
 
 
-def script_hooks_of_the_wrapped_optimizer(r: Run):
+def test_hooks_of_the_wrapped_optimizer(r: Run):
     model, calls = mlp(), []
     plain = torch.optim.AdamW(model.parameters(), lr=0.01)
     plain.register_step_pre_hook(lambda *_: calls.append(1))
@@ -207,7 +220,7 @@ def script_hooks_of_the_wrapped_optimizer(r: Run):
     return model, calls, optimizer.state_dict()["mine"]
 
 
-def script_step_counts_set_by_hand(r: Run):
+def test_step_counts_set_by_hand(r: Run):
     model, optimizer = begin(r, torch.optim.AdamW, lr=0.05, eps=1e-3)
     for count in (0.0, 100.0):
         train(r, model, optimizer, 4)

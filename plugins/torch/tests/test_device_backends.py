@@ -1,34 +1,9 @@
-"""ringtrain.torch does the same where tensors go through torch.distributed: gloo, and NCCL where GPUs are."""
+"""Which backend of torch.distributed takes the tensors of a device, and a group that it does not make."""
 
 import threading
-from pathlib import Path
 
 import pytest
-from frameworks.harness import TORCH_DEVICES, Checks, Scenarios, device_env
 from support.world_config import changed_config, world_config
-
-MODULES = ("torch_devices", "torch_training", "torch_reductions", "torch_exchanges", "torch_errors", "torch_world")
-CHECKS = {device: Checks("torch", MODULES, device_env(device)) for device in TORCH_DEVICES}
-RANKS = Scenarios("torch", "torch_device_ranks")
-
-
-@pytest.mark.sampled(1, of="size", each="check", one_in=3)
-@pytest.mark.parametrize("check", CHECKS["cpu"].names())
-@pytest.mark.parametrize("size", [2, 3], ids=lambda size: f"ranks-{size}")
-@pytest.mark.parametrize("device", CHECKS)
-def test_torch_over_torch_distributed(check, size, device, among):
-    """The check holds on every rank; NCCL needs a GPU for each."""
-    if device != "cpu" and len(list(Path("/dev").glob("nvidia[0-9]*"))) < size:
-        pytest.skip(f"NCCL needs {size} GPUs for {size} ranks")
-    assert not CHECKS[device].failure(check, size, among)
-
-
-@pytest.mark.sampled(one_in=3)
-@pytest.mark.parametrize("check", RANKS.names())
-def test_ranks_over_torch_distributed(check: str) -> None:
-    """What each rank hears of the others."""
-    assert not RANKS.failure(check)
-
 
 DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 

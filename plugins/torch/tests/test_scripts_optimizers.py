@@ -6,9 +6,24 @@ from collections import defaultdict
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from torch_oracle import Run, loss_of, mlp, run, train, trained
+from torch_oracle import Run, loss_of, mlp, train, trained
 
-__all__ = ["run"]
+RUN_IN = [
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [1, 2, 3],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["auto", "grpc"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [2],
+        "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["torch"]},
+        "judge": "torch_oracle.run",
+        "one_in": 4,
+    },
+]
 
 
 class _Lion(torch.optim.Optimizer):
@@ -71,33 +86,33 @@ class _Lookahead(torch.optim.Optimizer):
         self.inner.step()
 
 
-script_own_class_with_an_attribute = trained(_Lion, lr=0.1, power=0.5)
+test_own_class_with_an_attribute = trained(_Lion, lr=0.1, power=0.5)
 
 
-script_own_class_without_a_rate = trained(_Lion, lr=None)
+test_own_class_without_a_rate = trained(_Lion, lr=None)
 
 
-def script_own_class_with_groups(r: Run):
+def test_own_class_with_groups(r: Run):
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.02, "beta": 0.5}, {"params": model[2].parameters()}]
     return train(r, model, r.wrap(_Lion(groups, lr=0.1, power=0.5), model))
 
 
-script_own_class_clips_by_all_gradients = trained(_ClippedByAll, lr=0.1)
+test_own_class_clips_by_all_gradients = trained(_ClippedByAll, lr=0.1)
 
 
-script_own_class_counts_by_group = trained(_CountsByGroup, lr=0.1)
+test_own_class_counts_by_group = trained(_CountsByGroup, lr=0.1)
 
 
-script_adamw_that_clips_by_itself = trained(_AdamWThatClips, lr=0.01, eps=1e-3)
+test_adamw_that_clips_by_itself = trained(_AdamWThatClips, lr=0.01, eps=1e-3)
 
 
-def script_lookahead_inside(r: Run):
+def test_lookahead_inside(r: Run):
     model = mlp()
     return train(r, model, r.wrap(_Lookahead(torch.optim.SGD(model.parameters(), lr=0.1)), model))
 
 
-def script_added_group_of_adam(r: Run):
+def test_added_group_of_adam(r: Run):
     """What was added has made no update: its bias correction begins."""
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model[0].parameters(), lr=0.05), model[0])
@@ -108,7 +123,7 @@ def script_added_group_of_adam(r: Run):
     return model, [state["step"] for state in optimizer.state_dict()["state"].values()]
 
 
-def script_state_forgotten(r: Run):
+def test_state_forgotten(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.05), model)
     train(r, model, optimizer, 3)
@@ -116,7 +131,7 @@ def script_state_forgotten(r: Run):
     return train(r, model, optimizer, 3)
 
 
-def script_state_begun(r: Run):
+def test_state_begun(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
     for param in model.parameters():
@@ -124,7 +139,7 @@ def script_state_begun(r: Run):
     return train(r, model, optimizer, 3)
 
 
-def script_state_replaced(r: Run):
+def test_state_replaced(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model.parameters(), lr=0.05), model)
     train(r, model, optimizer, 3)
@@ -132,7 +147,7 @@ def script_state_replaced(r: Run):
     return train(r, model, optimizer, 3)
 
 
-def script_state_changed(r: Run):
+def test_state_changed(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
     train(r, model, optimizer, 3)
@@ -150,11 +165,11 @@ def _shards(r: Run, make, **options):
     return model
 
 
-def script_shards_of_amsgrad(r: Run):
+def test_shards_of_amsgrad(r: Run):
     return _shards(r, torch.optim.AdamW, lr=0.01, amsgrad=True)
 
 
-def script_shards_of_an_own_class(r: Run):
+def test_shards_of_an_own_class(r: Run):
     return _shards(r, _Lion, lr=0.1)
 
 
@@ -173,15 +188,15 @@ def _asked(r: Run, steps: int, asks):
     return model, seen
 
 
-def script_gradients_asked_for_in_each_step(r: Run):
+def test_gradients_asked_for_in_each_step(r: Run):
     return _asked(r, 6, lambda step: True)
 
 
-def script_gradients_asked_for_once(r: Run):
+def test_gradients_asked_for_once(r: Run):
     return _asked(r, 6, lambda step: step == 1)
 
 
-def script_gradients_asked_for_after_the_step(r: Run):
+def test_gradients_asked_for_after_the_step(r: Run):
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     seen = []
@@ -194,7 +209,7 @@ def script_gradients_asked_for_after_the_step(r: Run):
     return model, seen
 
 
-def script_gradients_put_there_and_never_zeroed(r: Run):
+def test_gradients_put_there_and_never_zeroed(r: Run):
     """As with functorch, and with methods that mix the gradients of several losses."""
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)

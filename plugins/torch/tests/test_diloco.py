@@ -14,6 +14,8 @@ import ringtrain.torch as hvd
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, Nesterov
 
+RUN_IN = {"framework": "ringtrain.torch", "ranks": [1, 2, 3], "one_in": 2}
+
 hvd.init()
 torch.set_num_threads(1)
 RANK, SIZE = hvd.rank(), hvd.size()
@@ -84,7 +86,7 @@ def steps(model: nn.Module, optimizer: Any, scheduler: Any, numbers: range) -> N
         scheduler.step()
 
 
-def check_weights_are_those_of_one_process_that_simulates_all_ranks() -> None:
+def test_weights_are_those_of_one_process_that_simulates_all_ranks() -> None:
     """AdamW under a schedule inside, Nesterov outside, an end off a multiple of sync_every: within 1e-6."""
     model = model_of(RANK)  # only rank 0's counts
     inner, scheduler = adamw(model)
@@ -130,7 +132,7 @@ def joined_sites(sites: list[list[int]], steps: int, every: list[int]) -> dict[s
     return outer
 
 
-def check_sites_are_as_one_process_that_trains_each_on_its_joined_batch() -> None:
+def test_sites_are_as_one_process_that_trains_each_on_its_joined_batch() -> None:
     """A site of all but the last rank, which clips mean gradients, beside one that takes half as many steps:
     within 1e-6, and equal bits on all ranks."""
     if SIZE == 1:
@@ -155,7 +157,7 @@ def check_sites_are_as_one_process_that_trains_each_on_its_joined_batch() -> Non
     optimizer.close()
 
 
-def check_a_step_on_gradients_of_one_rank_of_a_site_is_refused() -> None:
+def test_a_step_on_gradients_of_one_rank_of_a_site_is_refused() -> None:
     """As scaler.step(inner) without synchronize() would be."""
     if SIZE == 1:
         return
@@ -173,7 +175,7 @@ def check_a_step_on_gradients_of_one_rank_of_a_site_is_refused() -> None:
     optimizer.close()
 
 
-def check_all_ranks_end_with_one_model() -> None:
+def test_all_ranks_end_with_one_model() -> None:
     """Parameters, frozen ones and buffers, to the bit: with fragments, overlap, mix and compression."""
     model = model_of(RANK)
     inner, scheduler = adamw(model)
@@ -190,7 +192,7 @@ def check_all_ranks_end_with_one_model() -> None:
     optimizer.close()
 
 
-def check_a_training_that_begins_again_has_the_same_bits() -> None:
+def test_a_training_that_begins_again_has_the_same_bits() -> None:
     """From what torch.save wrote in the middle, with an exchange on its way, each rank its own."""
     options = {"outer": Nesterov(), "sync_every": 4, "overlap_steps": 2, "mix": 0.25}
     model = model_of(0)
@@ -217,7 +219,7 @@ def check_a_training_that_begins_again_has_the_same_bits() -> None:
     optimizer.close()
 
 
-def check_other_dtypes_are_averaged() -> None:
+def test_other_dtypes_are_averaged() -> None:
     """Local SGD of whole numbers: their mean, in every dtype, complex ones too."""
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.complex64):
         model = nn.Module()
@@ -230,7 +232,7 @@ def check_other_dtypes_are_averaged() -> None:
         optimizer.close()
 
 
-def check_steps_that_a_scaler_leaves_out_are_counted() -> None:
+def test_steps_that_a_scaler_leaves_out_are_counted() -> None:
     """On one rank alone: the others' changes count with it."""
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(2))
@@ -244,7 +246,7 @@ def check_steps_that_a_scaler_leaves_out_are_counted() -> None:
     optimizer.close()
 
 
-def check_what_it_can_not_train_is_refused_in_words() -> None:
+def test_what_it_can_not_train_is_refused_in_words() -> None:
     model = model_of(0)
     inner, _ = adamw(model)
     optimizer = hvd.DiLoCo(model, inner=inner)
@@ -267,7 +269,7 @@ def check_what_it_can_not_train_is_refused_in_words() -> None:
         hvd.DiLoCo(model.parameters(), inner=inner)
 
 
-def check_an_elastic_rank_goes_back_with_its_inner_optimizer() -> None:
+def test_an_elastic_rank_goes_back_with_its_inner_optimizer() -> None:
     """Weights, AdamW's moments and the rate are those of the commit, to the bit."""
     model = model_of(RANK)
     inner, scheduler = adamw(model)

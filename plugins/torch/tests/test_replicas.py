@@ -13,6 +13,13 @@ from ringtrain.optim.memory_check import EVERY
 from ringtrain.optim.replicas import PARTS, OptimizerReplicas
 from ringtrain_torch.replica import sum_of_bits, torch_replica_of
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
+
 ODD = SIZE - 1
 MOST_UPDATES = PARTS * EVERY + EVERY + 1
 DATA = batches(RANK, 3 + MOST_UPDATES)
@@ -32,7 +39,7 @@ def names_the_odd_rank(trains, words: str) -> None:
     assert raised.value.ranks == ((ODD,) if SIZE > 2 else (0, 1))
 
 
-def check_one_flipped_bit_is_found():
+def test_one_flipped_bit_is_found():
     """In any layer, also where Adasum combines the steps of the ranks."""
     for layer, options in ((0, {}), (2, {}), (4, {}), (4, {"op": hvd.Adasum})):
         if options and SIZE & (SIZE - 1):
@@ -47,13 +54,13 @@ def check_one_flipped_bit_is_found():
         )
 
 
-def check_a_wrong_load_is_found():
+def test_a_wrong_load_is_found():
     """A rank that has loaded another model than the others is told at its second update."""
     net = model(seed=int(RANK == ODD))
     names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 .* call broadcast_parameters")
 
 
-def check_a_wrong_rate_is_found():
+def test_a_wrong_rate_is_found():
     """Of one group of two, set by one rank after the first steps."""
     net = model()
     groups = [{"params": net[0].parameters()}, {"params": [*net[2].parameters(), *net[4].parameters()]}]
@@ -68,7 +75,7 @@ def check_a_wrong_rate_is_found():
         train(net, optimizer, DATA[3 : 5 + EVERY])
 
 
-def check_what_is_a_ranks_own_is_not_compared():
+def test_what_is_a_ranks_own_is_not_compared():
     """Buffers, frozen parameters, and a model that a process set of one rank trains."""
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2), nn.Linear(2, 2))
     torch.manual_seed(3)
@@ -88,7 +95,7 @@ def check_what_is_a_ranks_own_is_not_compared():
         hvd.remove_process_set(alone)
 
 
-def check_weights_that_are_sent_after_the_first_step_are_alike():
+def test_weights_that_are_sent_after_the_first_step_are_alike():
     """As scripts of Horovod's do it, for the optimizer to have its state by then."""
     net = model(seed=RANK)
     optimizer = optimizer_of(net)
@@ -97,7 +104,7 @@ def check_weights_that_are_sent_after_the_first_step_are_alike():
     train(net, optimizer, DATA[1:])
 
 
-def check_ranks_that_have_joined_are_not_compared():
+def test_ranks_that_have_joined_are_not_compared():
     """Ranks with less data join, and all count their updates anew behind that."""
     for number in (30, 45):
         net = model()
@@ -108,7 +115,7 @@ def check_ranks_that_have_joined_are_not_compared():
         train(net, optimizer, DATA)
 
 
-def check_a_step_that_fails_leaves_the_next_optimizer_alone():
+def test_a_step_that_fails_leaves_the_next_optimizer_alone():
     """Its comparison may still be in flight where another optimizer of the same names begins one."""
     look = functools.partial(torch_replica_of, {}, [])
     failed, later = (OptimizerReplicas("gradient.weight", hvd.global_process_set) for _ in range(2))
@@ -121,7 +128,7 @@ def check_a_step_that_fails_leaves_the_next_optimizer_alone():
             hvd.barrier()
 
 
-def check_a_comparison_reads_a_part():
+def test_a_comparison_reads_a_part():
     """Each row is in one part, and of other memory than the host's the sum of the bits is what is compared."""
     net = nn.Sequential(nn.Conv2d(3, 17, 3).to(memory_format=torch.channels_last), nn.Linear(40, 10))
     names = {param: name for name, param in net.named_parameters()}

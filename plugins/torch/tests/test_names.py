@@ -6,12 +6,19 @@ from frameworks.horovod_names import differences
 
 import ringtrain.torch as hvd
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [1, 2, 3, 4],
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 2,
+}
 
-def check_names_arguments_and_defaults_are_those_of_horovod():
+
+def test_names_arguments_and_defaults_are_those_of_horovod():
     assert differences("torch", hvd) == []
 
 
-def check_names_of_mpi_ops_and_util():
+def test_names_of_mpi_ops_and_util():
     """What scripts import from Horovod's modules, by the same paths."""
     from ringtrain.common import util
     from ringtrain.torch import mpi_ops

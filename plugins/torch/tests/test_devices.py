@@ -1,14 +1,10 @@
 """Checks of RINGTRAIN_TRANSPORT=torch, over gloo: run on every rank of a world whose reductions take it."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-
-os.environ["RINGTRAIN_TRANSPORT"] = "torch"  # before the world is met, which the next import does
-
 from torch_values import RANK, SIZE
 
 import ringtrain.torch as hvd
@@ -16,19 +12,27 @@ from ringtrain._core.process_groups.context import current
 from ringtrain.optim import LAMB, SGD, AdamW
 from ringtrain_torch.device_groups import TorchDeviceGroups
 
+RUN_IN = {
+    "framework": "ringtrain.torch",
+    "ranks": [2, 3],
+    "env": {"RINGTRAIN_TRANSPORT": "torch"},
+    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+    "one_in": 3,
+}
+
 
 def groups_in_use() -> list[int]:
     return current().attached(TorchDeviceGroups, TorchDeviceGroups).in_use()
 
 
-def check_reductions_went_through_torch_distributed():
+def test_reductions_went_through_torch_distributed():
     """The group is ours: torch's own default group was not touched."""
     hvd.allreduce(torch.ones(3))
     assert groups_in_use() == ([0] if SIZE > 1 else [])
     assert not torch.distributed.is_initialized()
 
 
-def check_an_optimizer_trains_as_one_process_on_all_data():
+def test_an_optimizer_trains_as_one_process_on_all_data():
     """Integers as floats, so that the order in which the library adds does not show."""
     net = torch.nn.Linear(2, 1)
     with torch.no_grad():
@@ -44,7 +48,7 @@ def check_an_optimizer_trains_as_one_process_on_all_data():
     assert net.bias.tolist() == [-12.0 * SIZE]
 
 
-def check_what_takes_the_group():
+def test_what_takes_the_group():
     """All kinds do where tensors hold floats or only move; averages of integers, Adasum, scaled integers, and Min
     and Max of floats go as arrays. The same on all ranks, and counted by the calls to the library."""
     ones = torch.ones(2 * SIZE, dtype=torch.int32)
@@ -82,7 +86,7 @@ def _calls_of(make: Callable[[], object]) -> int:
     return group._calls._sequence - before
 
 
-def check_the_group_of_a_removed_set_is_destroyed():
+def test_the_group_of_a_removed_set_is_destroyed():
     """The one of all ranks stays."""
     ends = hvd.add_process_set(sorted({0, SIZE - 1}))
     if ends.included():
@@ -117,7 +121,7 @@ def trained(dtype: torch.dtype, rule: Any, options: dict[str, Any]) -> tuple[hvd
     return optimizer, net
 
 
-def check_the_host_optimizer_of_a_node_has_the_bits_of_one_that_takes_every_gradient():
+def test_the_host_optimizer_of_a_node_has_the_bits_of_one_that_takes_every_gradient():
     """`check_finite` looks at every gradient on the host."""
     cases = [(rule, OPTIONS["plain"], torch.float64) for rule in RULES.values()]
     cases += [(RULES["adamw"], options, torch.float32) for options in OPTIONS.values()]
@@ -131,7 +135,7 @@ def check_the_host_optimizer_of_a_node_has_the_bits_of_one_that_takes_every_grad
             one.close()
 
 
-def check_only_a_share_of_the_sum_comes_to_the_host():
+def test_only_a_share_of_the_sum_comes_to_the_host():
     """What this rank updates, and nothing of the other ranks' shards."""
     optimizer, _ = trained(torch.float32, RULES["sgd"], {})
     context = optimizer._host._cut.context
@@ -142,7 +146,7 @@ def check_only_a_share_of_the_sum_comes_to_the_host():
     optimizer.close()
 
 
-def check_half_types_are_summed_in_float32_by_a_node():
+def test_half_types_are_summed_in_float32_by_a_node():
     """Rounded once, as the host does it; over micro-steps the host rounds before as well."""
     for dtype in (torch.float16, torch.bfloat16):
         optimizer, net = trained(dtype, RULES["sgd"], {})
@@ -153,7 +157,7 @@ def check_half_types_are_summed_in_float32_by_a_node():
             one.close()
 
 
-def check_what_is_saved_of_node_sums_is_whole():
+def test_what_is_saved_of_node_sums_is_whole():
     """On every rank, and taken by an optimizer without them."""
     optimizer, net = trained(torch.float32, RULES["adamw"], {})
     whole, reference = trained(torch.float32, RULES["sgd"], {"check_finite": True})
@@ -168,7 +172,7 @@ def check_what_is_saved_of_node_sums_is_whole():
         one.close()
 
 
-def check_a_set_s_host_optimizer_takes_the_sums_of_its_ranks():
+def test_a_set_s_host_optimizer_takes_the_sums_of_its_ranks():
     """With integers as floats; ranks outside the set take no part."""
     ends = hvd.add_process_set(sorted({0, SIZE - 1}))
     if ends.included():
