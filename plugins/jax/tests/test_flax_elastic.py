@@ -14,6 +14,14 @@ from support.elastic_agent import pause
 import ringtrain as rt
 import ringtrain.jax as hvd
 
+# What takes longest here is compiling.
+RUN_IN = {
+    "framework": "ringtrain.jax",
+    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "needs": ["jax", "optax", "flax"],
+    "one_in": 8,
+}
+
 X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
 
 
@@ -89,9 +97,9 @@ def _a_replaced_rank_leaves_no_trace(kind: str) -> None:
     assert all(one == found[0] for one in found), found
 
 
-def check_a_train_state() -> None:
+def test_a_train_state() -> None:
     _a_replaced_rank_leaves_no_trace("TrainState")
 
 
-def check_a_module_of_nnx() -> None:
+def test_a_module_of_nnx() -> None:
     _a_replaced_rank_leaves_no_trace("module")

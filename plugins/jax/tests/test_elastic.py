@@ -6,6 +6,14 @@ from typing import Any
 import elastic_jax
 from frameworks.scenarios import forked_slots, newcomer_that_calls
 
+# What takes longest here is compiling.
+RUN_IN = {
+    "framework": "ringtrain.jax",
+    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "needs": ["jax", "optax"],
+    "one_in": 8,
+}
+
 
 def _as_if_nothing_had_happened(kind: str) -> None:
     """2 ranks, one is killed and replaced; 4; 2 as planned, the donor among those that leave; a kill; 1: all is to
@@ -44,11 +52,11 @@ def at(slots: Any, step: int, *of: int) -> None:
     assert [slots.message(slot) for slot in of] == [step] * len(of)
 
 
-def check_optax_goes_on_as_if_nothing_had_happened() -> None:
+def test_optax_goes_on_as_if_nothing_had_happened() -> None:
     _as_if_nothing_had_happened("optax")
 
 
-def check_the_host_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+def test_the_host_optimizer_goes_on_as_if_nothing_had_happened() -> None:
     _as_if_nothing_had_happened("host")
 
 
@@ -70,21 +78,21 @@ def _resumes_at_another_size(kind: str) -> None:
             assert run(ranks, f"{folder}/{source}", source, elastic_jax.STEPS) == expected
 
 
-def check_a_training_with_optax_resumes_at_another_size() -> None:
+def test_a_training_with_optax_resumes_at_another_size() -> None:
     _resumes_at_another_size("optax")
 
 
-def check_a_training_with_the_host_optimizer_resumes_at_another_size() -> None:
+def test_a_training_with_the_host_optimizer_resumes_at_another_size() -> None:
     _resumes_at_another_size("host")
 
 
-def check_a_newcomer_that_reduces_first_is_met() -> None:
+def test_a_newcomer_that_reduces_first_is_met() -> None:
     """The others are on their way to the function, and add zeros."""
     with newcomer_that_calls(elastic_jax.calls_first, "allreduce") as slots:
         assert slots.results() == {0: [1, 1, 1, 2], 1: [1, 1, 1, 2]}
 
 
-def check_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
+def test_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
     """Its error tells the way out, and the others go on without it."""
     with newcomer_that_calls(elastic_jax.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)

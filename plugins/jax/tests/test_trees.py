@@ -18,6 +18,15 @@ import ringtrain.jax as hvd
 from ringtrain.checkpoint import Checkpoints, ShardedCheckpoints
 from ringtrain.errors import ConfigurationError
 
+# What takes longest here is compiling.
+RUN_IN = {
+    "framework": "ringtrain.jax",
+    "ranks": [1, 2, 3],
+    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "needs": ["jax", "optax"],
+    "one_in": 3,
+}
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "step"], meta_fields=["apply"])
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +73,7 @@ def same(found, expected):
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
 
 
-def check_trees_come_back_from_checkpoints():
+def test_trees_come_back_from_checkpoints():
     """With the state of optax, keys of both kinds, bfloat16, and a function; also where arrays are read late."""
     expected = tree(1)
     with tempfile.TemporaryDirectory() as own:
@@ -79,7 +88,7 @@ def check_trees_come_back_from_checkpoints():
         hvd.barrier()
 
 
-def check_what_is_kept_is_a_copy():
+def test_what_is_kept_is_a_copy():
     """A buffer that is donated afterwards is not changed in it."""
     params = {"w": jnp.arange(1000.0)}
     kept = hvd.to_state_dict(params)
@@ -90,7 +99,7 @@ def check_what_is_kept_is_a_copy():
         same(hvd.from_state_dict(wide, hvd.to_state_dict(wide)), wide)
 
 
-def check_what_differs_is_named():
+def test_what_differs_is_named():
     """By its path, with both sides."""
     kept = hvd.to_state_dict({"a": {"w": jnp.ones(2)}, "key": jax.random.key(0), "step": 3})
     cases = [
@@ -116,7 +125,7 @@ def check_what_differs_is_named():
         hvd.to_state_dict({"f": jnp.tanh})
 
 
-def check_a_state_goes_back_to_its_commit():
+def test_a_state_goes_back_to_its_commit():
     """Trees with a node that is no plain data among them, whose buffers a step has taken since."""
     taken = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf + 1, params), donate_argnums=0)
     state = rt.elastic.State(plain=tree(1)["opt"], trained=tree(1)["trained"], key=jax.random.key(1), losses=[])

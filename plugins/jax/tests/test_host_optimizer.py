@@ -18,6 +18,15 @@ from ringtrain.checkpoint import Checkpoints, ShardedCheckpoints
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, Adam, AdamW
 
+# What takes longest here is compiling.
+RUN_IN = {
+    "framework": "ringtrain.jax",
+    "ranks": [1, 2, 3],
+    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "needs": ["jax", "optax"],
+    "one_in": 3,
+}
+
 
 def host_step(optimizer, streams=True, loss=loss_of):
     def step(params, state, x, y):
@@ -70,7 +79,7 @@ def compared(make, peer, wrap=jax.jit, streams=True, params=None, rounding=2e-5)
     return optimizer
 
 
-def check_updates_are_those_of_optax():
+def test_updates_are_those_of_optax():
     """Streamed from the backward pass, and given as whole gradients; the state is spread over the ranks."""
     for name, (make, peer) in PAIRS.items():
         optimizer = compared(make, peer)
@@ -81,12 +90,12 @@ def check_updates_are_those_of_optax():
         assert held == slots * one * (SIZE if name == "unsharded" else 1), name
 
 
-def check_eagerly():
+def test_eagerly():
     compared(*PAIRS["adam"], wrap=lambda step: step)
     compared(*PAIRS["adam"], wrap=lambda step: step, streams=False)
 
 
-def check_remat_donated_buffers_and_x64():
+def test_remat_donated_buffers_and_x64():
     compared(*PAIRS["adam"], wrap=functools.partial(jax.jit, donate_argnums=(0, 1)), params=copied(model()))
     with x64():
         compared(*PAIRS["adam"], params=model("float64"), rounding=1e-10)
@@ -96,7 +105,7 @@ def copied(params):
     return jax.tree.map(jnp.array, params)
 
 
-def check_parameters_of_numpy_are_what_jax_makes_of_them():
+def test_parameters_of_numpy_are_what_jax_makes_of_them():
     """float64 and Python's floats, which are float32 to JAX: given whole at first and, eagerly, at each step."""
     params, rate = {"w": np.full(3, 0.5), "b": 0.25}, 0.1
 
@@ -122,7 +131,7 @@ def check_parameters_of_numpy_are_what_jax_makes_of_them():
         assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
 
 
-def check_halves_have_master_weights():
+def test_halves_have_master_weights():
     """Ten steps whose changes are below the precision of bf16 add up, as in float32."""
     params = {"w": jnp.ones(4, "bfloat16")}
     optimizer = hvd.HostOptimizer(SGD(lr=1e-3))
@@ -134,7 +143,7 @@ def check_halves_have_master_weights():
     np.testing.assert_allclose(np.asarray(params["w"], "float32"), 0.99, atol=0.004)
 
 
-def check_a_loop_in_one_compiled_function():
+def test_a_loop_in_one_compiled_function():
     """scan over the batches."""
     make, peer = PAIRS["adam"]
     optimizer, (x, y) = make(), rows()
@@ -150,7 +159,7 @@ def check_a_loop_in_one_compiled_function():
     assert int(state) == optimizer.updates == len(X)
 
 
-def check_what_a_program_makes_of_parameters_counts():
+def test_what_a_program_makes_of_parameters_counts():
     """Halved after each step, in float32 and where the host has master weights."""
     halved = functools.partial(jax.tree.map, lambda leaf: leaf * jnp.asarray(0.5, leaf.dtype))
 
@@ -169,7 +178,7 @@ def check_what_a_program_makes_of_parameters_counts():
             agree(found, expected, rounding)
 
 
-def check_a_training_goes_on_to_the_bit():
+def test_a_training_goes_on_to_the_bit():
     """From a checkpoint of whole states, and from one of shards."""
     make, _ = PAIRS["clipped"]
     x, y = rows()
@@ -201,7 +210,7 @@ def check_a_training_goes_on_to_the_bit():
         hvd.barrier()
 
 
-def check_gradients_leave_while_the_backward_pass_runs():
+def test_gradients_leave_while_the_backward_pass_runs():
     """The last layer's is on the host before the first layer's backward pass begins, by the timeline."""
     if SIZE == 1:
         return
@@ -223,7 +232,7 @@ def check_gradients_leave_while_the_backward_pass_runs():
     assert left["submit ['layer7']['w']"] < probe < left["submit ['layer0']['w']"], (left, probe)
 
 
-def check_what_cannot_be():
+def test_what_cannot_be():
     """Each is an error that says what to do."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'clip'"):
         hvd.HostOptimizer(Adam(lr=1e-2), clip=1.0)
@@ -253,7 +262,7 @@ def check_what_cannot_be():
     assert "expected no vmap around it" in words
 
 
-def check_ranks_that_differ_are_told():
+def test_ranks_that_differ_are_told():
     if SIZE == 1:
         return
     words = error_of(lambda: hvd.HostOptimizer(SGD(lr=0.1 + RANK)).init({"a": jnp.ones(2)}))

@@ -14,6 +14,15 @@ from ringtrain import elastic
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, Nesterov
 
+# What takes longest here is compiling.
+RUN_IN = {
+    "framework": "ringtrain.jax",
+    "ranks": [1, 2, 3],
+    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "needs": ["jax", "optax"],
+    "one_in": 3,
+}
+
 INNER = jax.jit(stepped(optax.sgd(0.1), jax.value_and_grad))
 
 
@@ -30,14 +39,14 @@ def gone_through(diloco, batches, params):
     return params
 
 
-def check_diloco_of_one_step_trains_like_one_process():
+def test_diloco_of_one_step_trains_like_one_process():
     """Synchronized after each step by the plain mean, it is synchronous SGD."""
     diloco = begun(outer=SGD(lr=1.0), sync_every=1)
     found = gone_through(diloco, rows(), diloco.params())
     agree(found, trained(INNER, (X, Y), model(), optax.sgd(0.1)))
 
 
-def check_diloco_is_that_of_plain_arrays():
+def test_diloco_is_that_of_plain_arrays():
     """Which a plain computation of all ranks has checked; with an exchange beside steps, and restarted, too."""
     for options in (
         {"sync_every": 3},
@@ -72,7 +81,7 @@ def check_diloco_is_that_of_plain_arrays():
             assert other == [leaf.tolist() for leaf in own]
 
 
-def check_diloco_averages_within_sites():
+def test_diloco_averages_within_sites():
     """A site of all but the last rank, and one of the last: at H = 1 by the mean gradient of all ranks."""
     sites = [list(range(SIZE - 1)), [SIZE - 1]] if SIZE > 1 else ()
     diloco = begun(outer=SGD(lr=1.0), sync_every=1, sites=sites)
@@ -84,7 +93,7 @@ def check_diloco_averages_within_sites():
     diloco.close()
 
 
-def check_an_elastic_diloco_averages_at_commits():
+def test_an_elastic_diloco_averages_at_commits():
     """And at no other step; what is committed is in `params()` and `inner`."""
     diloco = begun(outer=SGD(lr=1.0), sync_every=2, elastic=True, inner={"count": jnp.zeros(1)})
     state = elastic.State(diloco=diloco)
@@ -104,7 +113,7 @@ def check_an_elastic_diloco_averages_at_commits():
     diloco.close()
 
 
-def check_parameters_of_numpy_are_what_jax_makes_of_them():
+def test_parameters_of_numpy_are_what_jax_makes_of_them():
     """float64 and Python's floats, at first and at each step."""
     params = {"w": np.full(3, 0.5), "b": 0.25}
     diloco = hvd.DiLoCo(params, outer=SGD(lr=1.0), sync_every=2)
@@ -114,7 +123,7 @@ def check_parameters_of_numpy_are_what_jax_makes_of_them():
     diloco.close()
 
 
-def check_what_diloco_refuses():
+def test_what_diloco_refuses():
     diloco = begun()
     with pytest.raises(ConfigurationError, match="expected the tree it was made of"):
         diloco.step({"w": jnp.zeros(2)})
