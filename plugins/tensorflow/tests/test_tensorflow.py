@@ -14,7 +14,6 @@ CHECKS = Checks(
         "keras_training",
         "tensorflow_reductions",
         "tensorflow_exchanges",
-        "tensorflow_distribute",
         "tensorflow_world",
     ),
 )

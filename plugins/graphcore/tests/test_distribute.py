@@ -14,6 +14,8 @@ import ringtrain.tensorflow as hvd
 from ringtrain.tensorflow import distribute
 from ringtrain_job.agent.world_file import unusable_tf_config
 
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
+
 v1 = tf.compat.v1
 RATE = 0.1
 
@@ -72,7 +74,7 @@ def estimator(directory: str, train: Callable = on_host) -> distribute.Estimator
     return distribute.Estimator(linear, directory, params={"train": train})
 
 
-def check_an_estimator_trains_like_one_process_and_resumes():
+def test_an_estimator_trains_like_one_process_and_resumes():
     for train in (on_host, by_train_op, by_strategy):
         with tempfile.TemporaryDirectory() as directory:
             estimator(directory, train).train(batches(range(4)), max_steps=3)
@@ -93,7 +95,7 @@ def check_an_estimator_trains_like_one_process_and_resumes():
         hvd.barrier()
 
 
-def check_train_and_evaluate_returns_the_last_metrics_everywhere():
+def test_train_and_evaluate_returns_the_last_metrics_everywhere():
     with tempfile.TemporaryDirectory() as directory:
         config = distribute.RunConfig(save_checkpoints_steps=2)
         made = distribute.Estimator(linear, directory, config, params={"train": on_host})
@@ -116,7 +118,7 @@ def resolver(size: int, rank: int):
     return made(cluster, task_type="worker", task_id=rank)
 
 
-def check_a_cluster_that_is_too_long_for_a_variable_is_refused():
+def test_a_cluster_that_is_too_long_for_a_variable_is_refused():
     """TensorFlow reads a large world's TF_CONFIG as an error that says where the cluster is, and not as none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_CONFIG", unusable_tf_config(20_000, {"type": "worker", "index": 3}))
@@ -124,7 +126,7 @@ def check_a_cluster_that_is_too_long_for_a_variable_is_refused():
             tf.distribute.MultiWorkerMirroredStrategy()
 
 
-def check_strategies_have_one_behaviour():
+def test_strategies_have_one_behaviour():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": [f"host-{rank}:1" for rank in range(SIZE)]}),
         task_type="worker",
@@ -151,7 +153,7 @@ def check_strategies_have_one_behaviour():
     assert placed == [""]
 
 
-def check_errors_of_estimators():
+def test_errors_of_estimators():
     other = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": [f"host-{rank}:1" for rank in range(SIZE + 1)]}),
         task_type="worker",
