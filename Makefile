@@ -14,11 +14,11 @@ help:  ## list the commands
 
 PLUGINS := $(notdir $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml))))
 
-# dtj and the runtime, without what the operator, the tests and the plugins need.
-$(VENV)/.core: operator/pyproject.toml worker_image/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
+# dtj, the runtime and the page of a run, without what the operator, the tests and other plugins need.
+$(VENV)/.core: operator/pyproject.toml worker_image/pyproject.toml plugins/page/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
-	$(BIN)/pip install -qq -e operator -e worker_image
+	$(BIN)/pip install -qq -e operator -e worker_image -e plugins/page
 	@touch $@
 
 # The plugins without the frameworks that they need: those come with $(VENV)/.frameworks.
@@ -167,7 +167,7 @@ bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wil
 	$(PYTHON) -m venv bench/.venv
 	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
 	bench/.venv/bin/pip install -qq -e worker_image
-	bench/.venv/bin/pip install -qq --no-deps -e plugins/torch
+	bench/.venv/bin/pip install -qq --no-deps -e plugins/torch -e plugins/page
 	bench/.venv/bin/pip install -qq -r bench/requirements.txt
 	@touch $@
 

@@ -27,8 +27,8 @@ from ringtrain.shared.gen import coordinator_pb2 as pb  # noqa: E402
 from ringtrain.shared.gen import coordinator_pb2_grpc  # noqa: E402
 from ringtrain_job.logs.journal import LogStream  # noqa: E402
 from ringtrain_job.logs.layout import AttemptFiles  # noqa: E402
-from ringtrain_job.page.access import page_token  # noqa: E402
-from ringtrain_job.page.summary import write_report  # noqa: E402
+from ringtrain_page.access import page_token  # noqa: E402
+from ringtrain_page.summary import write_report  # noqa: E402
 
 LINES_PER_S = 10
 SECRET = "secret-of-the-bench"

@@ -28,13 +28,13 @@ from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import rank_environment
 from ringtrain_job.control.model import World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.page.access import PageAccess
 from ringtrain_mpi.implementation import MpiImplementation
 from ringtrain_mpi.settings import MpiSettings
 from ringtrain_operator import build
 from ringtrain_operator.observe import pods
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
+from ringtrain_page.access import PageAccess
 
 NOW = datetime.now(UTC)
 

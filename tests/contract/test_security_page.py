@@ -13,7 +13,7 @@ from ringtrain._core.world import gathering
 from ringtrain.data.service import server as data_worker
 from ringtrain.shared import rpc, strangers
 from ringtrain_job.launcher import http
-from ringtrain_job.page import server as page_server
+from ringtrain_page import server as page_server
 
 PAGE = (Path(__file__).parents[2] / "docs/security.md").read_text()
 CONTROL = dict(rpc.server_options(1, False))

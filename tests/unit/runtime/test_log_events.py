@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ringtrain_job.logs.events import LogEventsFile, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.page.summary import brief_attempt, page_start_parts
+from ringtrain_page.summary import brief_attempt, page_start_parts
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:

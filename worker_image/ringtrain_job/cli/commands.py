@@ -18,15 +18,11 @@ class LazyCommand:
 COMMANDS = (
     LazyCommand("agent", "ringtrain_job.cli.pods:agent", "Run this pod's ranks and ship what they write.", True),
     LazyCommand("bench", "ringtrain_job.cli.bench:bench", "Measure collectives on this machine."),
-    LazyCommand("compare", "ringtrain_job.cli.listing:compare_runs", "Compare runs side by side."),
     LazyCommand("completion", "ringtrain_job.cli.main:completion", "Print the completion script of a shell."),
     LazyCommand("data-worker", "ringtrain_job.cli.pods:data_worker", "Load batches for the job's ranks.", True),
     LazyCommand("launcher", "ringtrain_job.cli.pods:launcher", "Bring the job's workers together.", True),
-    LazyCommand("list", "ringtrain_job.cli.listing:list_runs", "List runs, the newest first."),
     LazyCommand("logs", "ringtrain_job.cli.logs:logs", "Print what the ranks of a run wrote."),
     LazyCommand("remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run an agent on another host.", True),
-    LazyCommand("report", "ringtrain_job.cli.report:report", "Write a run as one HTML page."),
     LazyCommand("run", "ringtrain_job.cli.run:run", "Run COMMAND as N ranks, with one merged log."),
     LazyCommand("timeline", "ringtrain_job.cli.timeline:timeline", "Print where the time of a step goes."),
-    LazyCommand("ui", "ringtrain_job.cli.ui:ui", "Show runs in a browser, live."),
 )

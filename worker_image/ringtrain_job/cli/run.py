@@ -144,11 +144,12 @@ def run(
     job = name or f"{_run_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
     horovod.link_outputs(files, slots if world is None else world.log_slots)
+    of_page = page_settings(ui)
     for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting_text(slots, len(placed))]:
         say_ending_line(note)
     started = time.monotonic()
     settings = horovod.variables | ({} if world is None else world.variables)
-    settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **page_settings(ui)}
+    settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **of_page}
     settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
     settings |= {contract.ENV_QUIET: "1" if quiet else ""}  # said in any case: a run within a run has its own
     settings |= {contract.ENV_METRICS: metrics} if metrics else {}

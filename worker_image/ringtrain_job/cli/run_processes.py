@@ -9,17 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
 from ringtrain_job.cli.ending import say_ending_line
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.page.access import page_token
 
+# Functions of a plugin that take the environment of a run's launcher and return lines to print.
+_STARTED: Final = "ringtrain.run.started"
 _POLL_S: Final = 0.2
 # The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
 AGENT_S: Final = 30.0
@@ -91,11 +94,12 @@ def start_run_process(
 def start_launcher(
     stack: ExitStack, environment: Mapping[str, str], level: str, words: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """The launcher, with further `words` of its command line; where its page is wanted the link to it is said."""
+    """The launcher, with further `words` of its command line; what plugins say of a run that starts is printed."""
     told = {**environment, contract.ENV_PORTS_HELD: "1"}
     launcher = start_run_process(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
-    if token := environment.get(contract.ENV_STATUS_TOKEN):
-        say_ending_line(f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}")
+    for point in entry_points(group=_STARTED):
+        for line in point.load()(environment):
+            say_ending_line(line)
     return launcher
 
 
@@ -198,7 +202,12 @@ def _process_exit_code(returncode: int) -> int:
 
 
 def page_settings(wanted: bool) -> dict[str, str]:
-    """What the launcher of a run is told whose page is wanted: a token that nobody else has."""
+    """What the launcher of a run is told whose page is wanted: a token that nobody else has.
+
+    Raises ConfigurationError where no plugin serves it.
+    """
+    if wanted and not entry_points(group=_STARTED):
+        raise ConfigurationError("--ui needs the plugin that serves pages: pip install 'ringtrain[page]'")
     return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
 
 

@@ -24,7 +24,7 @@ from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapsho
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
-from ringtrain_job.page.observer import PageObserver
+from ringtrain_page.observer import PageObserver
 
 JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 

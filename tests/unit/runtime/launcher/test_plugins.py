@@ -67,3 +67,16 @@ def test_a_launcher_without_a_plugin_refuses_its_variable(tmp_path: Path, variab
     refused = completed(run, env={**os.environ, variable: "1"}, timeout=patient(60))
     assert refused.returncode == contract.EXIT_BAD_CONFIGURATION
     assert line.partition("launcher: ")[2] in refused.stderr
+
+
+def test_a_run_without_a_page_refuses_ui(tmp_path: Path) -> None:
+    """`ringtrain run --ui` starts nothing where no plugin serves pages, and says what to install."""
+    code = "import importlib.metadata as metadata\nof_all = metadata.entry_points\n" + (
+        "metadata.entry_points = lambda group: () if group == 'ringtrain.run.started' else of_all(group=group)\n"
+        "from ringtrain_job.cli.main import main\nmain()"
+    )
+    run = [sys.executable, "-c", code, "run", "--ui", "-np", "1", "--log-dir", str(tmp_path), "true"]
+    done = completed(run, timeout=patient(60))
+    assert done.returncode == 1
+    assert done.stderr == "Error: --ui needs the plugin that serves pages: pip install 'ringtrain[page]'\n"
+    assert not list(tmp_path.iterdir())

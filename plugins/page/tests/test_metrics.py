@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_job.page.metrics import MOST_OWN, PageMetrics
+from ringtrain_page.metrics import MOST_OWN, PageMetrics
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_which_part_of_its_time_a_rank_waited() -> None:

@@ -12,10 +12,10 @@ from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members, read_outcome
 from ringtrain_job.logs.samples import read_samples
-from ringtrain_job.page.document import page
-from ringtrain_job.page.log_window import page_log_line
-from ringtrain_job.page.machine import PageMachines
-from ringtrain_job.page.metrics import PageMetrics
+from ringtrain_page.document import page
+from ringtrain_page.log_window import page_log_line
+from ringtrain_page.machine import PageMachines
+from ringtrain_page.metrics import PageMetrics
 
 LOG_LINES = 5000
 

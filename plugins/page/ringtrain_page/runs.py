@@ -11,8 +11,8 @@ from ringtrain.shared.formats import duration
 from ringtrain_job.logs.about import kept_about
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
-from ringtrain_job.page.access import kept_page
-from ringtrain_job.page.summary import brief_attempt, summarize_page
+from ringtrain_page.access import kept_page
+from ringtrain_page.summary import brief_attempt, summarize_page
 
 # Colours of the page.
 MOST_COMPARED: Final = 4

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ringtrain_job.page.document import page
-from ringtrain_job.page.runs import FACTS, MOST_COMPARED, PageRun, compare_page_runs, find_run, find_runs
+from ringtrain_page.document import page
+from ringtrain_page.runs import FACTS, MOST_COMPARED, PageRun, compare_page_runs, find_run, find_runs
 
 _RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
 

@@ -15,6 +15,8 @@ from support.gang import DEADLINE_S
 
 import ringtrain as rt
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 import sys, ringtrain as rt
 rt.init()

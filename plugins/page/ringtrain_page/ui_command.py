@@ -13,11 +13,11 @@ import click
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher.http import LauncherHttpServer
-from ringtrain_job.page.access import PageAccess, kept_page, page_token
-from ringtrain_job.page.document import page, runs_page
-from ringtrain_job.page.runs import RUNNING, PageRun, find_run, find_runs
-from ringtrain_job.page.server import LauncherPageServer, answer_page_request, begin_page_response
-from ringtrain_job.page.summary import summarize_page
+from ringtrain_page.access import PageAccess, kept_page, page_token
+from ringtrain_page.document import page, runs_page
+from ringtrain_page.runs import RUNNING, PageRun, find_run, find_runs
+from ringtrain_page.server import LauncherPageServer, answer_page_request, begin_page_response
+from ringtrain_page.summary import summarize_page
 
 _HTML: Final = "text/html; charset=utf-8"
 _PREFIX: Final = "/runs/"

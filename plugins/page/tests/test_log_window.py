@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_job.page import log_window
-from ringtrain_job.page.log_window import WantedPageLines, log_window_after, log_window_before
+from ringtrain_page import log_window
+from ringtrain_page.log_window import WantedPageLines, log_window_after, log_window_before
 
 
 def _log(folder: Path, lines: list[str], rest: str = "") -> Path:

@@ -5,10 +5,11 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ringtrain.shared import contract
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -17,6 +18,14 @@ def page_token(secret: str) -> str:
     """The token of the page, of a launcher with the token `secret`: it opens the page, and neither `/status` nor
     `/workers`, and `secret` does not follow from it."""
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
+
+
+def started_run_lines(environment: Mapping[str, str]) -> list[str]:
+    """Return what `ringtrain run` prints when its launcher has started: the link, where the page is wanted."""
+    token = environment.get(contract.ENV_STATUS_TOKEN)
+    return (
+        [f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}"] if token else []
+    )
 
 
 class PageAccess:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtrain_job.logs.step_times import StepTimes
-from ringtrain_job.page.curves import PageCurve
+from ringtrain_page.curves import PageCurve
 
 # Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
 _MOST_PARTS, _REPORTS_OF_A_PART = 60, 4

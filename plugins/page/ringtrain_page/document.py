@@ -28,5 +28,5 @@ def page(run: dict[str, Any]) -> str:
     data = json.dumps(run, ensure_ascii=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
         data = data.replace(character, escape)
-    template = (files("ringtrain_job.page") / "page.html").read_text(encoding="utf-8")
+    template = (files("ringtrain_page") / "page.html").read_text(encoding="utf-8")
     return template.replace(_PLACE, data, 1)

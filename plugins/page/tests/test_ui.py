@@ -17,6 +17,8 @@ from support.browser import open_browser
 from support.commands import completed
 from support.gang import DEADLINE_S, until
 
+pytestmark = pytest.mark.slow
+
 # Reports 20 steps, and goes on until a file `end` is there if it is asked to.
 PROGRAM = """
 import pathlib, sys, time

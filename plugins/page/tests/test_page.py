@@ -6,9 +6,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.browser import Tab, open_browser
 
-from ringtrain_job.page.document import page
+from ringtrain_page.document import page
+
+pytestmark = pytest.mark.slow
 
 RUN: dict[str, Any] = {
     "job": "digits", "directory": "/logs", "attempt": 1, "attempts": [], "outcome": {"outcome": "Running"},

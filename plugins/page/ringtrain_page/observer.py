@@ -12,12 +12,12 @@ from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.samples import MachineSample, read_samples
-from ringtrain_job.page.access import PageAccess, keep_page, page_token
-from ringtrain_job.page.live import LivePage
-from ringtrain_job.page.machine import PageMachines
-from ringtrain_job.page.metrics import PageMetrics
-from ringtrain_job.page.server import LauncherPageServer, LauncherRunPage
-from ringtrain_job.page.summary import read_page_metrics, write_report
+from ringtrain_page.access import PageAccess, keep_page, page_token
+from ringtrain_page.live import LivePage
+from ringtrain_page.machine import PageMachines
+from ringtrain_page.metrics import PageMetrics
+from ringtrain_page.server import LauncherPageServer, LauncherRunPage
+from ringtrain_page.summary import read_page_metrics, write_report
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import LauncherStatusSnapshot
 from ringtrain_job.logs.events import read_log_events
-from ringtrain_job.page.machine import PageMachines
-from ringtrain_job.page.metrics import PageMetrics
-from ringtrain_job.page.summary import other_attempts, page_start_parts
+from ringtrain_page.machine import PageMachines
+from ringtrain_page.metrics import PageMetrics
+from ringtrain_page.summary import other_attempts, page_start_parts
 
 # What the page calls a rank, by what the launcher calls it.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}

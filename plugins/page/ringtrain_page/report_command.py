@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from ringtrain_job.logs.reading import find_log_attempt
-from ringtrain_job.page.document import page
-from ringtrain_job.page.summary import summarize_page
+from ringtrain_page.document import page
+from ringtrain_page.summary import summarize_page
 
 
 @click.command()

@@ -17,7 +17,9 @@ import pytest
 from support.browser import Tab, open_browser
 from support.gang import DEADLINE_S, GangProcesses, until
 
-from ringtrain_job.page.access import page_token
+from ringtrain_page.access import page_token
+
+pytestmark = pytest.mark.slow
 
 # Goes on by one step for each file `step-N` that is put into its directory; a rank says where its process is.
 TRAIN = """

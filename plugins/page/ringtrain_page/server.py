@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_log_from
-from ringtrain_job.page.access import PageAccess
-from ringtrain_job.page.document import live_page
-from ringtrain_job.page.log_window import PageLogWindow, WantedPageLines, log_window_after, log_window_before
+from ringtrain_page.access import PageAccess
+from ringtrain_page.document import live_page
+from ringtrain_page.log_window import PageLogWindow, WantedPageLines, log_window_after, log_window_before
 
 # Pages that are open, searches and downloads, all together: each has a thread and holds at most some MiB.
 _MOST_AT_ONCE: Final = 12

@@ -10,9 +10,9 @@ from hypothesis import given
 from support.lines import TEXTS
 
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.page.document import page
-from ringtrain_job.page.log_window import LINE_CHARS
-from ringtrain_job.page.summary import LOG_LINES, summarize_page
+from ringtrain_page.document import page
+from ringtrain_page.log_window import LINE_CHARS
+from ringtrain_page.summary import LOG_LINES, summarize_page
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 

@@ -11,6 +11,8 @@ from support.browser import open_browser
 from support.commands import completed
 from support.gang import DEADLINE_S, until
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import math, pathlib, sys, time
 import ringtrain as rt

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain_job.logs.samples import MachineSample, RankUse
-from ringtrain_job.page.curves import PageCurve
+from ringtrain_page.curves import PageCurve
 
 # Of more workers those with the fullest memory are listed.
 _MOST_WORKERS = 64

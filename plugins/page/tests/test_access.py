@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain_job.page.access import PageAccess, page_token
+from ringtrain_page.access import PageAccess, page_token
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtrain_job.page.curves import MOST_BINS, PageCurve
+from ringtrain_page.curves import MOST_BINS, PageCurve
 
 
 @pytest.mark.slow
