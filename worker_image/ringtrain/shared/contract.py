@@ -136,6 +136,7 @@ ENV_MPI_CHECK_IN: Final = "RINGTRAIN_MPI_CHECK_IN"
 
 # Variables that only a plugin reads, with its name.
 PLUGIN_VARIABLES: Final = {
+    ENV_LOG_REPORT: "page",
     ENV_OTEL: "sinks",
     ENV_SINKS: "sinks",
 }
