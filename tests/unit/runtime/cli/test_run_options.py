@@ -89,18 +89,13 @@ def test_help_names_commands_for_people() -> None:
     listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()]
     people = [
         "bench",
-        "compare",
         "completion",
-        "export",
-        "list",
         "logs",
-        "report",
         "run",
-        "tensorboard",
         "timeline",
-        "ui",
     ]
-    assert listed == people
+    assert set(people) <= set(listed)  # plugins add theirs
+    assert "agent" not in listed
     assert CliRunner().invoke(main, ["agent", "--help"]).exit_code == 0
     assert "Did you mean 'run'?" in CliRunner().invoke(main, ["rum"]).output
 

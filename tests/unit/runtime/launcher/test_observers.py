@@ -92,7 +92,7 @@ def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> 
 def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
     """A job that asks for nothing has the console; an attempt that is over has none."""
     status = small_status(tmp_path)
-    assert {point.name for point in entry_points(group=OBSERVERS)} >= {"console", "page", "shipping", "timeline"}
+    assert {point.name for point in entry_points(group=OBSERVERS)} >= {"console", "shipping", "timeline"}
     assert {point.name for point in entry_points(group=BACKENDS)} >= {"20-elastic", "90-ring"}
     with ExitStack() as stack:
         opened = open_observers(Attempt(status), stack)
