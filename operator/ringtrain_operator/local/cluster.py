@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
 
 from ..build.names import ObjectRef
@@ -85,8 +86,9 @@ class LocalCluster:
         self.objects[ObjectRef(obj["kind"], obj["metadata"]["name"])] = obj
 
     def _launcher(self, pod: Pod) -> Pod:
-        """`pod` with what a launcher on this machine is told beside: that it writes the attempt as a page."""
-        more = {ENV_LOG_REPORT: "1", **({ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {})}
+        """Add variables of a launcher on this machine: it writes the attempt as a page where it can."""
+        more = {ENV_LOG_REPORT: "1"} if find_spec("ringtrain_page") else {}
+        more |= {ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {}
         first, *others = pod["spec"]["containers"]
         env = [entry for entry in first.get("env") or () if entry["name"] not in more]
         env += [{"name": name, "value": value} for name, value in more.items()]
