@@ -98,7 +98,7 @@ def is_a_name(dotted: str) -> bool:
     """Whether a dotted name is a module, or a module's member as its file has the words."""
     parts = in_plugin(dotted).split(".")
     file, rest = ROOT / DISTRIBUTIONS[parts[0]] / parts[0], parts[1:]
-    while rest and (file / rest[0]).is_dir():
+    while rest and (file / rest[0] / "__init__.py").exists():
         file, rest = file / rest[0], rest[1:]
     module = file / f"{rest[0]}.py" if rest else file / "__init__.py"
     source = module if rest and module.exists() else file / "__init__.py"
@@ -115,7 +115,8 @@ def in_plugin(dotted: str) -> str:
     parts = dotted.split(".")
     for count in range(2, len(parts) + 1 if parts[0] in DISTRIBUTIONS else 0):
         place = ROOT / DISTRIBUTIONS[parts[0]] / "/".join(parts[:count])
-        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        source = place / "__init__.py"
+        source = source if source.exists() else place.with_suffix(".py")
         text = source.read_text() if source.exists() else ""
         found = re.search(r'^provide\(__name__, "([\w.]+)"\)$', text, re.MULTILINE)
         found = found or re.search(r"^from (ringtrain_[\w.]+) import \*", text, re.MULTILINE)
