@@ -24,7 +24,6 @@ from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapsho
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
-from ringtrain_page.observer import PageObserver
 
 JOB = environment(3, 2, TIMEOUT="12", ELASTIC="Replace")
 
@@ -221,7 +220,8 @@ def test_another_launcher_process_goes_on(start: Start) -> None:
 
 def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
     """The time in which it was made is no step's, and slots that are not in it have no bar and no step."""
-    page = PageObserver(Attempt(job.snapshot))
+    observer = pytest.importorskip("ringtrain_page.observer", reason="the plugin page is not installed")
+    page = observer.PageObserver(Attempt(job.snapshot))
     job.snapshot.observers = Observers([page])
     job.form(0, 1, 2)
     for step in (0, 1, 2):
@@ -238,7 +238,7 @@ def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
     assert metrics.steps == dict.fromkeys(range(4), 4)
 
 
-def _report(page: PageObserver, slots: Iterable[int], step: int, time: float) -> None:
+def _report(page: Any, slots: Iterable[int], step: int, time: float) -> None:
     for slot in slots:
         page.reported(slot, {"step": step, "time": time, "reductionWait": 0.5})
 
