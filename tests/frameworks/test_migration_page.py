@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 from frameworks.horovod_names import NOT_HERE, horovod_names
+from support.commands import module_at
 
 ROOT = Path(__file__).parents[2]
+CHECK = module_at(ROOT / "docs/check.py")
 PAGE = (ROOT / "docs/migrate-from-horovod.md").read_text()
 
 
 def public_names(module: str) -> list[str]:
     """`__all__` of an adapter and of those that it takes names from, read without importing a framework."""
-    path = ROOT / "worker_image/ringtrain" / module
+    name = CHECK.in_plugin(module)
+    path = ROOT / CHECK.DISTRIBUTIONS[name.partition(".")[0]] / name.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     sources = {
         alias.name: str(node.module) if alias.name == "__all__" else f"{node.module}.{alias.name}"
@@ -22,15 +25,11 @@ def public_names(module: str) -> list[str]:
         for alias in node.names
     }
     if "__all__" in sources:
-        return _public_names_of(sources["__all__"])
+        return public_names(sources["__all__"])
     (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"]
     own = [element.value for element in names.elts if isinstance(element, ast.Constant)]
     starred = [element.value.value.id for element in names.elts if isinstance(element, ast.Starred)]
-    return own + [name for source in starred for name in _public_names_of(sources[source])]
-
-
-def _public_names_of(module: str) -> list[str]:
-    return public_names(module.removeprefix("ringtrain.").replace(".", "/"))
+    return own + [name for source in starred for name in public_names(sources[source])]
 
 
 def names_on_the_page(text: str = PAGE) -> set[str]:
@@ -40,7 +39,7 @@ def names_on_the_page(text: str = PAGE) -> set[str]:
 @pytest.mark.parametrize("module", ["torch", "tensorflow", "keras"])
 def test_every_public_name_is_on_the_page(module):
     """So that a reader finds whether it is the same."""
-    assert set(public_names(module)) - names_on_the_page() == set()
+    assert set(public_names(f"ringtrain.{module}")) - names_on_the_page() == set()
 
 
 @pytest.mark.parametrize("module", horovod_names())
@@ -70,4 +69,4 @@ def test_every_name_that_the_page_calls_the_same_exists():
         further = {
             name for below in horovod_names() if below.startswith(f"{module}.") for name in horovod_names()[below]
         }
-        assert promised - set(public_names(module)) - further == set(), module
+        assert promised - set(public_names(f"ringtrain.{module}")) - further == set(), module

@@ -1,4 +1,4 @@
-"""A rank in a task: `python -m ringtrain.tasks.rank FOLDER PICKLER` runs the function that FOLDER has."""
+"""A rank in a task: `python -m ringtrain_clusters.tasks.rank FOLDER PICKLER` runs the function that FOLDER has."""
 
 import json
 import os

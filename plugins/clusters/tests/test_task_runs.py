@@ -29,8 +29,8 @@ import sys
 import psutil
 import train
 from ringtrain.shared.place import RankPlace
-from ringtrain.tasks.agent import describe_task, run_agent
-from ringtrain.tasks.launcher import (
+from ringtrain_clusters.tasks.agent import describe_task, run_agent
+from ringtrain_clusters.tasks.launcher import (
     ScheduledTasks, TaskRunOptions, TaskRunOutput, TaskScheduler, pickled_by, run_in_tasks,
 )
 
@@ -39,7 +39,7 @@ def run(task_run):
 
 def cancel():
     for process in psutil.Process().children(recursive=True):
-        if "ringtrain.tasks.rank" in process.cmdline():
+        if "ringtrain_clusters.tasks.rank" in process.cmdline():
             process.kill()
 
 options = TaskRunOptions(TaskScheduler("Here", "127.0.0.1", "pickle"), 1, None, TaskRunOutput(None, None, 0, "logs"))
