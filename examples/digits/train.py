@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 import ringtrain as rt
 from ringtrain.checkpoint import Checkpoints, ShardedCheckpoints, job_directory, job_uri
 from ringtrain.data import Batch, Shard, read_mnist, shard
-from ringtrain.data.service import distribute
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, Cosine, HostOptimizer, Rule, Warmup
 
 RULES: dict[str, Rule] = {
@@ -104,7 +103,7 @@ def epoch_of(
 ) -> Iterator[tuple[Batch, Floats, NDArray[np.intp]]]:
     """Yield each batch of this rank with its images and labels, loaded here or by data workers."""
     if on_data_workers:
-        for loaded in distribute("train:training_batch", part, epoch=epoch):
+        for loaded in rt.data.service.distribute("train:training_batch", part, epoch=epoch):
             yield loaded, loaded["images"], loaded["labels"]
         return
     for batch in part.epoch(epoch):

@@ -97,7 +97,7 @@ def data_worker(log_level: str) -> None:
         if kind not in kinds:
             raise ConfigurationError(
                 f"{contract.ENV_DATA_KIND} is {shown(kind)}, and this image has data workers of "
-                f"{' and '.join(sorted(kinds)) or 'no kind'}; pip install 'ringtrain[data]' in the image"
+                f"{' and '.join(sorted(kinds)) or 'no kind'}; pip install 'ringtrain[data-service]' in the image"
             )
         return int(kinds[kind].load()(os.environ))
 
