@@ -167,7 +167,7 @@ bench/.venv/.installed: bench/requirements.txt worker_image/pyproject.toml $(wil
 	$(PYTHON) -m venv bench/.venv
 	command -v mpirun >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -qq -y openmpi-bin libopenmpi-dev iproute2; } || echo "no Open MPI: it is left out"
 	bench/.venv/bin/pip install -qq -e worker_image
-	bench/.venv/bin/pip install -qq --no-deps -e plugins/torch -e plugins/page
+	bench/.venv/bin/pip install -qq --no-deps $(PLUGINS:%=-e plugins/%)
 	bench/.venv/bin/pip install -qq -r bench/requirements.txt
 	@touch $@
 

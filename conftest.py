@@ -20,10 +20,7 @@ pytest_plugins = ["support.gangfixture", "support.storefixtures", "frameworks.co
 ROOT = Path(__file__).parent
 OF_FRAMEWORKS = ("clusters", "data_service", "graphcore", "jax", "tensorflow", "torch")
 MARKS_OF = {
-    **{
-        ROOT / "plugins" / name: "frameworks"
-        for name in ("clusters", "data_service", "graphcore", "jax", "tensorflow", "torch")
-    },
+    **{ROOT / "plugins" / name: "frameworks" for name in OF_FRAMEWORKS},
     ROOT / "tests" / "frameworks": "frameworks",
     ROOT / "tests" / "integration" / "operator": "cluster",
     ROOT / "tests" / "e2e": "cluster",

@@ -77,7 +77,7 @@ def _can_run(variable: str, value: str) -> bool:
 
 @dataclass(frozen=True)
 class Declared:
-    """What a file declares: the line of each test, and its kinds of worlds."""
+    """Declarations of a file: the line of each test, and its kinds of worlds."""
 
     lines: Mapping[str, int]
     kinds: Sequence[_Kind]

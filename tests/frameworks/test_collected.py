@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(file: Path, *options: str) -> str:
-    """What pytest prints."""
+    """Return what pytest prints."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "conftest", *options]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests"]))}
     return completed(command, cwd=file.parent, env=env).stdout

@@ -67,7 +67,7 @@ def _runner(module: ModuleType, name: str, judge: str) -> Callable[[], Any]:
 
 
 def failures(files: Files, ranks: int, env: Mapping[str, str], judge: str) -> dict[str, str]:
-    """What failed in a world of `ranks`: name of the test to the tracebacks of all ranks that it failed on.
+    """Run one world and return what failed: name of the test to the tracebacks of all ranks that it failed on.
 
     Under "*": why the world as a whole did not end, if it did not.
     """

@@ -1,1 +1,1 @@
-"""What runs beside the ranks: agent, launcher, log store, page and the command."""
+"""Programs beside the ranks: agent, launcher, log store and the command."""

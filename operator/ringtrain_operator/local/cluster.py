@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib.util import find_spec
 from typing import Any
 
 from ..build.names import ObjectRef
-from ..contract import ENV_LOG_REPORT, ENV_STATUS_TOKEN, KIND, LABEL_ROLE, ROLE_LAUNCHER
+from ..contract import ENV_LOG_REPORT, ENV_STATUS_TOKEN, IF_INSTALLED, KIND, LABEL_ROLE, ROLE_LAUNCHER
 from ..observe.model import LauncherReport, Observed, PodView
 from ..observe.pods import read_report, status_token, view_pod
 from ..plan import Plan
@@ -87,8 +86,7 @@ class LocalCluster:
 
     def _launcher(self, pod: Pod) -> Pod:
         """Add variables of a launcher on this machine: it writes the attempt as a page where it can."""
-        more = {ENV_LOG_REPORT: "1"} if find_spec("ringtrain_page") else {}
-        more |= {ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {}
+        more = {ENV_LOG_REPORT: IF_INSTALLED, **({ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {})}
         first, *others = pod["spec"]["containers"]
         env = [entry for entry in first.get("env") or () if entry["name"] not in more]
         env += [{"name": name, "value": value} for name, value in more.items()]

@@ -15,7 +15,7 @@ _REFERENCES = (("configMap", "ConfigMap"), ("secret", "Secret"))
 
 
 def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
-    """What of `documents` the job's pods name otherwise than it is there, and whether that is certain.
+    """Yield what the job's pods name and `documents` have otherwise, and whether that is certain.
 
     That is another namespace, a key that is not there, and a name that is nearly one of theirs: what is in no
     document may be in the cluster. Raises Invalid.

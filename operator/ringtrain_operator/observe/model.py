@@ -42,8 +42,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PodIdentity:
-    """Which pod of its job one is. `attempt`: 0 for the roles that outlive attempts. `incarnation`: which pod of its
-    name it is; 0 in a job that is not elastic."""
+    """Identity of a pod within its job.
+
+    `attempt`: 0 for the roles that outlive attempts. `incarnation`: counts the pods of one name; 0 in a job that is not
+    elastic.
+    """
 
     name: str
     uid: str
@@ -56,7 +59,7 @@ class PodIdentity:
 
 @dataclass(frozen=True)
 class PodPlace:
-    """Where a pod is. `node`: empty until the scheduler has found one. `unschedulable_since`, `scheduled_at`:
+    """Placement of a pod. `node`: empty until the scheduler has found one. `unschedulable_since`, `scheduled_at`:
     since when the scheduler has found none for it, or when it found one."""
 
     node: str = ""
@@ -93,7 +96,7 @@ class MainContainer:
 
 @dataclass(frozen=True)
 class PodEnd:
-    """How a pod's containers ended. `beside`: the container besides the main one that ended the pod, if one did.
+    """End of a pod's containers. `beside`: the container besides the main one that ended the pod, if one did.
     `side_failure`: what became of a container beside the main one, while that one runs on."""
 
     code: int | None = None

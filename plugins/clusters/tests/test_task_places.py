@@ -1,4 +1,4 @@
-"""Where a rank in a task is told to be."""
+"""Rank, size and local rank of a rank in a task."""
 
 from ringtrain_clusters.tasks.plan import Task, task_place_variables, task_places
 

@@ -70,7 +70,7 @@ class CustomTrainerContainer:
 
 
 class TrainerType(Enum):
-    """What a runtime's trainer is."""
+    """Type of a runtime's trainer."""
 
     CUSTOM_TRAINER = "CustomTrainer"
     BUILTIN_TRAINER = "BuiltinTrainer"
@@ -85,7 +85,7 @@ class RuntimeKind(Enum):
 
 @dataclass
 class RuntimeTrainer:
-    """What a runtime trains with."""
+    """Trainer of a runtime."""
 
     trainer_type: TrainerType
     framework: str

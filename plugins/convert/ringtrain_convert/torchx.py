@@ -47,7 +47,7 @@ _STATES = {
 
 
 def create_scheduler(session_name: str, **_: object) -> RingtrainScheduler:
-    """What TorchX calls."""
+    """Return the scheduler; TorchX calls this."""
     return RingtrainScheduler(session_name)
 
 

@@ -12,7 +12,7 @@ from ringtrain.shared.settings import REQUIRED, Settings, address, choice, integ
 
 @dataclass(frozen=True, kw_only=True)
 class DataWorkerConfig(Settings):
-    """What a data worker is told. `launcher_address` empty: it registers nowhere."""
+    """Settings of a data worker. `launcher_address` empty: it registers nowhere."""
 
     index: int = integer(contract.ENV_DATA_INDEX, 0, low=0, high=100_000)
     kind: str = choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0])
@@ -29,7 +29,7 @@ class DataWorkerConfig(Settings):
 
     @property
     def heartbeat_s(self) -> float:
-        """How often launcher and ranks hear of it: well inside the silence after which it counts as lost."""
+        """Seconds between its messages to launcher and ranks: well inside the silence after which it counts as lost."""
         return min(2.0, self.timeout_s / 16)
 
     @property
@@ -50,7 +50,7 @@ def _members_file(env: EnvironmentVariables) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DataStreamSettings(Settings):
-    """What a rank must know to ask data workers. `stall_timeout_s`: how long it waits where nothing comes."""
+    """Settings of a rank that asks data workers. `stall_timeout_s`: how long it waits where nothing comes."""
 
     members_file: Path = setting(lambda env, _: _members_file(env))
     secrets: Secrets = setting(lambda env, _: load_secrets(env))

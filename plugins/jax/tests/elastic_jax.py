@@ -1,4 +1,4 @@
-"""What ranks run in the tests of test_elastic.py.
+"""Programs of the ranks in test_elastic.py.
 
 Rows, weights and rates are such that every sum and mean over 1, 2 or 4 ranks is exact: bits do not depend on who
 had which rows.

@@ -1,4 +1,4 @@
-"""What launcher and agents of an MPI job are told beyond what every launcher and agent is told."""
+"""Settings that only launcher and agents of an MPI job read."""
 
 import shlex
 from dataclasses import dataclass

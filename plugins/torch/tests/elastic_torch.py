@@ -1,4 +1,4 @@
-"""What ranks run in the tests of test_elastic.py."""
+"""Programs of the ranks in test_elastic.py."""
 
 import hashlib
 import multiprocessing

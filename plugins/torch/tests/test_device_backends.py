@@ -1,4 +1,4 @@
-"""Which backend of torch.distributed takes the tensors of a device, and a group that it does not make."""
+"""The backend of torch.distributed for the tensors of a device, and a group that it does not make."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What keeps a framework's values in the commits of an elastic state, and in checkpoints."""
+"""Participants and codecs for a framework's values in elastic states and checkpoints."""
 
 from ringtrain.checkpoint.codecs import Codec
 from ringtrain.checkpoint.format import read_state_of, write_state

@@ -26,7 +26,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobCheckpoints(Settings):
-    """Where the job keeps checkpoints, which attempt this is, and which job's to begin with."""
+    """The job's checkpoint locations, its attempt, and the job whose checkpoint it begins with."""
 
     directory: Path | None = path(contract.ENV_CHECKPOINT_DIR)
     uri: str = text(contract.ENV_CHECKPOINT_URI, "")

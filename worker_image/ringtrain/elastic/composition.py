@@ -1,4 +1,4 @@
-"""Which participant each value of an elastic state gets."""
+"""Choice of a participant for each value of an elastic state."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class ShardHandler(StatefulObjectHandler):
 
     @property
     def kind(self) -> str:
-        """What ranks have alike of a shard before its position was sent."""
+        """The part of a shard that is the same on all ranks before its position was sent."""
         return str(self.value.cut)
 
     @property

@@ -1,4 +1,4 @@
-"""What ends a pass through the training function when the world is to change."""
+"""Exceptions that end a pass through the training function when the world is to change."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):

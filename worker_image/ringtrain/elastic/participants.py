@@ -118,7 +118,7 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class StateExtension:
-    """What a framework or a feature adds to every state that is made after it was registered.
+    """Additions of a framework or a feature to every state that is made after it was registered.
 
     `participants`: of the values that it knows. `wire_values`: what it adds to plain values. `before_sync`: called
     before each `State.sync`; collective.

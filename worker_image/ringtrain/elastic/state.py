@@ -1,4 +1,4 @@
-"""What survives a change of the world: values that are committed with a step, restored, and sent to newcomers."""
+"""The elastic state: values that are committed with a step, restored, and sent to newcomers."""
 
 from __future__ import annotations
 

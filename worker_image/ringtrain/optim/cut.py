@@ -31,7 +31,7 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteOptimizerWire, HalfOptim
 
 @dataclass(frozen=True)
 class OptimizedModel:
-    """What an optimizer is in every world: parameters in their order, rules, and how to update.
+    """The part of an optimizer that is the same in every world: parameters in order, rules, settings.
 
     `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
     `elastic`: updates can be undone, and the state outlives the loss of a rank, or of as many as `redundancy`.

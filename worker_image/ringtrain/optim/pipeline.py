@@ -56,7 +56,7 @@ class DeviceReducer(Protocol):
 
 @dataclass(frozen=True)
 class ShardUpdate:
-    """How this rank updates its own shard.
+    """Parts of the update of this rank's own shard.
 
     `state_names`: of what rules keep for each element. `spans`: of what this rank updates of each bucket. `missed`:
     what its parameters have missed. `undo`: gets what is about to be changed.
@@ -72,7 +72,7 @@ class ShardUpdate:
 
 @dataclass(frozen=True)
 class BucketTransfers:
-    """How buckets travel. `order`: of buckets in an update. `wire`: sends the buckets that it carries in fewer bytes.
+    """Transfers of buckets. `order`: of buckets in an update. `wire`: sends the buckets that it carries in fewer bytes.
     `lane`: gathers beside the group's reductions. `devices`: has the gradients, in place of the arena."""
 
     order: BucketOrder
@@ -113,7 +113,7 @@ class ShardCopies:
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """What stays the same from update to update. `sharded`: each rank updates its own shard only."""
+    """Values that stay the same from update to update. `sharded`: each rank updates its own shard only."""
 
     group: CollectiveGroup
     layout: Layout

@@ -36,7 +36,7 @@ class DiLoCoLocalWeights(Protocol):
 
 @dataclass(frozen=True)
 class _DiLoCoCommit:
-    """What a rank had at commit `number`, before its synchronization: by fragment the outer steps, the inner step
+    """State of a rank at commit `number`, before its synchronization: by fragment the outer steps, the inner step
     of the synchronization before and the samples since; inner steps; its weights, and whether its own inner steps
     made them. `inner`: the inner optimizer's state, if it is known."""
 

@@ -29,6 +29,7 @@ EXIT_GANG_STOPPED: Final = 75
 
 JOINED_LINE: Final = '{"joined": true}'
 
+IF_INSTALLED: Final = "if-installed"
 TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1

@@ -1,4 +1,4 @@
-"""What starts a worker's ranks in the place of its agent, found by entry points.
+"""Starters of a worker's ranks where its agent does not start them, found by entry points.
 
 `ringtrain.agent.starters`, by the name of the job's backend: a function that takes a `StarterContext` and returns a
 `RankStarter`. The agent names none.
@@ -51,7 +51,7 @@ class RankStarter(Protocol):
 
 
 class RankSink(Protocol):
-    """What a starter needs of the agent; only used in its main thread. `stopping`: no rank is to begin any more;
+    """The agent as a starter calls it, in the agent's main thread. `stopping`: no rank is to begin any more;
     `saving`: ranks were asked to stop, and have their pods' grace period."""
 
     stopping: bool

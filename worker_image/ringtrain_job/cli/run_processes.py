@@ -202,9 +202,9 @@ def _process_exit_code(returncode: int) -> int:
 
 
 def page_settings(wanted: bool) -> dict[str, str]:
-    """What the launcher of a run is told whose page is wanted: a token that nobody else has.
+    """Return the launcher's variables for a run whose page is wanted: a token that nobody else has.
 
-    Raises ConfigurationError where no plugin serves it.
+    Raises ConfigurationError if no plugin serves pages.
     """
     if wanted and not entry_points(group=_STARTED):
         raise ConfigurationError("--ui needs the plugin that serves pages: pip install 'ringtrain[page]'")

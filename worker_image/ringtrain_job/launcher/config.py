@@ -64,7 +64,7 @@ def _read_otel(env: EnvironmentVariables) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(PodSettings):
-    """What a launcher is told. `sinks`: where reports go beside the attempt's files, by name."""
+    """Settings of a launcher. `sinks`: where reports go beside the attempt's files, by name."""
 
     port: int = tcp_port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER)
     status_port: int = tcp_port(contract.ENV_STATUS_PORT, contract.PORT_STATUS)
@@ -73,7 +73,7 @@ class LauncherConfig(PodSettings):
     pod: str = text(contract.ENV_POD_NAME, "launcher")
     node: str = text(contract.ENV_NODE_NAME, "")
     status_token: str = text(contract.ENV_STATUS_TOKEN, "")
-    writes_report: bool = switch(contract.ENV_LOG_REPORT)
+    writes_report: bool = setting(lambda env, _: env.optional(contract.ENV_LOG_REPORT) in ("1", contract.IF_INSTALLED))
     fail_on_nan: bool = switch(contract.ENV_FAIL_ON_NAN)
     quiet: bool = switch(contract.ENV_QUIET)
     timeline: Path | None = text(contract.ENV_TIMELINE, None, made=lambda file: Path(file).absolute())

@@ -58,7 +58,7 @@ class OwnFailures:
 
 @dataclass(frozen=True)
 class FormationSteps:
-    """How far training has come.
+    """Progress of the training.
 
     `highest`: the highest step that was seen; `last`: the one that was seen last, which is lower after a training
     began anew; `advances`: how often it grew. `training`: the step that the training which goes on now has committed;
@@ -76,7 +76,7 @@ class FormationSteps:
 
 @dataclass(frozen=True)
 class LossRecord:
-    """What an attempt has lost. `failures`: see OwnFailures. `fruitless`: formations, since the last step, in which a
+    """Losses of an attempt. `failures`: see OwnFailures. `fruitless`: formations, since the last step, in which a
     process ended by an error of its own."""
 
     failures: tuple[OwnFailures, ...] = ()

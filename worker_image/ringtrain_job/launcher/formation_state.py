@@ -1,4 +1,4 @@
-"""What an elastic job's launcher keeps of its formations, and the rules by which it makes them."""
+"""State of an elastic job's formations in its launcher, and the rules by which it makes them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +23,7 @@ class FormationPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FormationRules(Settings):
-    """What the user chose for a world of `world_size` at most.
+    """The user's rules for a world of `world_size` at most.
 
     `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
     formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it. `sets_aside`: a worker
@@ -44,9 +44,12 @@ class FormationRules(Settings):
 
 @dataclass(frozen=True)
 class FormationOrders:
-    """What agents were told. `number`: of the last order, `prepared`: that of the order since which a process's state
-    counts, `slots`: those that the last order named. `given`: this launcher process has given an order. `urgent`:
-    the formation is prepared because of a loss."""
+    """Orders that were sent to agents.
+
+    `number`: of the last order. `prepared`: the number of the order since which a process's state counts. `slots`: those
+    that the last order named. `given`: this launcher process has given an order. `urgent`: the formation is prepared
+    because of a loss.
+    """
 
     number: int = 0
     prepared: int = 0
@@ -75,7 +78,7 @@ class FormationTimes:
 
 @dataclass(frozen=True)
 class FormationState:
-    """What the launcher keeps of the formations, also over its own death.
+    """State of the formations, which outlives the launcher's process.
 
     `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made.
     """

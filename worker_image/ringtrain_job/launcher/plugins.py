@@ -11,11 +11,11 @@ from ringtrain.shared.environment import EnvironmentVariables
 def check_plugins(env: EnvironmentVariables, plugins: Mapping[str, str] = contract.PLUGIN_VARIABLES) -> None:
     """Raise ConfigurationError for a variable in `env` whose plugin is not installed: it would be ignored.
 
-    `plugins`: by the variables that only they read.
+    `plugins`: by the variables that only they read. The value `if-installed` is never refused.
     """
     for variable, plugin in plugins.items():
         value = env.optional(variable)
-        if value and not _is_installed(f"ringtrain-{plugin}"):
+        if value and value != contract.IF_INSTALLED and not _is_installed(f"ringtrain-{plugin}"):
             raise ConfigurationError(
                 f"{variable}={quoted(value)} needs the plugin ringtrain-{plugin} where the launcher runs: "
                 f"pip install 'ringtrain[{plugin}]'"

@@ -30,7 +30,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """How a rank ended. `code`: negative for a signal. `world`: size of the world it joined, None for none.
+    """End of a rank. `code`: negative for a signal. `world`: size of the world it joined, None for none.
 
     `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
     wrapper; else mpirun has killed that, which it does to all ranks when one has failed. `asked`: mpirun sent the

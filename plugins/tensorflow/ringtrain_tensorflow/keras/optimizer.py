@@ -370,7 +370,7 @@ def PartialDistributedOptimizer(
 
 @dataclass(frozen=True)
 class BackwardPasses:
-    """How many passes make an update, and whether its gradients are their mean."""
+    """Number of passes in an update, and whether its gradients are their mean."""
 
     count: int
     are_averaged: bool

@@ -173,7 +173,7 @@ def test_a_checkpoint_has_strips_by_an_installed_codec(tmp_path: Path) -> None:
 
 
 def test_the_small_adapter_imports_the_interface_alone() -> None:
-    """What `lint-imports` holds the adapters of frameworks to."""
+    """The same rule as `lint-imports` has for the adapters of frameworks."""
     tree = ast.parse(Path(strips.__file__).read_text())
     found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name for name in found if name.startswith("ringtrain")}

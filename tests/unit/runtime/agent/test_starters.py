@@ -1,4 +1,4 @@
-"""Who starts ranks where agents do not is found by the backend's name."""
+"""A rank starter is found by the name of the job's backend."""
 
 import re
 from dataclasses import replace

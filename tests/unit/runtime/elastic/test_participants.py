@@ -1,4 +1,4 @@
-"""What a state calls of its participants, in which order, and how features add theirs."""
+"""The order in which a state calls its participants, and the registration of more."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

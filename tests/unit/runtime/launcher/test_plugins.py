@@ -30,6 +30,7 @@ def test_a_variable_of_a_plugin_needs_the_plugin() -> None:
     )
     check_plugins(EnvironmentVariables({}), plugins)
     check_plugins(EnvironmentVariables({"RINGTRAIN_OF_PLUGIN": ""}), plugins)
+    check_plugins(EnvironmentVariables({"RINGTRAIN_OF_PLUGIN": "if-installed"}), plugins)
     check_plugins(EnvironmentVariables({"RINGTRAIN_OF_PLUGIN": "1"}), {})
 
 

@@ -22,7 +22,7 @@ from ringtrain._core.wire.dtypes import name_of
 
 @dataclass(frozen=True)
 class NamedReduction:
-    """How the arrays of all ranks become one. `op`: the name of a `ringtrain.ReduceOp`."""
+    """Reduction of the arrays of all ranks to one. `op`: the name of a `ringtrain.ReduceOp`."""
 
     op: str
     process_set: ProcessSet

@@ -68,11 +68,6 @@ def _open_queue(world: ProcessGroupContext, number: int) -> NamedQueue:
     return queue
 
 
-def ranks_of_id(process_set_id: int) -> list[int] | None:
-    """Return the ranks of a process set by its number; None if there is no such set."""
-    return context.current().ranks_of_set(process_set_id)
-
-
 def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
     """Return `name` under its kind, or the next one of a series that runs alike on every rank that makes the
     calls.

@@ -81,10 +81,10 @@ def init(
         if _context is not None:
             return
         agent = None if config else own_agent()
+        env = {} if config else os.environ
         _context = _meet_agents_world(
-            agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes,
-            {} if config else os.environ,
-        )  # fmt: skip
+            agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes, env
+        )
         found = _context.config
         atexit.register(shutdown)
         if config is None:
@@ -127,8 +127,11 @@ def _meet_agents_world(
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcessSettings(Settings):
-    """What this process does besides, if `init` finds its world in the environment. `log_level`: of ringtrain's own
-    messages, empty where nobody says. `mpi_check_in`: tells the agent that mpirun's rank has a world."""
+    """Settings of this process that are no part of its world, read if `init` finds that in the environment.
+
+    `log_level`: of ringtrain's own messages, empty if it is not set. `mpi_check_in`: file that tells the agent that a
+    rank of mpirun has a world.
+    """
 
     timeline: Path | None = path(contract.ENV_TIMELINE)
     tracebacks: bool = flag(contract.ENV_TRACEBACKS)

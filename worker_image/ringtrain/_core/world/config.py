@@ -1,4 +1,4 @@
-"""What a rank knows of itself before it talks to anyone, from its environment."""
+"""Settings of a rank, read from its environment before it connects to others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +22,11 @@ DATA_PATHS = ("auto", "grpcio")
 
 @dataclass(frozen=True, kw_only=True)
 class WorldNumbers(Settings):
-    """Which of a job's worlds this is. `formation`: the number of the world within the attempt in an elastic job,
-    else 0. `committed`: the highest step that the attempt has committed."""
+    """Numbers that identify a world of the job.
+
+    `formation`: the number of the world within the attempt in an elastic job, else 0. `committed`: the highest step
+    that the attempt has committed.
+    """
 
     attempt: int = integer(contract.ENV_ATTEMPT, 1, low=1)
     generation: int = integer(contract.ENV_GENERATION, 1, lambda seen: seen.attempt, low=0)
@@ -33,7 +36,7 @@ class WorldNumbers(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldWaits(Settings):
-    """How long a rank waits for others."""
+    """Deadlines of a rank that waits for others."""
 
     timeout_s: float = seconds(contract.ENV_TIMEOUT, 60.0)
     stall_timeout_s: float = seconds(contract.ENV_STALL_TIMEOUT, 600.0, lambda seen: max(600.0, seen.timeout_s))
@@ -42,7 +45,7 @@ class WorldWaits(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldWays(Settings):
-    """How tensors travel. `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`."""
+    """Transport of tensors. `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`."""
 
     transport: str = choice(contract.ENV_TRANSPORT, TRANSPORTS, TRANSPORTS[0])
     data_path: str = choice(contract.ENV_DATA_PATH, DATA_PATHS, DATA_PATHS[0])
@@ -50,7 +53,7 @@ class WorldWays(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorldTrust(Settings):
-    """What ranks prove to each other.
+    """Token, certificates and encryption between ranks.
 
     `encrypt`: one of `contract.ENCRYPTION`, `sites` only where there are several, with the certificates in
     `secret_dir`, which are of the job `job_uid`. `token_text`: the token where there is no `token_file`.
@@ -81,7 +84,7 @@ class WorldTrust(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What a rank knows about itself before it talks to anyone.
+    """Settings of a rank, known before it connects to others.
 
     `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
     `source`: where the world was found: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.

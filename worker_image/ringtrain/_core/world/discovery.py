@@ -1,4 +1,4 @@
-"""Where this process is in a world, by what the environment says: of ours, TF_CONFIG, SLURM, MPI or torchrun."""
+"""Discovery of the world: variables of ringtrain, TF_CONFIG, SLURM, MPI or torchrun."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def ring_addresses_in(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DiscoveredWorld:
-    """Where a source of discovery puts this process. `slot`: its place in an elastic job."""
+    """Place of this process by one source of discovery. `slot`: its place in an elastic job."""
 
     source: str
     role: str
@@ -52,7 +52,7 @@ class DiscoveredWorld:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How ranks meet where the environment does not name their addresses. `token`: what they prove to each other."""
+    """Rendezvous of ranks whose addresses are not in the environment. `token`: what they prove to each other."""
 
     env: Mapping[str, str]
     timeout_s: float
@@ -91,7 +91,7 @@ def _highest_local_rank(seen: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _PlaceVariables(Settings):
-    """What the environment says, and what it leaves out from the hosts of the addresses (`by_host`).
+    """The rank's place; variables that are not set follow from the hosts of the addresses (`by_host`).
 
     The local rank is that of the slot: a pod may have a gap.
     """
