@@ -3,6 +3,7 @@
 import hashlib
 import re
 import tarfile
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -29,6 +30,23 @@ def test_all_that_is_published_has_one_version(check: ModuleType) -> None:
         "plugins/torch/pyproject.toml",
     } <= set(found)
     assert check.problem(found, "main") == ""
+
+
+PLUGINS = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_a_plugin_depends_on_its_release_and_has_an_extra(plugin: str) -> None:
+    """The words `pip install 'ringtrain[PLUGIN]'` of messages install it, and all are of one version."""
+    project = tomllib.loads((ROOT / "plugins" / plugin / "pyproject.toml").read_text())["project"]
+    name, version = project["name"], project["version"]
+    assert name == f"ringtrain-{plugin.replace('_', '-')}"
+    depends = [one for one in project["dependencies"] if one.startswith("ringtrain")]
+    if depends == [f"ringtrain-sdk=={version}"]:  # a plugin of dtj
+        return
+    assert depends == [f"ringtrain=={version}"]
+    extras = tomllib.loads((ROOT / "worker_image/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert f"{name}=={version}" in extras[name.removeprefix("ringtrain-")]
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ class FormationRules(Settings):
 class FormationOrders:
     """Orders that were sent to agents.
 
-    `number`: of the last order. `prepared`: the number of the order since which a process's state counts. `slots`: those
-    that the last order named. `given`: this launcher process has given an order. `urgent`: the formation is prepared
+    `number`: of the last order. `prepared`: the number of the order since which a process's state counts. `slots`:
+    those that the last order named. `given`: this launcher process has given an order. `urgent`: the formation is prepared
     because of a loss.
     """
 
