@@ -47,8 +47,8 @@ class FormationOrders:
     """Orders that were sent to agents.
 
     `number`: of the last order. `prepared`: the number of the order since which a process's state counts. `slots`:
-    those that the last order named. `given`: this launcher process has given an order. `urgent`: the formation is prepared
-    because of a loss.
+    those that the last order named. `given`: this launcher process has sent an order. `urgent`: the formation is
+    prepared because of a loss.
     """
 
     number: int = 0
