@@ -15,15 +15,15 @@ help:  ## list the commands
 PLUGINS := $(notdir $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml))))
 
 # dtj, the runtime and the page of a run, without what the operator, the tests and other plugins need.
-$(VENV)/.core: operator/pyproject.toml worker_image/pyproject.toml plugins/page/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
+$(VENV)/.core: operator/pyproject.toml client/pyproject.toml worker_image/pyproject.toml plugins/page/pyproject.toml $(wildcard worker_image/ringtrain/_core/kernels/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -qq --upgrade pip
-	$(BIN)/pip install -qq -e operator -e worker_image -e plugins/page
+	$(BIN)/pip install -qq -e operator -e client -e worker_image -e plugins/page
 	@touch $@
 
 # The plugins without the frameworks that they need: those come with $(VENV)/.frameworks.
-$(VENV)/.installed: $(VENV)/.core requirements-dev.txt sdk/pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
-	$(BIN)/pip install -qq -e 'operator[controller]' -e sdk -e worker_image -r requirements-dev.txt
+$(VENV)/.installed: $(VENV)/.core requirements-dev.txt client/pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml)
+	$(BIN)/pip install -qq -e 'operator[controller]' -e client -e worker_image -r requirements-dev.txt
 	$(BIN)/pip install -qq --no-deps $(PLUGINS:%=-e plugins/%)
 	@touch $@
 
@@ -127,7 +127,7 @@ release-check:  ## both distributions, the client and the chart are of one versi
 # A Python of its own: PyInstaller takes what is installed beside it.
 plugin:  ## kubectl's plugin dtj as one program that needs no Python, its archive and krew's manifest, in dist/
 	$(PYTHON) -m venv build/plugin
-	build/plugin/bin/pip install -qq ./operator ./sdk ./plugins/convert 'pyinstaller>=6,<7'
+	build/plugin/bin/pip install -qq ./operator ./client ./plugins/convert 'pyinstaller>=6,<7'
 	build/plugin/bin/pyinstaller --log-level WARN --noconfirm --onefile --name kubectl-dtj --collect-all ringtrain_operator \
 		--collect-all ringtrain_convert --copy-metadata ringtrain-convert \
 		--copy-metadata ringtrain-operator --distpath build/plugin/dist --workpath build/plugin/work --specpath build/plugin \

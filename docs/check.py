@@ -17,7 +17,8 @@ DISTRIBUTIONS = {
     "ringtrain": "worker_image",
     "ringtrain_job": "worker_image",
     "ringtrain_operator": "operator",
-    "ringtrain_sdk": "sdk",
+    "ringtrain_client": "client",
+    "ringtrain_sdk": "client",
 } | {f"ringtrain_{plugin.parent.name}": f"plugins/{plugin.parent.name}" for plugin in ROOT.glob("plugins/*/tests")}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"(?:[\w.-]+/)*[\w-]+\.(?:py|c|h|svg|sh|proto)|(?:[\w-]+/)+")

@@ -16,8 +16,8 @@ NOTES = (
     "A folder imports what stands below it,",
     "never above; folders side by side do not",
     "import each other. The job uses of the",
-    "library `shared` and `errors`. The operator",
-    "imports neither: they share the contract",
+    "library `shared` and `errors`. Operator and",
+    "client import neither: they share the contract",
     "(variables, ports, exit codes, messages).",
 )
 WIDTH, HEIGHT, GAP, TOP = 290, 30, 6, 50
@@ -48,14 +48,15 @@ def column(left: int, title: str, rows: list[list[str]], top: int = TOP) -> list
 def picture() -> str:
     """The whole picture as SVG."""
     library, core = layers("library-layers"), layers("core-layers")
-    job, operator = layers("job-layers"), layers("operator-layers")
+    job, operator, client = (layers(f"{name}-layers") for name in ("job", "operator", "client"))
     height = TOP + len(library) * (HEIGHT + GAP) + 16
     below = TOP + len(job) * (HEIGHT + GAP) + 44
-    notes_top = TOP + len(operator) * (HEIGHT + GAP) + 40
+    client_top = TOP + len(operator) * (HEIGHT + GAP) + 44
+    notes_top = client_top + len(client) * (HEIGHT + GAP) + 40
     notes = [f'  <text class="s" x="650" y="{notes_top + 20 * n}">{line}</text>' for n, line in enumerate(NOTES)]
     left = column(20, "ringtrain: what a script imports", library)
     middle = column(335, "ringtrain_job: what runs beside", job) + column(335, "ringtrain._core", core, below)
-    right = column(650, "ringtrain_operator", operator)
+    right = column(650, "ringtrain_operator", operator) + column(650, "ringtrain_client: dtj", client, client_top)
     return "\n".join([HEAD.format(height=height), *left, *middle, *right, *notes, "</svg>"]) + "\n"
 
 

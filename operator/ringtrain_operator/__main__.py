@@ -1,6 +1,6 @@
 """`python -m ringtrain_operator`: run the operator."""
 
-from .cli.operator import operator
+from .command import operator
 
 if __name__ == "__main__":
     operator()

@@ -14,12 +14,14 @@ PACKAGES = {
     "ringtrain._core": ROOT / "worker_image/ringtrain/_core",
     "ringtrain_job": ROOT / "worker_image/ringtrain_job",
     "ringtrain_operator": ROOT / "operator/ringtrain_operator",
+    "ringtrain_client": ROOT / "client/ringtrain_client",
 }
 CONTRACTS = {
     "ringtrain": "library-layers",
     "ringtrain._core": "core-layers",
     "ringtrain_job": "job-layers",
     "ringtrain_operator": "operator-layers",
+    "ringtrain_client": "client-layers",
 }
 
 
@@ -119,7 +121,7 @@ def test_decisions_have_one_format_and_are_all_listed() -> None:
 
 
 def test_the_operator_imports_its_own_in_one_style() -> None:
-    """Every module names the others relative to itself."""
-    package = PACKAGES["ringtrain_operator"]
-    absolute = re.compile(r"^\s*(from|import) ringtrain_operator", re.MULTILINE)
-    assert [file for file in package.rglob("*.py") if absolute.search(file.read_text())] == []
+    """Every module names the others relative to itself; so does the client."""
+    for name in ("ringtrain_operator", "ringtrain_client"):
+        absolute = re.compile(rf"^\s*(from|import) {name}", re.MULTILINE)
+        assert [file for file in PACKAGES[name].rglob("*.py") if absolute.search(file.read_text())] == []

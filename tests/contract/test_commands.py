@@ -2,8 +2,8 @@
 
 import pytest
 
+from ringtrain_client.jobs.launcher_output import WantedLauncherOutput
 from ringtrain_job.cli.main import main
-from ringtrain_operator.client.launcher_output import WantedLauncherOutput
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import yaml
 
+from ringtrain_client.local.manifest import load_whole
+from ringtrain_client.local.templates import LocalTemplates
 from ringtrain_operator.generate.crd import build_crd, build_template_crds
 from ringtrain_operator.generate.reference import reference_page
-from ringtrain_operator.local.manifest import load_whole
-from ringtrain_operator.local.templates import LocalTemplates
 from ringtrain_operator.spec.parse import parse_job
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
 def test_every_variable_is_in_the_contract() -> None:
     """A RINGTRAIN_ variable that product code names is in proto/contract.toml, and so on the page."""
     known = set(re.findall(r'"(RINGTRAIN_[A-Z_]+)"', (ROOT / "proto/contract.toml").read_text()))
-    folders = ("worker_image/ringtrain*", "plugins/*/ringtrain_*", "operator/ringtrain_operator")
+    folders = ("worker_image/ringtrain*", "plugins/*/ringtrain_*", "operator/ringtrain_operator", "client/ringtrain_*")
     sources = [source for folder in folders for source in ROOT.glob(f"{folder}/**/*.py")]
     named = {name for source in sources for name in re.findall(r'"(RINGTRAIN_[A-Z_]*[A-Z])"', source.read_text())}
     assert named - known - {"RINGTRAIN_OPERATOR"} == set()  # the prefix of the operator's own options

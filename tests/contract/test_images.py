@@ -22,7 +22,8 @@ def test_samples_and_chart_name_images_that_can_be_built() -> None:
 def test_versions_are_one() -> None:
     """Both distributions, the chart, and the label of the images."""
     chart = yaml.safe_load((ROOT / "charts/ringtrain-operator/Chart.yaml").read_text())
-    projects = [tomllib.loads((ROOT / d / "pyproject.toml").read_text()) for d in ("operator", "worker_image")]
+    folders = ("operator", "client", "worker_image")
+    projects = [tomllib.loads((ROOT / one / "pyproject.toml").read_text()) for one in folders]
     versions = {version(), chart["version"], *(project["project"]["version"] for project in projects)}
     assert versions == set(re.findall(r"^ARG VERSION=(\S+)$", DOCKERFILE, re.MULTILINE))
 

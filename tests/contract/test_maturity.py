@@ -12,8 +12,9 @@ import pytest
 import yaml
 from support.commands import module_at
 
+import ringtrain_client.cli.main
 import ringtrain_job.cli.main
-import ringtrain_operator.cli.main
+from ringtrain_operator.command import operator
 from ringtrain_operator.generate.crd import build_crd
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,8 @@ in_plugin = module_at(ROOT / "docs/check.py").in_plugin
 PAGE = (ROOT / "docs/maturity.md").read_text()
 WORDS = {"Stable", "Beta", "Experimental"}
 SAID = re.compile(r"Maturity: ([^.]+)\.")
-PROGRAMS = {"dtj": ringtrain_operator.cli.main.main, "ringtrain": ringtrain_job.cli.main.main}
+GROUPS = {"dtj": ringtrain_client.cli.main.main, "ringtrain": ringtrain_job.cli.main.main}
+PROGRAMS: dict[str, click.Command] = {**GROUPS, "ringtrain-operator": operator}
 SPEC = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 CONTRACT = (ROOT / "docs/contract.md").read_text()
 VALUES = yaml.safe_load((ROOT / "charts/ringtrain-operator/values.yaml").read_text())
@@ -109,28 +111,30 @@ def help_of(line: str) -> str:
     """The help of a program, of its command, or of an option behind that."""
     program, *words = line.split()
     command: click.Command | None = PROGRAMS[program]
-    if words:
-        assert isinstance(command, click.Group)
-        command = command.get_command(click.Context(command), words[0])
+    if isinstance(command, click.Group) and words:
+        command = command.get_command(click.Context(command), words.pop(0))
     assert command is not None, line
-    if len(words) < 2:
+    if not words:
         return command.help or ""
-    (option,) = [p for p in command.params if isinstance(p, click.Option) and words[1] in p.opts]
+    (option,) = [p for p in command.params if isinstance(p, click.Option) and words[0] in p.opts]
     return option.help or ""
 
 
 def commands() -> Iterator[tuple[str, str]]:
     """(command line, words) of every command and option that says a word; an option by its name on the page."""
-    for program, group in PROGRAMS.items():
+    found: dict[str, click.Command | None] = {"ringtrain-operator": operator}
+    for program, group in GROUPS.items():
         assert isinstance(group, click.Group)
-        for name in group.list_commands(click.Context(group)):
-            command = group.get_command(click.Context(group), name)
-            texts = {f"{program} {name}": command.help or ""}
-            for option in command.params:
-                if isinstance(option, click.Option):
-                    lines = {f"{program} {name} {opt}" for opt in option.opts}
-                    texts[next(iter(sorted(lines & PAGES_NAMES)), min(lines))] = option.help or ""
-            yield from ((line, said_in(text)) for line, text in texts.items() if said_in(text))
+        context = click.Context(group)
+        found |= {f"{program} {name}": group.get_command(context, name) for name in group.list_commands(context)}
+    for line, command in found.items():
+        assert command is not None
+        texts = {line: command.help or ""}
+        for option in command.params:
+            if isinstance(option, click.Option):
+                lines = {f"{line} {opt}" for opt in option.opts}
+                texts[next(iter(sorted(lines & PAGES_NAMES)), min(lines))] = option.help or ""
+        yield from ((named, said_in(text)) for named, text in texts.items() if said_in(text))
 
 
 def docstring(name: str) -> str:
@@ -156,7 +160,7 @@ def docstring(name: str) -> str:
 def docstrings() -> Iterator[tuple[str, str]]:
     """(dotted name, words) of every module and class of the library and the client that says a word."""
     plugins = ((f"plugins/{plugin.name}", f"ringtrain_{plugin.name}") for plugin in (ROOT / "plugins").glob("*/"))
-    for folder, package in (("worker_image", "ringtrain"), ("sdk", "ringtrain_sdk"), *plugins):
+    for folder, package in (("worker_image", "ringtrain"), ("client", "ringtrain_sdk"), *plugins):
         for file in sorted((ROOT / folder / package).rglob("*.py")):
             parts = file.relative_to(ROOT / folder).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

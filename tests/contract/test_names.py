@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = {
     "runtime": ROOT / "worker_image",
     "operator": ROOT / "operator" / "ringtrain_operator",
+    "client": ROOT / "client",
     "plugins": ROOT / "plugins",
 }
 # Of libraries, which offer no other way.

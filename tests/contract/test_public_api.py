@@ -84,6 +84,7 @@ def test_type_checkers_find_an_editable_installation(tmp_path: Path) -> None:
     """`pip install -e` puts folders on the path; type checkers read the path, and run no import hook."""
     for folder, package in [
         ("operator", "ringtrain_operator"),
+        ("client", "ringtrain_client"),
         ("worker_image", "ringtrain"),
         ("plugins/torch", "ringtrain_torch"),
     ]:

@@ -57,10 +57,10 @@ def test_every_make_target_that_is_named_exists() -> None:
 @pytest.mark.parametrize("program", ["dtj", "ringtrain"])
 def test_every_command_that_is_named_exists(program: str) -> None:
     """`dtj X` and `ringtrain X` on a page are commands of theirs."""
+    import ringtrain_client.cli.main
     import ringtrain_job.cli.main
-    import ringtrain_operator.cli.main
 
-    group = {"dtj": ringtrain_operator.cli.main.main, "ringtrain": ringtrain_job.cli.main.main}[program]
+    group = {"dtj": ringtrain_client.cli.main.main, "ringtrain": ringtrain_job.cli.main.main}[program]
     assert isinstance(group, click.Group)
     known = set(group.list_commands(click.Context(group)))
     used = named(program)

@@ -26,7 +26,7 @@ def test_all_that_is_published_has_one_version(check: ModuleType) -> None:
     assert {
         "operator/pyproject.toml",
         "worker_image/pyproject.toml",
-        "sdk/pyproject.toml",
+        "client/pyproject.toml",
         "plugins/torch/pyproject.toml",
     } <= set(found)
     assert check.problem(found, "main") == ""
@@ -42,7 +42,7 @@ def test_a_plugin_depends_on_its_release_and_has_an_extra(plugin: str) -> None:
     name, version = project["name"], project["version"]
     assert name == f"ringtrain-{plugin.replace('_', '-')}"
     depends = [one for one in project["dependencies"] if one.startswith("ringtrain")]
-    if depends == [f"ringtrain-sdk=={version}"]:  # a plugin of dtj
+    if depends == [f"ringtrain-client=={version}"]:  # a plugin of dtj
         return
     assert depends == [f"ringtrain=={version}"]
     extras = tomllib.loads((ROOT / "worker_image/pyproject.toml").read_text())["project"]["optional-dependencies"]

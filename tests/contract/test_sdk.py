@@ -21,7 +21,7 @@ class Blocked(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 import ringtrain_sdk
-from ringtrain_operator.cli.main import main
+from ringtrain_client.cli.main import main
 for name in ("list", "submit", "logs", "why", "local", "delete", "convert", "validate", "render"):
     try:
         main([name, "--help"])

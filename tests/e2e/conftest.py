@@ -72,7 +72,7 @@ class Kubectl:
 
     def dtj(self, *arguments: str) -> str:
         """What `dtj` prints."""
-        command = [sys.executable, "-m", "ringtrain_operator.cli", *arguments, "--namespace", self.namespace]
+        command = [sys.executable, "-m", "ringtrain_client.cli", *arguments, "--namespace", self.namespace]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

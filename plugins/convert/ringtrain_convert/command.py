@@ -5,24 +5,17 @@ from pathlib import Path
 
 import click
 
+from ringtrain_client.cli.session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
+from ringtrain_client.local.documents import read_documents, write_documents
 from ringtrain_convert.metadata import Converted
 from ringtrain_convert.mpijob import convert_mpijob, is_mpijob
 from ringtrain_convert.runtime_template import beyond_template, convert_runtime
 from ringtrain_convert.trainingjob import convert_trainingjob, is_trainingjob
 from ringtrain_convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
-from ringtrain_operator.cli.session import (
-    ClusterAccess,
-    ClusterOptions,
-    Json,
-    cluster_options,
-    errors_reported,
-    problem_lines,
-    with_session,
-)
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import ApiResource
 from ringtrain_operator.errors import ManifestUnreadable, OperatorError
-from ringtrain_operator.local.documents import read_documents, write_documents
+from ringtrain_operator.reporting import errors_reported, problem_lines
 from ringtrain_operator.spec.parse import spec_name_of
 from ringtrain_operator.spec.training_template import read_template
 

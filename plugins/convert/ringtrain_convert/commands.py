@@ -1,6 +1,6 @@
 """The command that this plugin adds to `dtj`."""
 
-from ringtrain_operator.cli.commands import LazyCommand
+from ringtrain_client.cli.commands import LazyCommand
 
 COMMANDS = (
     LazyCommand("convert", "ringtrain_convert.command:convert", "Print Kubeflow's jobs as DistributedTrainingJobs."),

@@ -17,9 +17,9 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from ringtrain_operator.client.backends import Backend, ClusterBackend
-from ringtrain_operator.client.blocking import Client, Run
-from ringtrain_operator.client.runs import Options
+from ringtrain_client.jobs.backends import Backend, ClusterBackend
+from ringtrain_client.jobs.blocking import Client, Run
+from ringtrain_client.jobs.runs import Options
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.base import parse_time

@@ -19,12 +19,12 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs.api import AppDef, AppDryRunInfo, AppState, Role, VolumeMount, macros, runopts
 
+from ringtrain_client.jobs.backends import ClusterBackend
+from ringtrain_client.jobs.blocking import Client
+from ringtrain_client.jobs.local_backend import LocalBackend
+from ringtrain_client.jobs.manifest import Training, fresh_job_name, manifest_of
 from ringtrain_convert.kubeflow import lines_of
 from ringtrain_convert.torchrun import read_torchrun
-from ringtrain_operator.client.backends import ClusterBackend
-from ringtrain_operator.client.blocking import Client
-from ringtrain_operator.client.local_backend import LocalBackend
-from ringtrain_operator.client.manifest import Training, fresh_job_name, manifest_of
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.parse import parse_job

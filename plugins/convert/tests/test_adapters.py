@@ -15,7 +15,7 @@ from support.commands import completed
 from support.deadlines import patient
 from support.jobs import job
 
-from ringtrain_operator.local.past_runs import write_job
+from ringtrain_client.local.past_runs import write_job
 from ringtrain_sdk import Invalid, LocalBackend, NotFound
 from ringtrain_sdk import kubeflow as ours
 

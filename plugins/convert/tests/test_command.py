@@ -3,7 +3,7 @@
 import yaml
 from click.testing import CliRunner
 
-from ringtrain_operator.cli.main import main
+from ringtrain_client.cli.main import main
 
 MPIJOB = yaml.safe_load("""
 apiVersion: kubeflow.org/v2beta1

@@ -11,8 +11,8 @@ from support.commands import completed
 from support.deadlines import patient
 from support.source_rules import TRAINING_OPERATOR
 
+from ringtrain_client.cli.main import main
 from ringtrain_convert.trainingjob import convert_trainingjob
-from ringtrain_operator.cli.main import main
 from ringtrain_operator.errors import Invalid
 
 # kubeflow/training-operator's pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.

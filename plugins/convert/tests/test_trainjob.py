@@ -11,12 +11,12 @@ from support.commands import completed
 from support.deadlines import patient
 from support.source_rules import TRAINER, TRAINER_RANKS
 
+from ringtrain_client.cli.main import main
+from ringtrain_client.local.manifest import is_job
+from ringtrain_client.local.templates import LocalTemplates
 from ringtrain_convert.metadata import Converted
 from ringtrain_convert.trainjob import convert_trainjob
-from ringtrain_operator.cli.main import main
 from ringtrain_operator.errors import Invalid
-from ringtrain_operator.local.manifest import is_job
-from ringtrain_operator.local.templates import LocalTemplates
 from ringtrain_operator.spec.parse import parse_job, spec_name_of
 
 FILE = Path(__file__).parents[3] / "tests/corpus/trainjobs/torch.yaml"

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from ringtrain_client.cli.main import main
 from ringtrain_convert.mpijob import convert_mpijob
 from ringtrain_operator.build.pods import build_launcher_pod, build_worker_pod
-from ringtrain_operator.cli.main import main
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
 

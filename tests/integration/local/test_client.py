@@ -14,8 +14,8 @@ import psutil
 import pytest
 from support.local import until
 
-from ringtrain_operator.local.detached import driver_of
-from ringtrain_operator.local.past_runs import newest_run
+from ringtrain_client.local.detached import driver_of
+from ringtrain_client.local.past_runs import newest_run
 from ringtrain_sdk import (
     AlreadyExists,
     AsyncClient,

@@ -79,7 +79,7 @@ def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path)
 @pytest.mark.sampled(one_in=3)
 def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In a copy of the repository, whose code is the installed one's."""
-    for part in ("operator", "sdk", "worker_image", "plugins", "tests", "proto", "manifests", "charts", "docs"):
+    for part in ("operator", "client", "worker_image", "plugins", "tests", "proto", "manifests", "charts", "docs"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "conftest.py", "Makefile", "CHANGELOG.md", "requirements-dev.txt", ".importlinter"):
         shutil.copy(ROOT / file, tmp_path)
@@ -90,7 +90,7 @@ def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: 
     for made in (".core", ".installed"):
         (venv / made).touch()
     author = {f"GIT_{who}_{what}": "you@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    path = ":".join(str(tmp_path / part) for part in ("operator", "sdk", "worker_image"))
+    path = ":".join(str(tmp_path / part) for part in ("operator", "client", "worker_image"))
     env = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "COLUMNS": "300", **author}
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "The repository"]):
         subprocess.run(["git", *command], cwd=tmp_path, env={**os.environ, **author}, check=True)

@@ -11,7 +11,7 @@ from support.jobs import job
 from support.local import Local, Start, until
 from support.terminal import Terminal
 
-from ringtrain_operator.local.past_runs import newest_run
+from ringtrain_client.local.past_runs import newest_run
 
 HOLD = "20"
 TRAIN = ("python", str(Path(__file__).parent / "training.py"), "40", HOLD)

@@ -32,7 +32,7 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
     wanted = job("t")
     wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", PROGRAM, str(done)]
     manifest.write_text(yaml.safe_dump(wanted))
-    words = [sys.executable, "-m", "ringtrain_operator.cli", "local", "--ui", "--plain", str(manifest)]
+    words = [sys.executable, "-m", "ringtrain_client.cli", "local", "--ui", "--plain", str(manifest)]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(words, cwd=tmp_path, stdout=out, stderr=out)
     try:
@@ -65,7 +65,7 @@ def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> No
     wanted = job("t")
     wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", PROGRAM, str(done)]
     manifest.write_text(yaml.safe_dump(wanted))
-    words = [sys.executable, "-m", "ringtrain_operator.cli", "local", "--plain", str(manifest)]
+    words = [sys.executable, "-m", "ringtrain_client.cli", "local", "--plain", str(manifest)]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(words, cwd=tmp_path, stdout=out, stderr=out)
     (tmp_path / "runs").mkdir(exist_ok=True)
@@ -114,7 +114,7 @@ def test_where_the_start_went_is_told(tmp_path: Path) -> None:
     wanted = job("t")
     wanted["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", REPORTS, str(done)]
     manifest.write_text(yaml.safe_dump(wanted))
-    dtj = [sys.executable, "-m", "ringtrain_operator.cli"]
+    dtj = [sys.executable, "-m", "ringtrain_client.cli"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen([*dtj, "local", "--plain", str(manifest)], cwd=tmp_path, stdout=out, stderr=out)
 

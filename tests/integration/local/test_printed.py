@@ -30,7 +30,7 @@ def _manifest(folder: Path, program: str, logs: dict[str, Any]) -> Path:
 
 
 def _dtj(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "ringtrain_operator.cli", *words]
+    command = [sys.executable, "-m", "ringtrain_client.cli", *words]
     return completed(command, cwd=folder)
 
 

@@ -14,9 +14,9 @@ import pytest
 from support.jobs import job
 from support.local import until
 
+from ringtrain_client.local import process
+from ringtrain_client.local.process import LocalProcessRunner
 from ringtrain_operator.build import build_launcher_pod
-from ringtrain_operator.local import process
-from ringtrain_operator.local.process import LocalProcessRunner
 from ringtrain_operator.spec.parse import parse_job
 
 # Says which process it is, and stays.

@@ -23,7 +23,7 @@ from support.commands import completed
 from support.documents import documents
 from support.source_rules import HOSTFILE, TORCHRUN, TRAINER, TRAINING_OPERATOR
 
-from ringtrain_operator.cli.main import main
+from ringtrain_client.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 STANDIN = """#!{python}

@@ -129,7 +129,7 @@ async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_p
         await c.api.delete(PODS, ns, "shell-launcher")
         await c.until_gone(PODS, ns, "shell-launcher")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ringtrain_operator.cli", "logs", "shell", "--namespace", ns, "--rank=1"),
+            *(sys.executable, "-m", "ringtrain_client.cli", "logs", "shell", "--namespace", ns, "--rank=1"),
             env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -11,7 +11,7 @@ from support.kubelet import ProcessRuntime
 from support.objects import CONFIG_MAPS
 from support.scenario import open_scenario, operated
 
-from ringtrain_operator.client.script import MAX_BYTES
+from ringtrain_client.jobs.script import MAX_BYTES
 from ringtrain_sdk import (
     AlreadyExists,
     ApiError,

@@ -14,11 +14,11 @@ from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of
 from support.jobs import job
 from support.scenario import open_scenario
 
+from ringtrain_client.jobs.following import next_attempt
 from ringtrain_operator.build.log_reader import LABEL_READER
-from ringtrain_operator.client.following import next_attempt
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
-DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+DTJ = [sys.executable, "-m", "ringtrain_client.cli"]
 
 
 async def dtj(

@@ -57,7 +57,7 @@ async def convert(c: Cluster, folder: Path, job: Json) -> tuple[Json, str]:
     path.write_text(yaml.safe_dump(job))
     options = ("--kubeconfig", str(c.kubeconfig(folder)))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ringtrain_operator.cli", "convert", str(path), *options),
+        *(sys.executable, "-m", "ringtrain_client.cli", "convert", str(path), *options),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -13,7 +13,7 @@ from support.gangschedulers import groups_of
 from support.rounds import NAMESPACE, Arena, open_arena, scheduling_plane
 from support.scenario import Scenario
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, PODS, SECRETS
 from ringtrain_operator.plan.objects import LAUNCHER_ENDS_S
 

@@ -18,7 +18,7 @@ from support.certificates import ClusterAuthority
 from support.kubeconfig_cases import CASES, Case
 from support.recorded_requests import Record, api_server, http_proxy, socks_proxy
 
-from ringtrain_operator.cli.main import main
+from ringtrain_client.cli.main import main
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"

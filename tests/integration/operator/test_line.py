@@ -15,7 +15,7 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import running_operator
 from support.scenario import Clock, Scenario
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.cluster.api.resources import JOBS
 
 GPU = "nvidia.com/gpu"

@@ -17,7 +17,7 @@ from support.scenario import operated
 from ringtrain_operator.build.log_reader import LABEL_READER
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
-DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+DTJ = [sys.executable, "-m", "ringtrain_client.cli"]
 
 # Attempt 1 fails in rank 1; in attempt 2 every rank writes one line, waits for a file, and writes more.
 PROGRAM = """

@@ -9,7 +9,7 @@ from support.jobs import condition, python_job, state
 from support.kubelet import ProcessRuntime
 from support.scenario import operated
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.cluster.api.resources import JOBS
 
 pytestmark = pytest.mark.apiserver

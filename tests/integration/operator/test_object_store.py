@@ -28,7 +28,7 @@ async def dtj_logs(c: Cluster, folder: Path, namespace: str, *arguments: str) ->
     quiet = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     command = ("logs", "digits-s3", "--namespace", namespace, *arguments)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ringtrain_operator.cli", *command),
+        *(sys.executable, "-m", "ringtrain_client.cli", *command),
         env={**quiet, "KUBECONFIG": str(c.kubeconfig(folder))},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -14,7 +14,7 @@ from support.kubelet import Kubelet, ScriptedRuntime
 from support.operating import start_operator, stop_operator
 from support.scenario import Clock, Scenario, open_scenario
 
-from ringtrain_operator.client.following import Json, changes_of, state_of
+from ringtrain_client.jobs.following import Json, changes_of, state_of
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.transport import ApiLimits

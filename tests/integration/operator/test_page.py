@@ -21,7 +21,7 @@ from support.scenario import operated
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 pytestmark = pytest.mark.apiserver
-DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+DTJ = [sys.executable, "-m", "ringtrain_client.cli"]
 # An attempt ends when its file is there, the first one badly.
 PROGRAM = """
 import os, pathlib, sys, time

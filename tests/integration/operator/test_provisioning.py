@@ -18,7 +18,7 @@ from support.rendering import render
 from support.sampling import Sample
 from support.scenario import Clock, Scenario, open_scenario
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.resources import JOBS, POD_TEMPLATES, PODS
 from ringtrain_operator.placement.provisioning import ASK_AGAIN_S

@@ -14,6 +14,8 @@ from support.kubelet.pod import ROOT_IMAGE
 from support.objects import NAMESPACES, pod
 from support.scenario import Scenario, open_scenario
 
+from ringtrain_client.cli.render import rendered
+from ringtrain_client.local.documents import read_documents
 from ringtrain_operator.build import (
     SECURITY_FIELDS,
     AgentSource,
@@ -26,11 +28,9 @@ from ringtrain_operator.build import (
 )
 from ringtrain_operator.build.log_reader import build_log_reader_pod
 from ringtrain_operator.build.settings import AgentVolume
-from ringtrain_operator.cli.render import rendered
 from ringtrain_operator.cluster.api.errors import AlreadyExists, ServerError
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, SERVICE_ACCOUNTS, ApiResource
 from ringtrain_operator.contract import KIND
-from ringtrain_operator.local.documents import read_documents
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import VOLUME_AGENT
 from ringtrain_operator.spec.training_template import is_template, named_template, read_template, resolved_job_spec

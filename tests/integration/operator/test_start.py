@@ -14,8 +14,8 @@ from support.kubelet import ProcessRuntime
 from support.kubelet.pod import image_id
 from support.scenario import operated
 
-from ringtrain_operator.client.page import serving_page
-from ringtrain_operator.client.session import ClusterAccess
+from ringtrain_client.jobs.page import serving_page
+from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.spec.base import parse_time
 from ringtrain_operator.status.model import parse_status

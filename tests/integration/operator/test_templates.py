@@ -12,7 +12,7 @@ from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of, re
 from support.jobs import condition, job
 from support.operating import running_operator
 
-from ringtrain_operator.cli.main import main
+from ringtrain_client.cli.main import main
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 from ringtrain_operator.cluster.pod_schema import read_pod_schema
 from ringtrain_operator.spec.pod_schema import packaged_pod_spec_schema

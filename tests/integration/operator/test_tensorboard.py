@@ -22,7 +22,7 @@ from ringtrain_operator.cluster.api.resources import JOBS
 
 need("tensorboard")
 ROOT = Path(__file__).parents[3]
-DTJ = [sys.executable, "-m", "ringtrain_operator.cli"]
+DTJ = [sys.executable, "-m", "ringtrain_client.cli"]
 # TensorBoard asks for this module, and does not load TensorFlow, which takes long.
 WITHOUT_TENSORFLOW = """
 import sys, types

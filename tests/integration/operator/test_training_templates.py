@@ -12,11 +12,11 @@ from support.cluster import Cluster, OpenCluster, namespace_of, real_cluster
 from support.jobs import condition, job, state
 from support.operating import running_operator
 
-from ringtrain_operator.cli.main import main
-from ringtrain_operator.client.backends import ClusterBackend
-from ringtrain_operator.client.causes import causes_of
-from ringtrain_operator.client.runs import AsyncClient
-from ringtrain_operator.client.session import ClusterAccess
+from ringtrain_client.cli.main import main
+from ringtrain_client.jobs.backends import ClusterBackend
+from ringtrain_client.jobs.causes import causes_of
+from ringtrain_client.jobs.runs import AsyncClient
+from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.cluster.api.errors import Unprocessable
 from ringtrain_operator.cluster.api.resources import JOBS, PODS, TEMPLATES
 from ringtrain_operator.errors import Invalid

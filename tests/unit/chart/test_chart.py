@@ -87,7 +87,7 @@ def test_jobs_network_policies_admit_the_operators_pods() -> None:
 
 def test_what_is_said_about_jobs_reaches_the_operator() -> None:
     """Resources and peers are values; the command takes them as the chart passes them."""
-    from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.command import operator
 
     peer = "jobs.networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team"
     arguments = container(render("jobs.launcher.resources.limits.memory=2Gi", f"{peer}=sre"))["args"]
@@ -145,7 +145,7 @@ def test_the_crds_are_upgraded_with_the_chart_and_outlive_it() -> None:
 
 def test_the_operator_understands_its_arguments() -> None:
     """What the Deployment passes, the command parses."""
-    from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.command import operator
 
     arguments = container(render("namespaces={a,b}", "operator.leaderElection=false"))["args"]
     context = operator.make_context("ringtrain-operator", list(arguments))
@@ -156,7 +156,7 @@ def test_the_operator_understands_its_arguments() -> None:
 def test_what_copying_the_agent_may_take_reaches_the_operator() -> None:
     """By default it is what the operator has by itself."""
     from ringtrain_operator.build.settings import AGENT_RESOURCES
-    from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.command import operator
 
     def given(*values: str) -> Any:
         arguments = list(container(render(*values))["args"])
@@ -168,7 +168,7 @@ def test_what_copying_the_agent_may_take_reaches_the_operator() -> None:
 
 def test_null_takes_a_default_away() -> None:
     """As with any chart: launchers then have no resources but those of their template."""
-    from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.command import operator
 
     arguments = container(render("jobs.launcher.resources=null"))["args"]
     assert operator.make_context("ringtrain-operator", list(arguments)).params["launcher_resources"] == {}
@@ -235,7 +235,7 @@ def test_the_charts_crds_are_in_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scope", [[], ["namespaces={team-a}"]])
 def test_rights_on_groups_come_with_each_gang_scheduler(scope: list[str]) -> None:
     """PodGroups of those that are turned on and of no other, nothing else of them; and the operator is told."""
-    from ringtrain_operator.cli.operator import operator
+    from ringtrain_operator.command import operator
     from ringtrain_operator.placement.gangs import SCHEDULERS
 
     def granted(*values: str) -> dict[str, Json]:

@@ -7,7 +7,7 @@ from support.jobs import job
 from support.rendering import HelmFailed, render
 
 from ringtrain_operator.build import BuildSettings, build_launcher_pod, build_worker_pod
-from ringtrain_operator.cli.operator import operator
+from ringtrain_operator.command import operator
 from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ import pytest
 from support.jobs import job
 from support.planworld import World, settled, started
 
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.contract import CHECKPOINT_DIR
 from ringtrain_operator.observe.model import Refusal
 

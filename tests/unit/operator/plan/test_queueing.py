@@ -8,7 +8,7 @@ from support.jobs import job
 from support.planworld import World, condition, settled, started
 from support.playedkueue import PlayedKueue
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 
 QUEUE = {"queue": "research"}
 

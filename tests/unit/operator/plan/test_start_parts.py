@@ -7,7 +7,7 @@ from datetime import timedelta
 from support.jobs import job
 from support.planworld import World, elastic, format_time
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.observe.model import PodPlace, PodReason
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.status.progress import MOST_EVENTS, parts_of, start_of, told_of_pods

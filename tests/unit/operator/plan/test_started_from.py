@@ -3,7 +3,7 @@
 from support.jobs import job
 from support.planworld import started
 
-from ringtrain_operator.client.causes import explain_job
+from ringtrain_client.jobs.causes import explain_job
 
 TOLD = "step 140 of /checkpoints/a-uid/attempt-0001/ckpt-0000000140.npz"
 

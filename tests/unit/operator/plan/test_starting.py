@@ -7,8 +7,8 @@ import pytest
 from support.jobs import job
 from support.planworld import World, condition, running, settled, started, world
 
+from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.build.names import ObjectRef
-from ringtrain_operator.client.causes import explain_job
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.plan.objects import companion_refs

@@ -1,0 +1,1 @@
+"""`dtj`, the Python client of jobs, and jobs on this machine."""

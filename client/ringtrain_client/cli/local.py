@@ -1,0 +1,51 @@
+"""`dtj local FILE`: run a job on this machine."""
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from ringtrain_operator.reporting import errors_reported
+
+from ..local.templates import LocalTemplates
+from .templates import template_options
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
+@click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
+@click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
+@template_options
+def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, templates: LocalTemplates) -> None:
+    """Run the job in MANIFEST on this machine, its pods as processes.
+
+    Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
+    MANIFEST while it runs is like applying it: change replicas, suspend, resume. Logs are kept under the run
+    directory, claims in its "claims". Exit code: 0 when the job succeeded, 1 when it failed, 130 after Ctrl-C.
+    """
+    if str(manifest) == "-":
+        raise click.UsageError("local looks at the job's file while it runs; write the job into a file")
+    from ..local.run import run_local
+    from ..local.summary import print_local_summary
+
+    # SIGHUP: the terminal was closed.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_dtj_local)
+    with errors_reported(f"{manifest}: "):
+        try:
+            status, results = run_local(manifest, run_dir, plain, logs, ui, templates)
+        except KeyboardInterrupt:
+            click.echo("stopped; every process of the job has ended", err=True)
+            sys.exit(130)
+    print_local_summary(Console(), status, results)
+    sys.exit(0 if status.is_true("Succeeded") else 1)
+
+
+def _stop_dtj_local(number: int, frame: FrameType | None) -> None:
+    """Asked to end: as with Ctrl-C, so that no process is left behind."""
+    raise KeyboardInterrupt

@@ -1,0 +1,95 @@
+"""`dtj logs JOB`: the merged output of all ranks, or one rank's whole log."""
+
+import sys
+from contextlib import aclosing
+
+import click
+
+from ringtrain_operator.reporting import errors_reported
+
+from ..jobs.launcher_output import WantedLauncherOutput
+from ..jobs.pod_logs import WantedPod, read_pod
+from ..jobs.runs import AsyncClient
+from ..local.past_runs import past_run_pod_lines
+from .session import (
+    RUNS,
+    ClusterAccess,
+    ClusterOptions,
+    job_argument,
+    local_or_cluster_options,
+    with_client,
+    with_session,
+)
+
+
+@click.command()
+@job_argument
+@click.option("--rank", type=click.IntRange(min=0), default=None, help="This rank's whole log.")
+@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
+)
+@click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+@click.option(
+    "--data-worker",
+    type=click.IntRange(min=0),
+    default=None,
+    metavar="N",
+    help="The pod of data worker N.",
+)
+@click.option("--evaluator", is_flag=True, help="The evaluator's pod.")
+@local_or_cluster_options
+def logs(
+    name: str,
+    rank: int | None,
+    attempt: int | None,
+    follow: bool,
+    tail: int | None,
+    data_worker: int | None,
+    evaluator: bool,
+    cluster: ClusterOptions | None,
+) -> None:
+    """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
+
+    While the launcher runs, --rank and --attempt read the files of the log store in its pod (that needs the right
+    to exec there). When it has ended, a log is read from its output if that is whole, else from the claim of
+    spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
+
+    Data workers and the evaluator are no ranks: their own pods have their output, as long as these exist.
+    """
+    if data_worker is not None or evaluator:
+        if rank is not None or attempt is not None or (evaluator and data_worker is not None):
+            raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
+        _print_pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
+        return
+    wanted = WantedLauncherOutput(name, rank, attempt, follow, tail)
+
+    async def work(client: AsyncClient) -> None:
+        async with aclosing(client.backend.logs(wanted)) as chunks:
+            async for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.flush()
+
+    with_client(cluster, work)
+
+
+def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
+    """Print what a pod beside the ranks has written."""
+    if cluster is None:
+        if wanted.follow:
+            raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")
+        with errors_reported():
+            sys.stdout.buffer.writelines(past_run_pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
+            sys.stdout.buffer.flush()
+        return
+
+    async def work(session: ClusterAccess) -> None:
+        async with aclosing(read_pod(session, wanted)) as lines:
+            async for line in lines:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+
+    with_session(cluster, work)

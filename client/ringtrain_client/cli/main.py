@@ -1,0 +1,67 @@
+"""`dtj`: a new subcommand is a file with a click command, and a line in `cli/commands.py`."""
+
+import difflib
+import functools
+import importlib
+from importlib.metadata import entry_points
+
+import click
+from click.shell_completion import get_completion_class
+
+from .commands import COMMANDS, LazyCommand
+
+
+@functools.cache
+def lazy_commands() -> dict[str, LazyCommand]:
+    """Return all commands by name, those of installed plugins included."""
+    tables = [point.load() for point in entry_points(group="dtj.commands")]
+    return {command.name: command for table in tables or [COMMANDS] for command in table}
+
+
+class _LazyCommandGroup(click.Group):
+    """Knows its commands by tables, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(lazy_commands())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = lazy_commands().get(cmd_name)
+        if found is None:
+            return None
+        module, _, attribute = found.load.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(one.name, one.help) for name, one in sorted(lazy_commands().items()) if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if not args[0].startswith("-") and args[0] not in known:
+            meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
+            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], known, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ringtrain-client", prog_name="dtj")
+def main() -> None:
+    """Run and watch DistributedTrainingJobs, on a cluster or on this machine.
+
+    Maturity: Beta on a cluster, Stable on this machine.
+    """
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL. For bash: source <(dtj completion bash)."""
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.ClickException(f"click knows no completion for {shell}")
+    click.echo(found(main, {}, "dtj", "_DTJ_COMPLETE").source())

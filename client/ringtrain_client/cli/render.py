@@ -1,0 +1,84 @@
+"""`dtj render FILE`: the objects that the operator would create."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringtrain_operator import build, contract
+from ringtrain_operator.command import operator_settings_of
+from ringtrain_operator.errors import ManifestUnreadable
+from ringtrain_operator.reporting import errors_reported
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.template import containers_of
+
+from ..local.documents import read_documents, write_documents
+from ..local.templates import LocalTemplates
+from .templates import template_options
+
+# A manifest has no uid before an API server gives it one.
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+# An argument that every installation's operator has.
+_OF_OPERATORS = "--agent-image="
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+@click.option(
+    "--installation",
+    type=click.Path(path_type=Path),
+    help="File with the operator's Deployment, as `helm template` or `kubectl get deployment --output=yaml` "
+    "prints it: its settings count. Default: those of the chart.",
+)
+@template_options
+def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
+    """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
+    from ..local.manifest import load_whole
+
+    with errors_reported(f"{manifest}: "):
+        jobs = [parse_job(obj) for obj in load_whole(manifest, templates)]
+    with errors_reported():
+        settings = operator_settings_of(_installation_arguments(installation) if installation is not None else ())
+    objects = [obj for job in jobs for obj in rendered(job, settings)]
+    click.echo(write_documents(objects), nl=False)
+
+
+def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:
+    """The objects of the job's first attempt. The Secret has no values, and the launcher no token: they are
+    made anew for every job."""
+    job = replace(job, uid=job.uid or PLACEHOLDER_UID)
+    settings = replace(settings or build.BuildSettings(), token=str)
+    secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
+    incarnation = build.PodIncarnation(1) if job.spec.elastic is not None else None
+    data = job.spec.data_workers
+    return [
+        secret,
+        build.build_service(job, settings),
+        build.build_service_account(job, settings),
+        build.build_network_policy(job, settings),
+        build.build_launcher_pod(job, 1, settings=settings),
+        *(
+            build.build_worker_pod(job, 1, index, "", incarnation, settings=settings)
+            for index in range(job.num_workers)
+        ),
+        *(build.build_data_worker_pod(job, i, settings=settings) for i in range(data.replicas if data else 0)),
+        *([build.build_evaluator_pod(job, job.num_workers, settings)] if job.spec.evaluator is not None else []),
+    ]
+
+
+def _installation_arguments(path: Path) -> Sequence[str]:
+    """Of the operator's container in the file. Raises ManifestUnreadable."""
+    for found in read_documents(path):
+        if not isinstance(found, Mapping) or found.get("kind") != "Deployment":
+            continue
+        for container in containers_of((found.get("spec") or {}).get("template") or {}):
+            arguments = [str(word) for word in container.get("args") or ()]
+            if any(word.startswith(_OF_OPERATORS) for word in arguments):
+                return arguments
+    raise ManifestUnreadable(
+        f"{path}: holds no Deployment of the operator (a container with {_OF_OPERATORS}…); expected what "
+        "`helm template` or `kubectl get deployment --output=yaml` prints"
+    )

@@ -1,0 +1,140 @@
+"""What the commands that speak to a cluster share: the options that choose it, a client meanwhile, its errors."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from ringtrain_operator.reporting import errors_reported
+
+from ..jobs.session import ClusterAccess as ClusterAccess
+from ..jobs.session import Json as Json
+
+if TYPE_CHECKING:
+    from ..jobs.backends import Backend
+    from ..jobs.runs import AsyncClient
+
+# Where `dtj local` keeps its runs unless told otherwise.
+RUNS = Path("runs")
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which cluster and namespace; empty values are the kubeconfig's own."""
+
+    namespace: str = ""
+    context: str = ""
+    kubeconfig: str = ""
+
+
+def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --namespace, --context and --kubeconfig, as kubectl has them, in one value `cluster`."""
+
+    @functools.wraps(command)
+    def collected(namespace: str, context: str, kubeconfig: str, **given: Any) -> None:
+        command(**given, cluster=ClusterOptions(namespace, context, kubeconfig))
+
+    for name, text in (
+        ("--kubeconfig", "Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config."),
+        ("--context", "Context of the kubeconfig; default: its current one."),
+    ):
+        collected = click.option(name, default="", help=text)(collected)
+    return click.option("--namespace", "-n", default="", help="Namespace; default: the context's.")(collected)
+
+
+def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `cluster_options` and --local; `cluster` is None where the jobs under runs/ are meant.
+
+    They are when they are asked for, and where there is a runs/ and nothing that names a cluster.
+    """
+
+    @cluster_options
+    @functools.wraps(command)
+    def chosen(local: bool, cluster: ClusterOptions, **given: Any) -> None:
+        if not local and cluster == ClusterOptions() and RUNS.is_dir():
+            named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
+            local = not named and not Path("~/.kube/config").expanduser().exists()
+        command(**given, cluster=None if local else cluster)
+
+    text = "Jobs that `dtj local` has run from this directory (runs/); so it is anyway without a kubeconfig."
+    return click.option("--local", is_flag=True, help=text)(chosen)
+
+
+def output_option(*formats: str, help: str | None = None) -> Callable[[Command], Command]:
+    """`--output`: the first of `formats` unless another is asked for."""
+    return click.option("--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help=help)
+
+
+def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
+    """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
+    from ringtrain_operator.cluster.api.client import ApiClient
+    from ringtrain_operator.cluster.api.connection import ApiConnection
+
+    async def run() -> T:
+        connection = ApiConnection.from_env(os.environ, options.kubeconfig, options.context)
+        async with ApiClient(connection, user_agent="dtj") as api:
+            return await work(
+                ClusterAccess(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
+            )
+
+    with errors_reported():
+        return asyncio.run(run())
+
+
+def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """The result of `work` on the chosen cluster, None: on the runs of this directory. Refusals as above."""
+    from ..jobs.backends import ClusterBackend
+    from ..jobs.local_backend import LocalBackend
+    from ..jobs.runs import AsyncClient
+
+    def backend() -> Backend:
+        if options is None:
+            return LocalBackend(RUNS)
+        return ClusterBackend(
+            options.namespace,
+            context=options.context,
+            kubeconfig=options.kubeconfig,
+            user_agent="dtj",
+            tell=functools.partial(click.echo, err=True),
+        )
+
+    async def run() -> T:
+        async with AsyncClient(backend()) as client:
+            return await work(client)
+
+    with errors_reported():
+        return asyncio.run(run())
+
+
+def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
+
+    async def names(client: AsyncClient) -> list[str]:
+        return [run.name for run in await client.list()]
+
+    try:
+        given = {field.name: ctx.params.get(field.name) or "" for field in fields(ClusterOptions)}
+        found = with_client(ClusterOptions(**given), names)
+    except Exception:  # a shell that completes must not be disturbed, whatever is wrong with the cluster
+        return []
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+def job_argument(command: Command) -> Command:
+    """Give a command the argument JOB."""
+    return click.argument("name", metavar="JOB", shell_complete=complete_job)(command)
+
+
+def optional_job_argument(command: Command) -> Command:
+    """Give a command the argument [JOB]."""
+    return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)

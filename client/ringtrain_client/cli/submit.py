@@ -1,0 +1,61 @@
+"""`dtj submit FILE…`: create jobs on a cluster."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from ringtrain_operator.cluster.api.errors import NotFound
+from ringtrain_operator.reporting import errors_reported
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.training_template import named_template
+
+from ..jobs.errors import JobFailed
+from ..jobs.runs import AsyncClient, AsyncRun
+from ..local.manifest import load_objects
+from .session import ClusterOptions, Json, cluster_options, with_client
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--wait", is_flag=True, help="Return when all have ended; exit code 1 if one fails or is rejected.")
+@cluster_options
+def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
+    """Check the jobs in FILES and create them."""
+    found: list[tuple[Path, Json]] = []
+    for path in files:
+        with errors_reported(f"{path}: "):
+            for obj in load_objects(path):
+                if named_template(obj) is None:  # else the cluster has the rest of it
+                    parse_job(obj, templates=False)
+                found.append((path, obj))
+    sys.exit(with_client(cluster, lambda client: _submit(client, found, wait)))
+
+
+async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: bool) -> int:
+    """The exit code."""
+    for path, job in found:  # all of them before any is created
+        with errors_reported(f"{path}: "):
+            await client.backend.check(job)
+    made = [await client.submit(job) for _, job in found]
+    for run in made:
+        click.echo(
+            f"{run.namespace}/{run.name} created; follow it with: dtj logs -n {run.namespace} {run.name} --follow"
+        )
+    return int(wait and [await _submitted_run_succeeds(run) for run in made] != [True] * len(made))
+
+
+async def _submitted_run_succeeds(run: AsyncRun) -> bool:
+    """Whether the job succeeds, known once it has ended, and said."""
+    try:
+        await run.wait()
+    except JobFailed as exc:
+        ended = exc.status.condition("Accepted" if exc.status.state == "Rejected" else "Failed")
+        why = f": {ended.reason}: {ended.message}" if ended is not None else ""
+        click.echo(f"{run.namespace}/{run.name}: {exc.status.state}{why}")
+        return False
+    except NotFound:
+        click.echo(f"{run.namespace}/{run.name}: Deleted")
+        return False
+    click.echo(f"{run.namespace}/{run.name}: Succeeded")
+    return True

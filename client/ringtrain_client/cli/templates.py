@@ -1,0 +1,92 @@
+"""`dtj templates`, and the options of commands that lay a file's jobs over templates."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ringtrain_operator.reporting import errors_reported
+from ringtrain_operator.spec.training_template import Template, named_template
+
+from ..local.templates import LocalTemplates
+from .listing import print_data
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, output_option, with_session
+
+template_files = click.option(
+    "--templates",
+    "of_templates",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="File with templates that jobs name; those beside a job need not be named. Maturity: Experimental.",
+)
+
+
+def template_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --templates, --server and `cluster_options`, in one value `templates`."""
+
+    @template_files
+    @click.option("--server", is_flag=True, help="Ask the cluster for templates that no file has.")
+    @cluster_options
+    @functools.wraps(command)
+    def collected(of_templates: tuple[Path, ...], server: bool, cluster: ClusterOptions, **given: Any) -> None:
+        command(**given, templates=templates_of(of_templates, cluster if server else None))
+
+    return collected
+
+
+def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> LocalTemplates:
+    """Those of the files, and, unless None, those of the cluster."""
+    with errors_reported():
+        return LocalTemplates.of_files(
+            files, functools.partial(_ask_cluster_template, cluster) if cluster is not None else None
+        )
+
+
+def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
+    """The template that a job names, from the cluster."""
+    from ringtrain_operator.cluster.templates import read_named_template
+
+    named = named_template(job)
+    assert named is not None
+    namespace = (job.get("metadata") or {}).get("namespace")
+    return with_session(cluster, lambda at: read_named_template(at.api, namespace or at.namespace, *named))
+
+
+@click.command()
+@output_option("table", "json", "yaml", "name")
+@cluster_options
+def templates(output: str, cluster: ClusterOptions) -> None:
+    """List the templates that jobs can name: the cluster's, and the namespace's. Maturity: Experimental."""
+    found = with_session(cluster, _listed_templates)
+    if output in ("json", "yaml"):
+        print_data(found, output)
+        return
+    if output == "name":
+        for o in found:
+            click.echo(o["metadata"]["name"])
+        return
+    rows = [(o["metadata"]["name"], o["kind"], (o["spec"].get("description") or "-").strip()) for o in found]
+    rows = [("NAME", "KIND", "DESCRIPTION"), *rows]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, kind, description in rows if found else ():
+        click.echo(f"{name:{widths[0]}}  {kind:{widths[1]}}  {' '.join(description.split())}")
+    if not found:
+        click.echo("No templates.", err=True)
+
+
+async def _listed_templates(session: ClusterAccess) -> list[Json]:
+    """Those of the cluster, then those of the namespace; what may not be read is said."""
+    from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
+    from ringtrain_operator.cluster.api.resources import TEMPLATES
+
+    found: list[Json] = []
+    for resource in TEMPLATES.values():
+        try:
+            of_kind = await session.api.select(resource, session.namespace if resource.namespaced else None)
+        except (Forbidden, NotFound) as exc:
+            session.tell(f"{resource.kind}: {exc}")
+            continue
+        found += [{**obj, "kind": resource.kind} for obj in of_kind]
+    return found

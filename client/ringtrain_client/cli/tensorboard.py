@@ -1,0 +1,81 @@
+"""`dtj tensorboard JOB`: what the job's ranks report, in a TensorBoard on this machine."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import click
+
+from ringtrain_operator.reporting import errors_reported
+
+from ..jobs.cluster_logs import read_reports
+from ..local.past_runs import newest_run
+from .session import RUNS, ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, with_session
+
+# Of the runtime: only that knows TensorBoard's files.
+_PROGRAM = "ringtrain"
+
+
+@click.command()
+@job_argument
+@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
+@local_or_cluster_options
+def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptions | None) -> None:
+    """Show the job's loss and metrics, rank by rank, in a TensorBoard on this machine; Ctrl-C ends it.
+
+    Reports are read in the launcher's pod while it runs (that needs the right to exec there), else from the claim
+    of spec.logs. Needs pip install 'ringtrain[tensorboard]' on this machine, nothing in the job's image.
+    """
+    program = shutil.which(_PROGRAM)
+    if program is None:
+        raise click.ClickException("the runtime is not installed here: pip install 'ringtrain[tensorboard]'")
+    command = [program, "tensorboard", f"--port={port}"]
+    if cluster is None:
+        with errors_reported():
+            log = newest_run(RUNS, name).log(None, attempt)
+        sys.exit(subprocess.run([*command, str(log.parent)], check=False).returncode)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server, too
+
+    async def work(session: ClusterAccess) -> int:
+        return await _show_tensorboard(session, name, attempt, command)
+
+    sys.exit(with_session(cluster, work))
+
+
+async def _copy_event_files(chunks: AsyncGenerator[bytes, None], write: Callable[[bytes], object]) -> None:
+    async for chunk in chunks:
+        write(chunk)
+
+
+async def _show_tensorboard(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
+    """Write reports where the log store would have them, and have the runtime's command show them."""
+    with tempfile.TemporaryDirectory(prefix="dtj-") as folder:
+        directory = Path(folder) / session.namespace / name / str(attempt or 1)
+        directory.mkdir(parents=True)
+        (directory / "job.log").touch()
+        with (directory / "metrics.jsonl").open("wb", buffering=0) as kept:
+            async with aclosing(read_reports(session, name, attempt)) as chunks:
+                first = await anext(chunks, b"")  # what is wrong is told before a server starts
+                kept.write(first)
+                server = await asyncio.create_subprocess_exec(*command, str(directory))
+                try:
+                    ended = asyncio.create_task(server.wait())
+                    copying = asyncio.create_task(_copy_event_files(chunks, kept.write))
+                    await asyncio.wait((ended, copying), return_when=asyncio.FIRST_COMPLETED)
+                    if not ended.done():
+                        copying.result()
+                    return await ended
+                finally:
+                    copying.cancel()
+                    await asyncio.gather(copying, return_exceptions=True)
+                    if server.returncode is None:
+                        server.terminate()
+                        await server.wait()

@@ -1,0 +1,63 @@
+"""`dtj ui [JOB]`: the job's page in a browser, or the jobs that there are."""
+
+import asyncio
+
+import click
+
+from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.reporting import errors_reported
+
+from ..jobs.page import serving_page
+from ..local.past_runs import newest_run
+from .listing import print_jobs
+from .session import (
+    RUNS,
+    ClusterAccess,
+    ClusterOptions,
+    local_or_cluster_options,
+    optional_job_argument,
+    with_client,
+    with_session,
+)
+
+
+@click.command()
+@optional_job_argument
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one].")
+@click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
+@local_or_cluster_options
+def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None) -> None:
+    """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
+
+    The link works on this machine, for who has it, and as long as this command runs; it shows the attempts that
+    follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have. Of a job that
+    `dtj local` has run it is the report of its last attempt. Without JOB the jobs are listed.
+    """
+    if name is None:
+        print_jobs(with_client(cluster, lambda client: client.backend.select(everywhere=False)))
+        click.echo("dtj ui JOB opens the page of one", err=True)
+        return
+    if cluster is None:
+        with errors_reported():
+            link = newest_run(RUNS, name).report().resolve().as_uri()
+        _show_page_link(link, opens)
+        return
+
+    async def hold(session: ClusterAccess) -> None:
+        try:
+            async with serving_page(session, name, port) as link:
+                _show_page_link(link, opens)
+                await asyncio.Event().wait()
+        except OSError as exc:
+            raise OperatorError(f"--port {port} cannot be listened on: {exc.strerror or exc}") from exc
+
+    try:
+        with_session(cluster, hold)
+    except KeyboardInterrupt:
+        click.echo("the page is no longer forwarded", err=True)
+
+
+def _show_page_link(link: str, opens: bool) -> None:
+    click.echo(link)
+    if opens:
+        click.launch(link)

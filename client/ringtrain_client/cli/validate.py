@@ -1,0 +1,94 @@
+"""`dtj validate FILE…`: what is wrong with a manifest, before a cluster sees it."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ringtrain_operator.errors import ManifestUnreadable, OperatorError
+from ringtrain_operator.reporting import problem_lines
+from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job, part_problems
+from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
+from ringtrain_operator.status.situation import counted
+
+from ..local.documents import read_documents
+from ..local.manifest import is_job, jobs_among
+from ..local.references import reference_problems
+from ..local.templates import LocalTemplates
+from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
+from .templates import template_files, templates_of
+
+WAY_OUT = "; if your cluster has it, ask the cluster: --server"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--server",
+    is_flag=True,
+    help="Hold pod templates against the cluster's version of Kubernetes; ask it for templates that no file has.",
+)
+@template_files
+@cluster_options
+def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ...], cluster: ClusterOptions) -> None:
+    """Check every job and template in FILES and name each problem with its field. Exit code 1 if there is one.
+
+    ConfigMaps and Secrets of a file are held against the jobs that name them.
+    Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
+    cluster's with --server.
+    """
+    schema = with_session(cluster, _server_schema) if server else replace(packaged_pod_spec_schema(), way_out=WAY_OUT)
+    templates = templates_of(of_templates, cluster if server else None)
+    problems = [line for path in files for line in _manifest_problems(path, schema, templates)]
+    for line in problems:
+        click.echo(line, err=True)
+    sys.exit(1 if problems else 0)
+
+
+def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
+    """What is wrong with the jobs and templates of a file; the others are told as valid."""
+    try:
+        documents = read_documents(path)
+        found = templates.take(documents)
+        jobs = jobs_among(documents, path) if not found else [doc for doc in documents if is_job(doc)]
+    except OperatorError as exc:
+        about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # it names the file itself
+        yield from (f"{about}{line}" for line in problem_lines(exc))
+        return
+    for template in found:
+        problems = part_problems(template.spec, schema)
+        yield from (f"{path}: {template}: {problem}" for problem in problems)
+        if not problems:
+            click.echo(f"{path}: {template} is a template")
+    for obj in jobs:
+        try:
+            job = parse_job(templates.laid_over(obj), schema=schema)
+            found_beside = list(reference_problems(job, documents))
+        except OperatorError as exc:
+            yield from (f"{path}: {line}" for line in problem_lines(exc))
+            continue
+        yield from (f"{path}: {job.name}: {said}" for is_certain, said in found_beside if is_certain)
+        if any(is_certain for is_certain, _ in found_beside):
+            continue
+        _tell_manifest_valid(path, job)
+        for _, said in found_beside:
+            click.echo(f"{path}: {job.name}: {said}")
+
+
+def _tell_manifest_valid(path: Path, job: Job) -> None:
+    size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
+    click.echo(f"{path}: {job.name} is valid: {size}")
+    if job.queue and job.spec.run_policy.suspend:
+        click.echo(
+            f"{path}: {job.name}: runPolicy.suspend is true, so that it waits for you and not in its queue "
+            f"{job.queue}; remove it, or set it to false to let the job wait there"
+        )
+
+
+async def _server_schema(session: ClusterAccess) -> PodSchema:
+    from ringtrain_operator.cluster.pod_schema import read_pod_schema
+
+    return await read_pod_schema(session.api)

@@ -1,0 +1,244 @@
+"""Where jobs run: the seam between what a program asks and a cluster or this machine."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import ApiConnection
+from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unprocessable
+from ringtrain_operator.cluster.api.resources import CONFIG_MAPS, JOBS
+from ringtrain_operator.cluster.templates import job_with_its_template
+from ringtrain_operator.errors import Invalid, OperatorError, Problem
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
+
+from .causes import causes_of
+from .cluster_logs import read_attempts
+from .following import changes_of
+from .launcher_output import WantedLauncherOutput
+from .manifest import with_volume
+from .script import Script
+from .session import ClusterAccess, Json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCRIPT_DIR = "/etc/ringtrain/script"
+SCRIPT_VOLUME = "script"
+
+
+class Backend(Protocol):
+    """Runs jobs. Errors are OperatorErrors: NotFound, AlreadyExists, Forbidden, Invalid among them."""
+
+    async def place_of(self) -> str:
+        """The namespace that jobs are in."""
+
+    def inside(self, namespace: str) -> Backend:
+        """The same for jobs of a namespace; closed with this one."""
+
+    def command_of(self, script: Script) -> list[str]:
+        """What starts a script in a rank's container."""
+
+    async def check(self, job: Json) -> None:
+        """Raises Invalid with all that is wrong with the job."""
+
+    async def create(self, job: Json, script: Script | None = None) -> Json:
+        """Create a job, whose ranks find `script` where `command_of` says; the answer is the job as stored."""
+
+    async def get(self, name: str) -> Json:
+        """The job as it is now."""
+
+    async def select(self, *, everywhere: bool = False) -> list[Json]:
+        """All jobs, the newest first; `everywhere`: of every namespace."""
+
+    async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
+        """Change the spec by a merge patch."""
+
+    async def delete(self, name: str) -> None:
+        """Delete the job and its pods."""
+
+    def changes(self, name: str) -> AsyncGenerator[Json, None]:
+        """The job as it is now, and whenever it has changed; ends when the job is gone."""
+
+    def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
+        """The log that is wanted, in chunks."""
+
+    async def causes(self, name: str) -> list[str]:
+        """Why the job is in the state it is in, the job's own conditions first."""
+
+    async def close(self) -> None:
+        """Give everything up that is held."""
+
+
+class ClusterBackend:
+    """Jobs on a cluster: that of the kubeconfig, or that of the pod this runs in.
+
+    Empty values are the kubeconfig's own. Connections belong to the event loop that first uses them.
+    """
+
+    def __init__(
+        self,
+        namespace: str = "",
+        *,
+        context: str = "",
+        kubeconfig: str = "",
+        user_agent: str = "ringtrain-sdk",
+        tell: Callable[[str], object] | None = None,
+    ) -> None:
+        self._namespace = namespace
+        self._context = context
+        self._kubeconfig = kubeconfig
+        self._user_agent = user_agent
+        self._tell = {"tell": tell} if tell is not None else {}
+        self._session: ClusterAccess | None = None
+        self._schema: PodSchema | None = None
+
+    async def session(self) -> ClusterAccess:
+        """The client of the API server and the namespace."""
+        if self._session is None:
+            connection = ApiConnection.from_env(os.environ, self._kubeconfig, self._context)
+            api = ApiClient(connection, user_agent=self._user_agent)
+            self._session = ClusterAccess(api, self._namespace or connection.namespace, **self._tell)
+        return self._session
+
+    async def place_of(self) -> str:
+        """The namespace that jobs are in."""
+        return (await self.session()).namespace
+
+    def inside(self, namespace: str) -> ClusterBackend:
+        """The same for jobs of a namespace, over the same connections."""
+        made = copy.copy(self)
+        made._namespace = namespace
+        made._session = self._session and replace(self._session, namespace=namespace)
+        return made
+
+    def command_of(self, script: Script) -> list[str]:
+        """The script is a file of a ConfigMap."""
+        return ["python", f"{SCRIPT_DIR}/{script.name}"]
+
+    async def schema(self) -> PodSchema:
+        """The cluster's schema of pod templates; this package's where the cluster does not show it."""
+        from ringtrain_operator.cluster.pod_schema import read_pod_schema
+
+        if self._schema is None:
+            try:
+                self._schema = await read_pod_schema((await self.session()).api)
+            except (Forbidden, NotFound):
+                self._schema = packaged_pod_spec_schema()
+        return self._schema
+
+    async def check(self, job: Json) -> None:
+        """Raises Invalid with all that is wrong with the job, also by the cluster's own schema of pods."""
+        session = await self.session()
+        meta = {"namespace": session.namespace, **job["metadata"]}
+        whole = await job_with_its_template(session.api, {**job, "metadata": meta})
+        if whole.problem is not None:
+            raise whole.problem
+        parse_job(whole.job, schema=await self.schema())
+
+    async def create(self, job: Json, script: Script | None = None) -> Json:
+        """Create a job, and a ConfigMap with its script that goes with it."""
+        session = await self.session()
+        name = job["metadata"].get("name") or ""
+        if script is not None:
+            volume = {"name": SCRIPT_VOLUME, "configMap": {"name": _script_map(name)}}
+            job = with_volume(job, volume, SCRIPT_DIR)
+        await self.check(job)
+        namespace = job["metadata"].get("namespace") or session.namespace
+        created = await _created(session.api, namespace, job)
+        if script is not None:
+            try:
+                await session.api.create(CONFIG_MAPS, namespace, _config_map(created, script))
+            except ApiError:
+                await session.api.delete(JOBS, namespace, name, uid=created["metadata"]["uid"])
+                raise
+        return created
+
+    async def get(self, name: str) -> Json:
+        """The job as it is now."""
+        session = await self.session()
+        return await session.api.get(JOBS, session.namespace, name)
+
+    async def select(self, *, everywhere: bool = False) -> list[Json]:
+        """All jobs, by name."""
+        session = await self.session()
+        return await session.api.select(JOBS, None if everywhere else session.namespace)
+
+    async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
+        """Change the spec by a merge patch."""
+        session = await self.session()
+        try:
+            return await session.api.patch(JOBS, session.namespace, name, {"spec": dict(spec)})
+        except Unprocessable as exc:
+            raise _with_fields(exc) from exc
+
+    async def delete(self, name: str) -> None:
+        """Delete the job; its pods and its script go with it."""
+        session = await self.session()
+        await session.api.delete(JOBS, session.namespace, name)
+
+    async def changes(self, name: str) -> AsyncGenerator[Json, None]:
+        """The job as it is now, and whenever it has changed; ends when the job is gone."""
+        session = await self.session()
+        async with aclosing(changes_of(session.api, session.namespace, name)) as jobs:
+            async for job in jobs:
+                yield job
+
+    async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
+        """The log that is wanted, from wherever it is."""
+        async with aclosing(read_attempts(await self.session(), wanted)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def causes(self, name: str) -> list[str]:
+        """What the job, its pods and the events about them say."""
+        return await causes_of(await self.session(), name)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.api.close()
+
+
+async def _created(api: ApiClient, namespace: str, job: Json) -> Json:
+    name = job["metadata"].get("name") or job["metadata"].get("generateName", "")
+    try:
+        return await api.create(JOBS, namespace, job)
+    except AlreadyExists as exc:
+        raise AlreadyExists(
+            f"{namespace}/{name} exists already; delete it (dtj delete {name}) or give this one another name"
+        ) from exc
+    except NotFound as exc:
+        raise NotFound(f"{exc}: is the operator installed, and the namespace {namespace} there?") from exc
+    except Unprocessable as exc:
+        raise _with_fields(exc) from exc
+
+
+def _with_fields(exc: Unprocessable) -> OperatorError:
+    """What the API server says of fields, as this package says it; the error itself where it names none."""
+    return Invalid([Problem(path, message) for path, message in exc.fields]) if exc.fields else exc
+
+
+def _script_map(name: str) -> str:
+    return f"{name}-script"
+
+
+def _config_map(job: Json, script: Script) -> Json:
+    """Owned by the job, and so deleted with it."""
+    meta = job["metadata"]
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
+    metadata = {"name": _script_map(meta["name"]), "ownerReferences": [{**owner, "controller": True}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "immutable": True,
+        "data": {script.name: script.text},
+    }

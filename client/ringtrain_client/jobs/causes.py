@@ -1,0 +1,230 @@
+"""Why a job is in the state it is in: the chain of causes, from the job's own conditions down to the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, suppress
+from datetime import UTC, datetime
+
+from ringtrain_operator import contract
+from ringtrain_operator.cluster.api.errors import ApiError, Forbidden
+from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
+from ringtrain_operator.cluster.templates import read_named_template
+from ringtrain_operator.errors import Invalid
+from ringtrain_operator.observe.pods import main_container, pull_of, view_pod
+from ringtrain_operator.spec.job import is_ours
+from ringtrain_operator.status.model import EndedPod, Incarnations, format_time, parse_status
+from ringtrain_operator.status.progress import last_started, parts_of, start_of
+from ringtrain_operator.status.situation import counted
+from ringtrain_operator.workers.replacing import avoided_because, avoided_nodes
+
+from .following import ENDED, state_of
+from .queue_place import place_in_queue
+from .session import ClusterAccess, Json
+
+EVENTS_SHOWN = 3
+AGENTS_ASKED = 3
+LOSSES_SHOWN = 3
+PODS_SHOWN = 10
+
+
+async def causes_of(session: ClusterAccess, name: str) -> list[str]:
+    """The causes of a job on a cluster, a line each. Raises NotFound."""
+    job = await session.api.get(JOBS, session.namespace, name)
+    pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
+    uids = {o["metadata"]["uid"] for o in (job, *pods)}
+    events = await session.api.select(EVENTS, session.namespace)
+    about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
+    unreached = await _unreached(session, job, pods)
+    lines = list(explain_job(job, pods, about_it, unreached, await place_in_queue(session, job)))
+    return [*lines, *await _of_template(session, job)]
+
+
+async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
+    """What became of the template since the job was accepted with it; of no interest once the job has ended."""
+    kept = (job.get("status") or {}).get("template")
+    if not kept or state_of(job) in ENDED:
+        return []
+    try:
+        found = await read_named_template(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
+        change = "" if found.hash == kept["hash"] else "has changed"
+    except Invalid as exc:
+        change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
+    if not change:
+        return []
+    stays = f"the job stays with what it was accepted with ({kept['hash']}); create it anew to have what there is now"
+    return [f"  {kept['kind']} {kept['name']} {change} since: {stays}"]
+
+
+async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
+    """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
+    running = _job_condition(job.get("status") or {}, "Running")
+    if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
+        return []
+    views = [view for view in map(view_pod, pods) if view.id.role == "worker" and view.phase == "Running"]
+    # the workers whom the condition names first
+    views.sort(key=lambda view: (view.id.name not in str(running.get("message")), view.id.index))
+    agents = {pod["metadata"]["name"]: str(main_container(pod)["name"]) for pod in pods}
+    found = []
+    for view in views[:AGENTS_ASKED]:
+        last, api = b"", session.api
+        with suppress(ApiError):  # whoever may not read logs is told the rest
+            log = api.pod_log(session.namespace, view.id.name, container=agents[view.id.name], tail_lines=1)
+            async with aclosing(log) as lines:
+                async for line in lines:
+                    last = line
+        last_line = last.decode(errors="replace").strip()
+        if "has not been reached" in last_line:
+            found.append(f"pod {view.id.name}: {last_line}")
+    return found
+
+
+def _job_condition(status: Json, kind: str) -> Json:
+    found: Json = next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
+    return found
+
+
+def explain_job(
+    job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
+) -> Iterator[str]:
+    """The causes, the job's own first, each line further down nearer to the root. `place`: in its queue."""
+    status = job.get("status") or {}
+    name, state = job["metadata"]["name"], status.get("state")
+    if not state:
+        yield f"{name} has no status yet: no operator has looked at it"
+        yield from _unlooked_causes(job)
+        return
+    yield f"{name} is {state}"
+    conditions = list(_condition_causes(status))
+    yield from (f"  {line}" for line in conditions)
+    if place:
+        yield f"    {place}"
+    yield from (f"    {line}" for line in (*_first_cause_of(list(_pod_causes(pods))), *unreached))
+    if started := (status.get("progress") or {}).get("startedFrom"):
+        yield f"  training last went on from {started}"
+    yield from (
+        f"  {line}" for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_causes_beside(status))
+    )
+    yield from _failure_cause(status, "".join(conditions))
+    yield from (f"  {line}" for line in _warning_causes(events))
+
+
+def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
+    """Where the start of the present attempt went, or of one that has not begun so far."""
+    parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
+    start = parsed.start
+    if start is None or start.attempt != parsed.attempt:
+        views = [view for view in map(view_pod, pods) if view.id.attempt == parsed.attempt]
+        if (last := last_started(views)) is not None:
+            about = [e for e in events if (e.get("involvedObject") or {}).get("uid") == last.id.uid]
+            pulled = last.with_pull(*pull_of(about, last.main.name))
+            views = [pulled if view is last else view for view in views]
+        start = start_of(parsed, views)
+    parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in parts_of(start))
+    if parts:
+        where = f" (the last pod to start was {start.pod}" + (f" on {start.node})" if start.node else ")")
+        yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
+
+
+def _unlooked_causes(job: Json) -> Iterator[str]:
+    owner = job["spec"].get("managedBy")
+    if not is_ours(owner):
+        yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
+    else:
+        yield "  is the operator running, and does it serve this namespace? See"
+        yield "  kubectl get pods --all-namespaces --selector app.kubernetes.io/name=ringtrain-operator"
+
+
+def _condition_causes(status: Json) -> Iterator[str]:
+    bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
+    bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
+    for condition in status.get("conditions") or []:
+        repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
+        matters = not repeated and condition.get("reason") != "Finished"
+        limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
+        if limps or (bad.get(condition["type"]) == condition["status"] and matters):
+            message = condition.get("message") or ""
+            yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
+                f"{condition['reason']}: {message}" if message else condition["reason"]
+            )
+
+
+def _first_cause_of(pods: list[str]) -> list[str]:
+    """The lines of some pods, and how many more there are: a large job that waits has a thousand."""
+    more = len(pods) - PODS_SHOWN
+    return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
+
+
+def _pod_causes(pods: list[Json]) -> Iterator[str]:
+    views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.wait.reason)
+    for pod in views:  # those that only wait for a place come last
+        if pod.wait.reason:
+            yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
+        elif pod.disrupted.reason:
+            yield f"pod {pod.id.name} was taken away: {pod.disrupted.reason}"
+        elif pod.deletion_time:
+            yield f"pod {pod.id.name} on {pod.place.node or 'no node'} is ending"
+        elif pod.phase == "Failed":
+            yield f"pod {pod.id.name} on {pod.place.node}: exit code {pod.end.code} {pod.end.reason}".rstrip()
+        elif pod.end.side_failure:
+            yield f"pod {pod.id.name} on {pod.place.node}: {pod.end.side_failure}, and its main container runs on"
+        elif pod.phase == "Pending":
+            yield f"pod {pod.id.name} is Pending" + (
+                f" on {pod.place.node}" if pod.place.node else ", not scheduled yet"
+            )
+
+
+def _failure_cause(status: Json, told: str) -> Iterator[str]:
+    failure = status.get("failure")
+    if not failure:
+        return
+    where = " on ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
+    message = failure.get("message") or ""
+    text = failure["reason"] + (f": {message}" if message not in told else "") + (f" in {where}" if where else "")
+    yield f"  last failure (attempt {failure['attempt']}): {text}"
+    yield from (f"    | {line}" for line in failure.get("logTail") or ())
+    yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
+
+
+def _loss_causes(status: Json) -> Iterator[str]:
+    """What an elastic job has lost without a restart, and which nodes it avoids for that."""
+    world = status.get("elastic") or {}
+    if world.get("lostWorkers"):
+        seconds = world.get("lastRecoverySeconds")
+        took = f", the last within {seconds:g} s" if seconds is not None else ""
+        yield (
+            f"{counted(world['lostWorkers'], 'worker')} lost so far, {counted(world.get('lostSteps', 0), 'step')} "
+            f"done again; went on {counted(world.get('recoveries', 0), 'time')}{took}"
+        )
+    losses = Incarnations.model_validate((status.get("ledger") or {}).get("incarnations") or {}).losses
+    for loss in losses[-LOSSES_SHOWN:]:
+        node = f" on node {loss.node}" if loss.node else ""
+        yield f"{format_time(loss.time)} {loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}"
+    for node in avoided_nodes(losses, datetime.now(UTC)):
+        yield f"{avoided_because(losses, node)}; new pods avoid it"
+
+
+def _causes_beside(status: Json) -> Iterator[str]:
+    """What ranks wait for their data workers, what became of the last of these, and how the evaluator fares."""
+    data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
+    waited = data.get("waitFraction")
+    if waited:
+        served = f"{data.get('ready', 0)} of {counted(data.get('desired', 0), 'data worker')} ready"
+        yield f"ranks wait for input {round(100 * waited)} % of their time; {served}"
+    notes = [EndedPod.model_validate(note) for note in (status.get("ledger") or {}).get("endedPods") or ()]
+    for note in sorted(notes, key=lambda note: note.time)[-LOSSES_SHOWN:]:
+        node = f" on node {note.node}" if note.node else ""
+        yield f"{format_time(note.time)} {note.pod}{node} {note.cause}"
+    message = evaluator.get("message")
+    if message and not any(message == f"{note.pod} {note.cause}" for note in notes):
+        yield f"the evaluator is {evaluator.get('state')}: {message}"
+    if evaluator.get("failures"):
+        yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
+
+
+def _warning_causes(events: list[Json]) -> Iterator[str]:
+    warnings = [e for e in events if e.get("type") == "Warning"]
+    warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
+    for event in warnings[-EVENTS_SHOWN:]:
+        about = event["involvedObject"]
+        yield f"event on {about.get('kind')} {about.get('name')}: {event.get('reason')}: {event.get('message')}"

@@ -1,0 +1,245 @@
+"""Jobs on this machine, each driven by a process of its own: pods are process groups, the same `plan` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
+from ringtrain_operator.errors import Invalid, OperatorError
+from ringtrain_operator.spec.parse import parse_job, update_problems
+from ringtrain_operator.status.situation import counted
+
+from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
+from ..local.manifest import as_stored
+from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, write_job
+from ..local.run import new_directory
+from ..local.templates import LocalTemplates
+from .causes import explain_job
+from .cluster_logs import NoSuchRank
+from .errors import DriverLost
+from .following import ENDED, state_of
+from .launcher_output import WantedLauncherOutput
+from .manifest import merged_spec_maps, yaml_literal
+from .script import Script
+from .session import Json
+
+LOOKS_EVERY_S = 0.1
+# A driver gives its pods 5 s to end.
+_ENDS_WITHIN_S = 30.0
+_CHUNK = 1 << 20
+
+
+class LocalBackend:
+    """Jobs on this machine; pods are process groups, with an agent each, as pods on so many nodes.
+
+    Runs are kept under `runs`, as those of `dtj local`. Jobs may name templates of the files `templates`. Images
+    are ignored: `python` is the one that runs this.
+    Jobs that this backend has started end when it is closed, and with the program.
+    """
+
+    def __init__(self, runs: str | Path = "runs", *, templates: Sequence[str | Path] = ()) -> None:
+        self._runs = Path(runs).absolute()
+        self._templates = LocalTemplates.of_files(map(Path, templates))
+        self._drivers: dict[Path, subprocess.Popen[bytes]] = {}
+
+    async def place_of(self) -> str:
+        """The namespace of jobs that name none."""
+        return "default"
+
+    def inside(self, namespace: str) -> LocalBackend:
+        """Jobs of this machine are told apart by name alone."""
+        return self
+
+    def command_of(self, script: Script) -> list[str]:
+        """A file that is here is run where it is; a function's script is in a directory of the run's own."""
+        return ["python", str(script.path)] if script.path is not None else ["python", script.name]
+
+    async def check(self, job: Json) -> None:
+        """Raises Invalid with all that is wrong with the job."""
+        parse_job(self._templates.laid_over(job))
+
+    async def create(self, job: Json, script: Script | None = None) -> Json:
+        """Start the job's driver."""
+        name = job["metadata"].get("name") or ""
+        await self.check(job)
+        job = self._templates.laid_over(job)
+        with suppress(NotFound):
+            if driver_of(self._run(name).directory) is not None:
+                raise AlreadyExists(f"{name} runs here already; delete it or give this one another name")
+        directory = new_directory(self._runs, name)
+        try:
+            if script is not None and script.path is None:
+                job = _with_script(job, script, directory)
+            stored = as_stored(job)
+            write_job(directory, stored)
+            write_manifest(directory, job)
+            self._drivers[directory] = start_driver(directory, self._runs / "claims")
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return stored
+
+    async def get(self, name: str) -> Json:
+        """The newest job of this name as it is now."""
+        return self._run(name).job
+
+    async def select(self, *, everywhere: bool = False) -> list[Json]:
+        """All jobs, the newest first."""
+        return [run.job for run in past_runs(self._runs)]
+
+    async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
+        """Change the manifest that the driver follows."""
+        run = self._run(name)
+        path = run.directory / MANIFEST_FILE
+        if driver_of(run.directory) is None:
+            raise DriverLost(f"nobody drives {name} any more; {run.directory} has what it left")
+        try:
+            job = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise OperatorError(f"{name} was started by dtj local: change the manifest that it was given") from exc
+        changed = {**job, "spec": merged_spec_maps(job["spec"], spec)}
+        problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
+        if problems:
+            raise Invalid(problems)
+        write_manifest(run.directory, changed)
+        return {**run.job, "spec": changed["spec"]}
+
+    async def delete(self, name: str) -> None:
+        """End the job's processes and forget it; its logs stay in its directory."""
+        run = self._run(name)
+        await self._end(run.directory)
+        (run.directory / JOB_FILE).unlink(missing_ok=True)
+
+    async def changes(self, name: str) -> AsyncGenerator[Json, None]:
+        """The job as it is now, and whenever it has changed. Raises DriverLost when nobody drives it any more."""
+        shown, run = None, self._run(name)
+        while True:
+            driver = driver_of(run.directory)  # asked first: what it wrote last is seen then
+            try:
+                job = json.loads((run.directory / JOB_FILE).read_text(encoding="utf-8"))
+            except OSError:
+                return
+            if job != shown:
+                shown = job
+                yield job
+            if driver is None and state_of(job) not in ENDED:
+                raise DriverLost(f"nobody drives {name} any more: its driver was ended; see {run.directory}")
+            await asyncio.sleep(LOOKS_EVERY_S)
+
+    async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
+        """The log that is wanted, from the launcher's files."""
+        run = self._run(wanted.name)
+        if wanted.follow:
+            _check_rank(run.job, wanted)  # else what there is is told
+        attempt, offset, tail = wanted.attempt or _local_attempt(run.job), 0, wanted.tail
+        while True:
+            going_on, present = self._goes_on(run.directory)
+            log = _open_local_log(run, wanted, attempt, must=not wanted.follow)
+            if log is not None:
+                with log:
+                    for chunk in _local_log_chunks(log, offset, tail):
+                        yield chunk
+                    offset, tail = log.tell(), None
+            if present > attempt and wanted.follow and wanted.attempt is None:
+                attempt, offset = attempt + 1, 0
+            elif not wanted.follow or not going_on or present > attempt:
+                return
+            else:
+                await asyncio.sleep(LOOKS_EVERY_S)
+
+    async def causes(self, name: str) -> list[str]:
+        """What the job itself says."""
+        return list(explain_job(self._run(name).job, [], []))
+
+    async def close(self) -> None:
+        """End the jobs that were started here and still run."""
+        directories = [path for path, process in self._drivers.items() if process.poll() is None]
+        await asyncio.gather(*map(self._end, directories))
+        for process in self._drivers.values():
+            process.wait(_ENDS_WITHIN_S)
+        self._drivers.clear()
+
+    def _run(self, name: str) -> PastLocalRun:
+        try:
+            return newest_run(self._runs, name)
+        except NoSuchRun as exc:
+            raise NotFound(str(exc)) from exc
+
+    def _goes_on(self, directory: Path) -> tuple[bool, int]:
+        """Whether more may be written, and the present attempt."""
+        driver = driver_of(directory)
+        try:
+            job = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
+        except OSError:
+            return False, 0
+        return driver is not None and state_of(job) not in ENDED, _local_attempt(job)
+
+    async def _end(self, directory: Path) -> None:
+        """End the run's driver, which ends its pods."""
+        pid = driver_of(directory)
+        if pid is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        give_up_at = time.monotonic() + _ENDS_WITHIN_S
+        while driver_of(directory) is not None:
+            if time.monotonic() > give_up_at:
+                raise OperatorError(f"process {pid}, which drives {directory.name}, does not end")
+            await asyncio.sleep(LOOKS_EVERY_S)
+        if directory in self._drivers:
+            self._drivers[directory].wait(_ENDS_WITHIN_S)
+
+
+def _with_script(job: Json, script: Script, directory: Path) -> Json:
+    """The job, its script written to the run's directory."""
+    file = directory / "script" / script.name
+    file.parent.mkdir()
+    file.write_text(script.text, encoding="utf-8")
+    command = ["python", yaml_literal(str(file.resolve()))]
+    container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
+    rest = container["command"][len(command) :]
+    made: Json = json.loads(json.dumps(job))
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = [*command, *rest]
+    return made
+
+
+def _local_attempt(job: Json) -> int:
+    return int((job.get("status") or {}).get("attempt") or 1)
+
+
+def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
+    """Raises NoSuchRank for one that the job never has."""
+    parsed = parse_job(job, templates=False)
+    size = parsed.most_agents * parsed.spec.slots
+    if wanted.rank is not None and wanted.rank >= size and wanted.attempt is None:
+        raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
+
+
+def _open_local_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool) -> BinaryIO | None:
+    """The log, None while there is none yet. One that `must` be there raises NotFound."""
+    try:
+        return run.log(wanted.rank, attempt).open("rb")
+    except (NoSuchRun, OSError) as exc:
+        if must:
+            raise NotFound(str(exc)) from exc
+        return None
+
+
+def _local_log_chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
+    """What the log has behind `offset`, or the last `tail` lines of that."""
+    log.seek(offset)
+    if tail is not None:
+        yield from deque(log, tail)
+    while chunk := log.read(_CHUNK):
+        yield chunk

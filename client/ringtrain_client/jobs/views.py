@@ -1,0 +1,150 @@
+"""What runs look like: lines for a terminal, tables for a notebook, and a display that follows a run."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ringtrain_operator.status.model import Failure, JobStatus, parse_status
+
+from ..local.wording import local_progress_numbers
+from .session import Json
+
+_COLOURS = {"Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e", "Running": "#0969da"}
+
+
+@dataclass(frozen=True)
+class Why:
+    """The chain of causes, the job's own conditions first, and the rank that failed first, if one did."""
+
+    lines: tuple[str, ...]
+    failure: Failure | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, repr=False)
+class Snapshot:
+    """A job as it was when it was looked at."""
+
+    name: str
+    namespace: str
+    status: JobStatus
+
+    @property
+    def state(self) -> str:
+        """The state in one word; Pending before anybody has looked at the job."""
+        return str(self.status.state or "Pending")
+
+    def cells(self) -> tuple[str, ...]:
+        """Name, state, workers, restarts, progress, and what training reports."""
+        progress = self.status.progress
+        told = local_progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
+        return (
+            self.name,
+            self.state,
+            self.status.workers or "-",
+            str(self.status.restarts),
+            self.status.progress_summary or "-",
+            ", ".join(f"{label} {text}" for label, text in told) or "-",
+        )
+
+    def __str__(self) -> str:
+        name, state, workers, restarts, progress, told = self.cells()
+        parts = [f"{self.namespace}/{name} {state}"]
+        parts += [f"workers {workers}"] if workers != "-" else []
+        parts += [f"restarts {restarts}"] if restarts != "0" else []
+        parts += [part for part in (progress, told) if part != "-"]
+        return ", ".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    def _repr_html_(self) -> str:
+        return snapshot_table([self])
+
+
+def snapshot_of(job: Json) -> Snapshot:
+    """What is shown of a job."""
+    meta = job["metadata"]
+    return Snapshot(meta["name"], meta.get("namespace") or "default", parse_status(job.get("status")))
+
+
+def snapshot_table(snapshots: Iterable[Snapshot]) -> str:
+    """An HTML table, a row a job."""
+    head = "".join(f"<th>{name}</th>" for name in ("name", "state", "workers", "restarts", "progress", "reported"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_snapshot_row, snapshots))}</tbody></table>"
+
+
+def _snapshot_row(snapshot: Snapshot) -> str:
+    name, state, workers, restarts, summary, told = map(html.escape, snapshot.cells())
+    colour = _COLOURS.get(snapshot.state, "inherit")
+    progress = snapshot.status.progress
+    bar = ""
+    if progress is not None and progress.total_steps:
+        bar = f'<progress value="{progress.step}" max="{progress.total_steps}"></progress> '
+    shown = f'<b style="color:{colour}">{state}</b>'
+    cells = (name, shown, workers, restarts, bar + summary, told)
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+class StatusDisplay(Protocol):
+    """Shows how a run goes."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how things are now."""
+
+
+class TextDisplay:
+    """A line whenever something has changed."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Say what is new."""
+        line = str(snapshot)
+        if line != self._said:
+            self._said = line
+            print(line, file=sys.stderr, flush=True)
+
+
+class NotebookDisplay:
+    """A table that is updated in place, in the cell that made it."""
+
+    def __init__(self, display: Any) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the table, or what it is now."""
+        if self._handle is None:
+            self._handle = self._display(snapshot, display_id=True)
+        else:
+            self._handle.update(snapshot)
+
+
+def display_here() -> StatusDisplay:
+    """In a notebook a table, anywhere else lines on stderr."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return TextDisplay()
+    from IPython.display import display
+
+    return NotebookDisplay(display)
+
+
+def snapshot_text_table(rows: Sequence[Snapshot]) -> str:
+    """The same for a terminal."""
+    head = ("NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "REPORTED")
+    lines = [head, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

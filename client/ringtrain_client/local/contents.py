@@ -1,0 +1,120 @@
+"""What ConfigMaps and Secrets hold here: the job's own Secret, and those that the job's file has beside it."""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from ringtrain_operator.errors import Invalid, LocalUnsupported, Problem, shown
+
+Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
+"""Bytes by key, by kind and name."""
+
+KINDS: Final = ("ConfigMap", "Secret")
+_VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
+
+
+def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str, str], dict[str, bytes]]:
+    """Return the contents of the ConfigMaps and Secrets among `documents` that a job in `namespace` can use.
+
+    Raises Invalid with every field that the API server would refuse.
+    """
+    found: dict[tuple[str, str], dict[str, bytes]] = {}
+    problems: list[Problem] = []
+    for document in documents:
+        if not isinstance(document, Mapping) or document.get("kind") not in KINDS:
+            continue
+        metadata = document.get("metadata") or {}
+        if not isinstance(metadata, Mapping):
+            problems.append(Problem(f"{document['kind']}: metadata", f"is {shown(metadata)}; expected a mapping"))
+        elif (metadata.get("namespace") or namespace) == namespace:
+            name = str(metadata.get("name"))
+            contents, wrong = _read_contents(document)
+            found[document["kind"], name] = contents
+            problems += [Problem(f"{document['kind']} {name}: {each.path}", each.message) for each in wrong]
+    if problems:
+        raise Invalid(problems)
+    return found
+
+
+def _read_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:
+    """Return bytes by key as the API server stores them, and what it would refuse. `stringData` wins over `data`."""
+    plain = "data" if document["kind"] == "ConfigMap" else "stringData"
+    contents, problems = {}, []
+    for field in ("binaryData", "data") if document["kind"] == "ConfigMap" else ("data", "stringData"):
+        entries = document.get(field) or {}
+        if not isinstance(entries, Mapping):
+            problems.append(Problem(field, f"is {shown(entries)}; expected a mapping of names to strings"))
+            continue
+        for key, value in entries.items():
+            if not isinstance(value, str):
+                problems.append(Problem(f"{field}.{key}", f"is {shown(value)}; expected a string: put it in quotes"))
+                continue
+            try:
+                contents[str(key)] = value.encode() if field == plain else _from_base64(value)
+            except ValueError as exc:  # not ASCII, or not base64
+                way_out = "; stringData takes plain text" if field == "data" else ""
+                problems.append(Problem(f"{field}.{key}", f"is not base64 ({exc}){way_out}"))
+    return contents, problems
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode("".join(text.split()), validate=True)
+
+
+def contents_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> Mapping[str, bytes] | None:
+    """What `reference` names; None: it is not there, and may be missing. Raises LocalUnsupported."""
+    name = str(reference.get("name", reference.get("secretName")))
+    found = contents.get((kind, name))
+    if found is None and not reference.get("optional"):
+        raise LocalUnsupported(f"{kind} {name!r} is not in the job's file; put it there, beside the job")
+    return found
+
+
+def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str | None:
+    """The value of a `configMapKeyRef` or `secretKeyRef`; None: it may be missing, and is. Raises
+    LocalUnsupported."""
+    found, key = contents_of(kind, reference, contents), str(reference.get("key"))
+    if found is None:
+        return None
+    if key not in found:
+        if reference.get("optional"):
+            return None
+        raise LocalUnsupported(f"{kind} {reference.get('name')!r} has no key {key!r}; it has {_found_keys(found)}")
+    return found[key].decode(errors="replace")
+
+
+def variables_from(sources: Iterable[Mapping[str, Any]], contents: Contents) -> dict[str, str]:
+    """The variables of a container's `envFrom`; later ones count more. Raises LocalUnsupported."""
+    variables = {}
+    for source in sources:
+        kind = "ConfigMap" if "configMapRef" in source else "Secret"
+        reference = source.get("configMapRef") or source.get("secretRef")
+        if not reference:
+            raise LocalUnsupported(f"envFrom: {shown(dict(source))} cannot be had without a cluster")
+        for key, value in (contents_of(kind, reference, contents) or {}).items():
+            name = f"{source.get('prefix') or ''}{key}"
+            if _VARIABLE.fullmatch(name):  # a kubelet passes over others, too
+                variables[name] = value.decode(errors="replace")
+    return variables
+
+
+def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[str, bytes]:
+    """The files of a volume of `kind`: bytes by path. Raises LocalUnsupported."""
+    found = contents_of(kind, source, contents)
+    if found is None:
+        return {}
+    if not source.get("items"):
+        return dict(found)
+    files = {}
+    for item in source["items"]:
+        if item.get("key") in found:
+            files[item.get("path")] = found[item["key"]]
+        elif not source.get("optional"):
+            name = source.get("name", source.get("secretName"))
+            raise LocalUnsupported(f"{kind} {name!r} has no key {item.get('key')!r}; it has {_found_keys(found)}")
+    return files
+
+
+def _found_keys(found: Mapping[str, bytes]) -> str:
+    return ", ".join(sorted(found)) or "none"

@@ -1,0 +1,222 @@
+"""From a YAML file to plain values: what JSON can hold, as kubectl reads them, and nothing else."""
+
+import math
+import re
+import sys
+from collections.abc import Hashable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ringtrain_operator.errors import ManifestUnreadable, shown
+from ringtrain_operator.spec.base import MAX_DEPTH
+
+# An object in etcd has at most 1.5 MiB.
+MAX_BYTES = 4 << 20
+# Values of a document after its anchors are written out: about what fits into an object of etcd.
+MAX_VALUES = 100_000
+
+# JSON's numbers in Kubernetes are int64 or float64.
+_INT64 = range(-(1 << 63), 1 << 63)
+_INT_TAG = "tag:yaml.org,2002:int"
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_BOOL_TAG = "tag:yaml.org,2002:bool"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+_JSON_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Every document of the file, or of standard input for "-": made of dicts with string keys, lists, strings,
+    numbers, booleans and None.
+
+    A List, as `kubectl get` prints several objects, is its items.
+
+    Raises ManifestUnreadable, which names the file, the line and what is wrong: no file, no YAML, a number or a
+    text that JSON cannot hold, a key given twice, a kind that is no text, or a document that is deeper or larger than
+    any manifest.
+    """
+    try:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        raise ManifestUnreadable(f"{path}: {getattr(exc, 'strerror', None) or exc}") from exc
+    if len(content) > MAX_BYTES:
+        raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
+    try:
+        read = [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)]
+    except _NotJson as exc:
+        raise ManifestUnreadable(f"{path}: {exc}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+    for kind in (one.get("kind") for one in read if isinstance(one, dict)):
+        if not isinstance(kind, str | None):
+            raise ManifestUnreadable(f"{path}: kind: is {shown(kind)}; expected a text, such as DistributedTrainingJob")
+    return read
+
+
+def write_documents(documents: Iterable[Any]) -> str:
+    """The documents as YAML that `read_documents` and kubectl read as the same values."""
+    return yaml.dump_all(documents, Dumper=_ManifestDumper, sort_keys=False)
+
+
+def _document_items(document: Any) -> list[Any]:
+    if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+        items: list[Any] = document["items"]
+        return items
+    return [document]
+
+
+class _NotJson(yaml.YAMLError):
+    """YAML that is no JSON; the message has line and column."""
+
+    def __init__(self, mark: yaml.Mark, problem: str) -> None:
+        super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
+
+
+class _ManifestLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, with the types of JSON and bounds on depth and size."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self.name = "the file"
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node. Raises when it is nested too deeply."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _NotJson(self.get_mark(), f"is nested more than {MAX_DEPTH} levels deep")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """The document as values. Raises when its anchors make it endless or enormous."""
+        _check_size(node)
+        return super().construct_document(node)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of `node`, of a type of JSON."""
+        if node.tag not in _JSON_TAGS:
+            raise _wrong_document(node, f"has the tag {node.tag}, for which JSON has no value")
+        try:
+            made = super().construct_object(node, deep)
+        except (ValueError, LookupError) as exc:
+            raise _wrong_document(node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
+        return _checked_node(node, made)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping with strings as keys, each given once; `<<` adds what the mapping does not say itself."""
+        if not isinstance(node, yaml.MappingNode):
+            raise _wrong_document(node, "has the tag of a mapping and is none")
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong_document(key, "is a key of a mapping and no text")
+            if key.value in seen:
+                raise _wrong_document(key, f"{_short_node(key)} is given twice in one mapping")
+            seen.add(key.value)
+        self.flatten_mapping(node)
+        # A key that YAML takes for a number or a boolean (1, on) is its text to JSON.
+        return {_checked_node(key, key.value): self.construct_object(value, deep) for key, value in node.value}
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Types of plain scalars by the rules of kubectl (go-yaml), by the first character: PyYAML's, but y and n are
+    booleans, a date is a text, and so is 12:30:45; underscores in numbers don't count."""
+    whole = r"0_*[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0_*[bB]_*[01][01_]*|0_*[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"
+    part = r"(?:\._*[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?_*[0-9][0-9_]*)?"
+    not_finite = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    found: dict[str, list[tuple[str, re.Pattern[str]]]] = {
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (_TIMESTAMP_TAG, _INT_TAG, _FLOAT_TAG)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for first in "-+.0123456789":
+        found.setdefault(first, []).extend(
+            [
+                (_INT_TAG, re.compile(f"^[-+]?_*(?:{whole})$")),
+                (_FLOAT_TAG, re.compile(rf"^(?:\.[0-9]+(?:[eE][-+]?[0-9]+)?|(?!\.)[-+]?_*{part}|{not_finite})$")),
+            ]
+        )
+    for first in "yYnN":
+        found[first] = [*found.get(first, []), (_BOOL_TAG, re.compile("^[yYnN]$"))]
+    return found
+
+
+def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node).replace("_", "")
+    sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
+    if len(digits) > 80:  # before int() works on it; 64 binary digits fit
+        raise _wrong_document(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
+    if digits.isdigit() and digits.startswith("0"):
+        digits = f"0o{digits}"
+    return sign * int(digits, 0)
+
+
+_ManifestLoader.yaml_implicit_resolvers = _resolvers()
+_ManifestLoader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+_ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes each text that kubectl, PyYAML or YAML 1.2 takes for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write every value out."""
+        return True
+
+
+_ManifestDumper.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *rules] for first, rules in _resolvers().items()
+}
+
+
+def _checked_node(node: yaml.Node, made: Any) -> Any:
+    """`made`, unless JSON or a process cannot hold it."""
+    if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
+        raise _wrong_document(node, f"holds the character {found.group(0)!r}, which no text in a manifest can have")
+    if isinstance(made, float) and not math.isfinite(made):
+        raise _wrong_document(node, f"is {_short_node(node)}, which JSON has no number for")
+    if isinstance(made, int) and made not in _INT64:
+        raise _wrong_document(node, f"is {_short_node(node)}; JSON's whole numbers have at most 64 bits")
+    return made
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise unless the document, with its anchors written out, has an end and at most MAX_VALUES values."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, depth: int) -> int:
+        if id(node) in sizes:
+            if sizes[id(node)] == 0:
+                raise _wrong_document(node, "contains itself by its own anchor")
+            return sizes[id(node)]
+        if depth > MAX_DEPTH:
+            raise _wrong_document(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out")
+        sizes[id(node)] = 0
+        total = 1 + sum(size(inner, depth + 1) for inner in _inner_nodes(node))
+        if total > MAX_VALUES:
+            raise _wrong_document(node, f"has more than {MAX_VALUES:,} values with its anchors written out")
+        sizes[id(node)] = total
+        return total
+
+    size(root, 0)
+
+
+def _inner_nodes(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [inner for pair in node.value for inner in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _wrong_document(node: yaml.Node, problem: str) -> _NotJson:
+    return _NotJson(node.start_mark, problem)
+
+
+def _short_node(node: yaml.Node) -> str:
+    text = str(node.value)
+    return repr(text if len(text) <= 40 else f"{text[:37]}…")

@@ -1,0 +1,128 @@
+"""What `dtj local` leaves for those who ask later: each run's job with its last status, and its logs."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator.errors import OperatorError
+
+JOB_FILE = "job.json"
+
+
+class NoSuchRun(OperatorError):
+    """There is no such local run, or it has no such log; the message says what there is."""
+
+
+@dataclass(frozen=True)
+class PastLocalRun:
+    """One `dtj local`: its directory, and the job as an API server would hold it."""
+
+    directory: Path
+    job: dict[str, Any]
+
+    def log(self, rank: int | None, attempt: int | None) -> Path:
+        """The log of a rank, None: of all. Raises NoSuchRun."""
+        folder = self._attempt(attempt)
+        path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
+        if not path.is_file():
+            there = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} is not there; {folder} has {there}")
+        return path
+
+    def report(self) -> Path:
+        """The page of the last attempt, which its launcher wrote at its end. Raises NoSuchRun."""
+        path = self._attempt(None) / "report.html"
+        if not path.is_file():
+            raise NoSuchRun(f"{path} is not there yet; a job that runs has a page with `dtj local --ui`")
+        return path
+
+    def _attempt(self, number: int | None) -> Path:
+        meta = self.job["metadata"]
+        wanted = number or (self.job.get("status") or {}).get("attempt") or 1
+        folder: Path = self.directory / "logs" / meta["namespace"] / meta["name"] / str(wanted)
+        return folder
+
+    def pod_log(self, pod: str) -> Path:
+        """What a pod that outlives attempts wrote. Raises NoSuchRun."""
+        path = self.directory / "pods" / f"{pod}.log"
+        if not path.is_file():
+            there = ", ".join(sorted(p.name for p in path.parent.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} is not there; {path.parent} has {there}")
+        return path
+
+
+def write_job(run_dir: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
+    """Write the job as it is now, as `name`; whoever reads meanwhile sees a whole one."""
+    draft = run_dir / f"{name}.tmp"
+    draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
+    os.replace(draft, run_dir / name)
+
+
+def past_runs(runs: Path) -> list[PastLocalRun]:
+    """All runs under `runs`, the newest first."""
+    found = []
+    for path in runs.glob(f"*/{JOB_FILE}"):
+        try:
+            job = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # of a run that is being removed, or not ours
+        if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
+            found.append(PastLocalRun(path.parent, job))
+    return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
+
+
+def newest_run(runs: Path, name: str) -> PastLocalRun:
+    """The newest run of the job `name`. Raises NoSuchRun."""
+    found = past_runs(runs)
+    for run in found:
+        if run.job["metadata"]["name"] == name:
+            return run
+    names = ", ".join(sorted({run.job["metadata"]["name"] for run in found})) or "none"
+    raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
+
+
+def past_run_pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
+    """The lines that a pod of the newest run of `name` wrote, byte for byte, of all processes that it was, or the
+    last `tail` of them. Raises NoSuchRun.
+    """
+    yield from _past_run_lines(newest_run(runs, name).pod_log(pod), tail)
+
+
+def _past_run_lines(path: Path, tail: int | None) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            yield from file if tail is None else deque(file, tail)
+    except OSError as exc:
+        raise NoSuchRun(f"{path}: {exc.strerror}") from exc
+
+
+@dataclass
+class PastLocalRunTail:
+    """Reads on in `<root>/<attempt>/job.log`; `root` is the job's directory in the log store."""
+
+    root: Path
+    attempt: int = 0
+    offset: int = 0
+
+    def lines(self, attempt: int) -> list[str]:
+        """Whole lines that are new since the last call: first what is left of the attempt before this one."""
+        if attempt == self.attempt:
+            return self._new_lines()
+        left = self._new_lines()
+        self.attempt, self.offset = attempt, 0
+        return left + self._new_lines()
+
+    def _new_lines(self) -> list[str]:
+        try:
+            with (self.root / str(self.attempt) / "job.log").open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole.decode(errors="replace").splitlines()

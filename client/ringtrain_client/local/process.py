@@ -1,0 +1,231 @@
+"""Pods as process groups of this machine, watched and ended as a kubelet does it."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.errors import LocalUnsupported
+from ringtrain_operator.spec.job import DEFAULT_GRACE_S
+from ringtrain_operator.status.model import format_time
+
+from .contents import Contents
+from .orphans import LocalOrphanWatcher, adopt_orphans, die_with_parent, end_orphans
+from .places import LocalPlaces, Pod
+from .sandbox import LocalPodCommand, command_of
+
+# How long pods get to end by themselves when everything is over.
+CLOSING_GRACE_S = 5.0
+# Between two processes of a pod that starts them again; the first pause is 1 s.
+LONGEST_PAUSE_S = 60.0
+MARKER = "RINGTRAIN_LOCAL_POD"
+# As a kubelet takes them from the log when the container left no message of its own.
+_FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
+
+
+@dataclass
+class _LocalPod:
+    """A pod and its process; `status` is what the kubelet would have posted last."""
+
+    pod: Pod
+    marker: str
+    directory: Path
+    command: LocalPodCommand | None = None
+    process: subprocess.Popen[bytes] | None = None
+    status: dict[str, Any] = field(default_factory=dict)
+    kill_at: float | None = None
+    restarts: int = 0
+    restart_at: float | None = None
+    ended: dict[str, Any] = field(default_factory=dict)  # how its last process ended that was started again
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    def starts_again(self, code: int) -> bool:
+        """Whether the container's own rules have a process that ended so started again in its pod."""
+        rules = self.pod["spec"]["containers"][0].get("restartPolicyRules") or ()
+        return self.kill_at is None and any(code in rule["exitCodes"]["values"] for rule in rules)
+
+
+class LocalProcessRunner:
+    """Runs pods as process groups and tells what became of them, as a kubelet does.
+
+    Not thread-safe; `close` must be called.
+    """
+
+    def __init__(self, run_dir: Path, claims_dir: Path) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="dtj-"))
+        self._places = LocalPlaces(run_dir.resolve(), claims_dir.resolve())
+        self._pods: dict[str, _LocalPod] = {}
+        self._watcher = LocalOrphanWatcher(self._scratch)
+        adopt_orphans()
+
+    def start(self, pod: Pod, contents: Contents) -> None:
+        """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception, except
+        that LocalUnsupported tells of the first attempt's what no further attempt can have either."""
+        uid = str(uuid.uuid4())
+        pod["metadata"]["uid"] = uid
+        pod["metadata"]["creationTimestamp"] = format_time(datetime.now(UTC))
+        pod["spec"]["nodeName"] = socket.gethostname()
+        local = _LocalPod(pod, f"{MARKER}={uid}", self._scratch / uid)
+        local.directory.mkdir(mode=0o700)
+        self._pods[pod["metadata"]["name"]] = local
+        try:
+            local.command = command_of(pod, self._places, local.directory, contents)
+            local.process = self._spawn(local.command, uid)
+        except (LocalUnsupported, OSError) as exc:
+            attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT)
+            if attempt == "1" and isinstance(exc, LocalUnsupported):
+                raise
+            local.status = _local_pod_status(pod, "Failed", _local_terminated_state(128, "StartError", str(exc)))
+            return
+        local.status = _local_pod_status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
+
+    def pods(self) -> list[Pod]:
+        """Every pod with its status as of now; deleted ones that have ended are gone."""
+        for name, local in list(self._pods.items()):
+            self._look_after(local)
+            if local.kill_at is not None and not local.running:
+                del self._pods[name]
+        return [{**local.pod, "status": local.status} for local in self._pods.values()]
+
+    def delete(self, name: str, grace_s: int | None) -> None:
+        """SIGTERM now, SIGKILL after the grace period (None: the pod's own)."""
+        local = self._pods[name]
+        own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+        grace = own if grace_s is None else grace_s
+        if local.kill_at is None:
+            ending = datetime.now(UTC) + timedelta(seconds=grace)
+            local.pod["metadata"]["deletionTimestamp"] = format_time(ending)
+            local.kill_at = time.monotonic() + grace
+        local.kill_at = min(local.kill_at, time.monotonic() + grace)
+        if local.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                local.process.send_signal(signal.SIGTERM)  # as a kubelet: only the container's first process
+
+    @property
+    def status_url(self) -> str:
+        """Where the launcher serves /status."""
+        return f"http://127.0.0.1:{self._places.ports.status}/status"
+
+    def close(self) -> None:
+        """End all pods and remove everything but logs and claims. Ctrl-C, whenever it comes, ends them at once."""
+        grace_s = CLOSING_GRACE_S
+        while True:
+            try:
+                self._end_all(grace_s)
+                return
+            except KeyboardInterrupt:
+                grace_s = 0.0
+
+    def _end_all(self, grace_s: float) -> None:
+        """May be broken off anywhere, and done once more."""
+        for name in list(self._pods):
+            self.delete(name, int(grace_s))
+        while any(local.running for local in self._pods.values()):
+            self.pods()
+            time.sleep(0.05)
+        self._places.close()
+        self._watcher.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _look_after(self, local: _LocalPod) -> None:
+        """Reap the pod's first process if it ended, and all that it left; kill what overstays."""
+        process = local.process
+        if process is None:
+            self._start_again(local)
+            return
+        if process.poll() is None:
+            if local.kill_at is not None and time.monotonic() >= local.kill_at:
+                _kill_local_group(process.pid)
+            return
+        _kill_local_group(process.pid)
+        end_orphans(local.marker)
+        local.process = None
+        assert local.command is not None
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        message = _local_termination_of(local.command, code)
+        reason = "Completed" if code == 0 else "Error"
+        if local.starts_again(code):
+            local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
+            local.ended = _local_terminated_state(code, reason, message)
+            waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+            local.status = _local_pod_status(local.pod, "Running", waiting, local.restarts, local.ended)
+            return
+        local.status = _local_pod_status(
+            local.pod, "Failed" if code else "Succeeded", _local_terminated_state(code, reason, message)
+        )
+        shutil.rmtree(local.directory, ignore_errors=True)
+
+    def _start_again(self, local: _LocalPod) -> None:
+        """Start a process of a pod whose rules say so, when its pause is over."""
+        if local.restart_at is None or time.monotonic() < local.restart_at or local.kill_at is not None:
+            return
+        assert local.command is not None
+        local.restart_at, local.restarts = None, local.restarts + 1
+        local.command.termination_path.unlink(missing_ok=True)
+        local.process = self._spawn(local.command, local.pod["metadata"]["uid"])
+        running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
+        local.status = _local_pod_status(local.pod, "Running", running, local.restarts, local.ended)
+
+    def _spawn(self, command: LocalPodCommand, uid: str) -> subprocess.Popen[bytes]:
+        command.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with command.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command.argv,
+                env={**command.env, **self._watcher.variables(), MARKER: uid},
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+
+def _local_pod_status(
+    pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    container = {
+        "name": pod["spec"]["containers"][0]["name"],
+        "state": state,
+        "lastState": last or {},
+        "ready": "running" in state,
+        "restartCount": restarts,
+    }
+    return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}
+
+
+def _local_terminated_state(code: int, reason: str, message: str) -> dict[str, Any]:
+    finished = format_time(datetime.now(UTC))
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
+
+
+def _local_termination_of(command: LocalPodCommand, code: int) -> str:
+    """The termination message, or the end of the log of a process that failed without one."""
+    with contextlib.suppress(OSError):
+        message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
+        if message:
+            return message.decode(errors="replace")
+    if code == 0:
+        return ""
+    with contextlib.suppress(OSError), command.log_path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _FALLBACK_BYTES))
+        return "\n".join(log.read().decode(errors="replace").splitlines()[-_FALLBACK_LINES:])
+    return ""
+
+
+def _kill_local_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,196 @@
+"""From a pod to a command on this machine: environment resolved, volumes and ports mapped, the image ignored."""
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtrain_operator import contract
+from ringtrain_operator.errors import LocalUnsupported, shown
+
+from .contents import Contents, value_of, variables_from
+from .places import LocalPlaces, Pod, volume_directory
+
+_LOOPBACK = "127.0.0.1"
+# Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
+_FOREIGN = re.compile(r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)")
+# What may stand before and after a path in a word or in a script: `$HOME/data` and `/data-2` are no `/data`.
+_BEFORE, _AFTER = r"(^|[\s=:,;&|<>(\"'`\[])", r"(?=$|[^\w.-])"
+_REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
+
+
+@dataclass(frozen=True)
+class LocalPodCommand:
+    """A process to start for a pod."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: Path
+    termination_path: Path
+    log_path: Path
+
+
+def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents) -> LocalPodCommand:
+    """What to run for `pod`'s main container. Raises LocalUnsupported for what needs a cluster."""
+    spec, metadata = pod["spec"], pod["metadata"]
+    main = spec["containers"][0]
+    termination = pod_dir / "termination-log"
+    paths = _local_mounts(spec, main, places, pod_dir, contents)
+    paths[main["terminationMessagePath"]] = termination
+    declared = _declared_local_variables(pod, main, contents)
+    declared.update(_local_declared_ports(declared, places))
+    declared.update(_local_temporary_folders(declared, pod_dir))
+    env = {name: _mapped_local_paths(value, paths) for name, value in declared.items()}
+    argv = [_mapped_local_paths(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
+    attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
+    # Also where the template has a PATH of its own, as that of its image.
+    env["PATH"] = _sandbox_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
+    return LocalPodCommand(
+        argv=tuple(argv),
+        env={**{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}, **env},
+        cwd=_working_directory(main),
+        termination_path=termination,
+        log_path=places.pod_log(metadata["name"], attempt),
+    )
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced as a kubelet does: unknown names stay, `$$` is `$`."""
+
+    def replacement(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        return env.get(match.group(2), match.group(0))
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def _declared_local_variables(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
+    """The container's `envFrom` and `env`, in its order, each value seeing those before it."""
+    env = variables_from(main.get("envFrom") or (), contents)
+    for variable in main.get("env") or ():
+        name, source = _env_name(variable), variable.get("valueFrom")
+        value = (
+            _sourced_local_variable(pod, name, source, contents)
+            if source
+            else expand(str(variable.get("value") or ""), env)
+        )
+        if value is not None:
+            env[name] = value
+    return env
+
+
+def _env_name(variable: Mapping[str, Any]) -> str:
+    name = variable.get("name")
+    if not name or "=" in name:
+        raise LocalUnsupported(f"env: a variable's name is {shown(name)}; expected a text without '='")
+    return str(name)
+
+
+def _sourced_local_variable(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
+    for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+        if field in source:
+            return value_of(kind, source[field] or {}, contents)
+    return _local_field_value(pod, name, source)
+
+
+def _local_field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
+    """A value of the downward API."""
+    path = str((source.get("fieldRef") or {}).get("fieldPath"))
+    metadata = pod["metadata"]
+    known = {
+        "metadata.name": metadata["name"],
+        "metadata.namespace": metadata["namespace"],
+        "metadata.uid": metadata.get("uid", ""),
+        "spec.nodeName": socket.gethostname(),
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", ""),
+        "status.podIP": _LOOPBACK,
+        "status.hostIP": _LOOPBACK,
+    }
+    for kind in ("labels", "annotations"):
+        known.update({f"metadata.{kind}['{key}']": value for key, value in (metadata.get(kind) or {}).items()})
+    if path not in known:
+        raise LocalUnsupported(f"env {name!r}: {dict(source)} cannot be had without a cluster")
+    return str(known[path])
+
+
+def _local_declared_ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
+    """The contract's port variables, rewritten so that jobs on one machine never meet."""
+    ports = places.ports
+    local = {
+        contract.ENV_LAUNCHER_PORT: str(ports.control),
+        contract.ENV_STATUS_PORT: str(ports.status),
+        contract.ENV_LAUNCHER_ADDRESS: f"{_LOOPBACK}:{ports.control}",
+        # 0: any free port, registered with the launcher.
+        contract.ENV_AGENT_PORT: "0",
+        contract.ENV_RING_PORT_BASE: "0",
+        contract.ENV_MASTER_PORT: "0",
+        contract.ENV_TF_PORT_BASE: "0",
+        contract.ENV_DATA_PORT: "0",
+        contract.ENV_SITE_LABEL: "",  # one machine is one site, and has no labels
+    }
+    rewritten = {name: value for name, value in local.items() if name in declared}
+    return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
+
+
+def _local_temporary_folders(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
+    """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job, and those
+    that outlive attempts, are killed while the job runs on, and leave what they had there."""
+    lasting = contract.ENV_ATTEMPT not in declared
+    if not (lasting or contract.ENV_ELASTIC in declared) or "TMPDIR" in declared:
+        return {}
+    directory = pod_dir / "tmp"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return {"TMPDIR": str(directory)}
+
+
+def _local_mounts(
+    spec: Mapping[str, Any], main: Mapping[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents
+) -> dict[str, Path]:
+    """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
+    volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}
+    paths: dict[str, Path] = {}
+    for mount in main.get("volumeMounts") or ():
+        path = str(mount.get("mountPath") or "").rstrip("/")
+        if not path.startswith("/"):
+            raise LocalUnsupported(
+                f"volumeMount {mount.get('name')!r} has the mountPath {path!r}; expected a full path"
+            )
+        if path == "/dev/shm":
+            continue
+        if mount.get("name") not in volumes:
+            raise LocalUnsupported(f"volumeMount {mount.get('name')!r} names no volume")
+        directory = volume_directory(volumes[mount["name"]], places, pod_dir, contents)
+        paths[path] = directory / _sub_path(mount)
+    return paths
+
+
+def _sub_path(mount: Mapping[str, Any]) -> Path:
+    path = Path(mount.get("subPath") or "")
+    if path.is_absolute() or ".." in path.parts:
+        raise LocalUnsupported(f"volumeMount {mount['name']!r}: subPath {str(path)!r} leaves the volume")
+    return path
+
+
+def _mapped_local_paths(text: str, paths: Mapping[str, Path]) -> str:
+    """`text`, a word or a script, with every path of the container in it replaced by this machine's, longest
+    first."""
+    for path in sorted(paths, key=len, reverse=True):
+        here = str(paths[path]).replace("\\", r"\\")
+        text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", rf"\g<1>{here}", text)
+    return text
+
+
+def _sandbox_programs_first(path: str) -> str:
+    """`python` and `ringtrain` are those beside dtj."""
+    return os.pathsep.join([str(Path(sys.executable).parent), path])
+
+
+def _working_directory(main: Mapping[str, Any]) -> Path:
+    """The container's directory where it exists on this machine, else the caller's."""
+    wanted = main.get("workingDir")
+    return Path(wanted) if wanted and Path(wanted).is_dir() else Path.cwd()

@@ -1,0 +1,98 @@
+"""What every display says in the same words: a rank's state, a rate, a duration, where training is."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from ringtrain_operator.observe.model import LauncherReport
+from ringtrain_operator.status.model import JobStatus, Progress
+
+from .driver import JobView
+
+# As bright as they are urgent.
+STATE_STYLES = {
+    "Pending": "yellow",
+    "Queued": "yellow",
+    "Waiting": "yellow",
+    "Restarting": "yellow",
+    "Running": "cyan",
+    "Suspended": "magenta",
+    "Succeeded": "green",
+    "Failed": "red",
+    "Rejected": "red",
+    "Stopped": "magenta",
+}
+
+
+def job_name(view: JobView) -> str:
+    """namespace/name."""
+    metadata = view.job["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
+
+
+def local_state_reason(status: JobStatus) -> str:
+    """Why the job is where it is, in a sentence."""
+    for kind in ("Failed", "Succeeded", "Suspended", "Restarting", "Running", "Accepted"):
+        condition = status.condition(kind)
+        if condition is not None and (condition.status == "True" or kind == "Running") and condition.message:
+            return condition.message
+    return ""
+
+
+def local_progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Loss, rate and metrics of a progress report as label and text."""
+    if not progress:
+        return []
+    found = []
+    if isinstance(progress.get("epoch"), int):
+        found.append(("epoch", str(progress["epoch"])))
+    loss = progress.get("loss")
+    if isinstance(loss, int | float):
+        found.append(("loss", f"{loss:{'.4f' if 0.01 <= abs(loss) < 1e6 or not loss else '.4g'}}"))
+    rate = progress.get("samplesPerSecond")
+    if isinstance(rate, int | float):
+        found.append((f"{progress.get('unit') or 'samples'}/s", f"{rate:{',.0f' if rate >= 10 else '.3g'}}"))
+    metrics = progress.get("metrics") or {}
+    found += [(name, f"{value:.4g}") for name, value in metrics.items() if isinstance(value, int | float)]
+    return found
+
+
+def progress_of(view: JobView) -> Mapping[str, Any] | None:
+    """The launcher's progress, else what the status last kept of this attempt."""
+    report: LauncherReport | None = view.observed.launcher
+    if report is not None and report.attempt == view.status.attempt:
+        return report.progress
+    kept: Progress | None = view.status.progress
+    return kept.model_dump(by_alias=True) if kept is not None else None
+
+
+def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:
+    """Every rank's state; before the launcher answers, as many waiting ranks as there will be."""
+    report = view.observed.launcher
+    if report is not None and report.attempt == view.status.attempt and report.ranks:
+        return report.ranks
+    return ()
+
+
+def wrapped_display_text(text: str, console: Console, indent: str = "") -> str:
+    """`text` as lines that fit a terminal, behind `indent` from the second on; words, and so paths, stay whole.
+
+    A pipe gets every line as it is.
+    """
+    if not console.is_terminal:
+        return text
+    width = max(20, console.width - len(indent))
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return f"\n{indent}".join(part for line in text.splitlines() for part in wrapper.wrap(line) or [""])
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

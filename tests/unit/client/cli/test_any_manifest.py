@@ -1,0 +1,188 @@
+"""Whatever a file holds, a command that reads it ends with a result or with words: never with a traceback."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.documents import documents
+
+from ringtrain_client.cli.main import main
+from ringtrain_client.cli.render import rendered
+from ringtrain_client.local.manifest import load_job
+from ringtrain_client.local.places import LocalPlaces
+from ringtrain_client.local.sandbox import command_of
+from ringtrain_operator.errors import LocalUnsupported, OperatorError
+from ringtrain_operator.spec.parse import parse_job
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[4]
+CORPUS = sorted((ROOT / "tests/corpus").glob("*/*.yaml"))
+GOOD = [
+    document
+    for path in [*sorted((ROOT / "manifests/samples").glob("*.yaml")), *CORPUS]
+    if path.parent.name == "samples" or path.stem.startswith("good-")
+    for document in documents(path)
+]
+SAMPLES = [document for document in GOOD if document["kind"] == "DistributedTrainingJob"]
+MPIJOBS = [document for document in GOOD if document["kind"] == "MPIJob"]
+JOB_FIELDS = (
+    *("namespace", "generation", "creationTimestamp", "labels", "annotations", "uid", "deletionTimestamp"),
+    *("env", "volumeMounts", "volumes", "resources", "subPath", "hostPath", "secret", "persistentVolumeClaim"),
+    *("initContainers", "securityContext", "valueFrom", "emptyDir", "workingDir", "terminationMessagePath"),
+    *("logs", "checkpoint", "runPolicy", "failureRules", "networking", "devices", "terminationGracePeriodSeconds"),
+)
+MPIJOB_FIELDS = (
+    *("namespace", "labels", "slotsPerWorker", "runPolicy", "mainContainer", "cleanPodPolicy", "restartPolicy"),
+    *("mpiImplementation", "runLauncherAsWorker", "args", "command", "resources", "limits", "replicas"),
+)
+# The same cases in every run, as many as take a few seconds: raise max_examples to look for more.
+FEW = settings(
+    max_examples=150,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+# What people and programs write into a field by mistake, and what attackers would.
+STRANGE: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**18,
+    "",
+    "x",
+    "3",
+    "²",
+    "../../x",
+    "/",
+    "ü" * 300,
+    "2024-13-45",
+    [],
+    [None],
+    [[]],
+    ["a", 1],
+    {},
+    {"a": None},
+    {"a": {"b": "c"}},
+    {"name": 5},
+    [{"name": "a"}, {"name": "a"}],
+)
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something can be put into `value`: the path of every inner value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, item in inner for path in [(*at, key), *paths(item, (*at, key))]]
+
+
+@st.composite
+def mutants(draw: st.DrawFn, good: list[Any], fields: tuple[str, ...] = ()) -> Any:
+    """One of `good`, changed in one to three places: a value replaced or taken away, or one of `fields` added."""
+    made = copy.deepcopy(draw(st.sampled_from(good)))
+    for _ in range(draw(st.integers(1, 3))):
+        path = draw(st.sampled_from(paths(made) or [()]))
+        if not path:
+            break
+        parent = made
+        for key in path[:-1]:
+            parent = parent[key]
+        kind = draw(st.sampled_from(("replace", "remove", "add")))
+        if kind == "replace":
+            parent[path[-1]] = copy.deepcopy(draw(st.sampled_from(STRANGE)))
+        elif kind == "remove":
+            del parent[path[-1]]
+        elif isinstance(parent, dict):
+            parent[draw(st.sampled_from((*fields, "extra")))] = copy.deepcopy(draw(st.sampled_from(STRANGE)))
+        else:
+            parent.append(copy.deepcopy(draw(st.sampled_from(STRANGE))))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A directory two levels inside another one, which must stay as it is but for this directory."""
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    yield inside
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def told(*words: str) -> Result:
+    """Run `dtj WORDS`; it ended by itself, with words if it failed."""
+    result = CliRunner().invoke(main, list(words))
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    assert result.exit_code in (0, 1)
+    assert result.exit_code == 0 or result.stderr
+    assert len(result.stderr) < 10_000
+    return result
+
+
+def check_all(path: Path, folder: Path) -> None:
+    """Every command that reads a manifest, and what `dtj local` would start."""
+    for command in ("validate", "render", "convert"):
+        told(command, str(path))
+    try:
+        job = parse_job(load_job(path))
+    except OperatorError:
+        return
+    places = LocalPlaces(folder / "run", folder / "claims")
+    for index, pod in enumerate(obj for obj in rendered(job) if obj["kind"] == "Pod"):
+        pod_dir = folder / "scratch" / str(index)
+        pod_dir.mkdir(parents=True, exist_ok=True)
+        secrets = {("Secret", f"{job.name}-secret"): {}}
+        with suppress(LocalUnsupported):
+            assert not any("\0" in word for word in command_of(pod, places, pod_dir, secrets).argv)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=[path.stem for path in CORPUS])
+def test_cases_that_were_found(path: Path, folder: Path) -> None:
+    """Files that once ended in a traceback, and those that mutants are made of."""
+    check_all(path, folder)
+
+
+@FEW
+@given(job=mutants(SAMPLES, JOB_FIELDS))
+def test_mutated_jobs(job: Any, folder: Path) -> None:
+    """A sample with fields replaced, taken away or added."""
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job, allow_unicode=True))
+    check_all(path, folder)
+
+
+@FEW
+@given(job=mutants(MPIJOBS, MPIJOB_FIELDS))
+def test_mutated_mpijobs(job: Any, folder: Path) -> None:
+    """An MPIJob with fields replaced, taken away or added."""
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job, allow_unicode=True))
+    told("convert", str(path))
+
+
+WORDS = (
+    *("a", ": ", "- ", "\n", "  ", "&x ", "*x", "<<: ", "[", "]", "{", "}", "? ", "=", "~", "'", '"', "|\n", "\t"),
+    *("!!int ", "!!float ", "!!bool ", "!!map ", "!!set ", "!!binary ", "!!str ", "!x ", "---\n", "%YAML 9.9\n"),
+    *("2024-13-45", "9" * 5000, "0x", ".nan", "1e999", '"\\0"', "\0", '"\\ud800"', "\ufeff", "1:30"),
+    "kind: DistributedTrainingJob\n",
+)
+
+
+@FEW
+@given(content=st.lists(st.sampled_from(WORDS), max_size=30).map("".join).map(str.encode) | st.binary(max_size=200))
+def test_text_that_is_hardly_yaml(content: bytes, folder: Path) -> None:
+    """Words of YAML in any order, and any bytes."""
+    path = folder / "job.yaml"
+    path.write_bytes(content)
+    check_all(path, folder)

@@ -1,0 +1,249 @@
+"""The commands that `dtj` has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from support.jobs import job
+from support.rendering import render
+
+from ringtrain_client.cli.main import main
+from ringtrain_operator.command import DEFAULT_AGENT_IMAGE, operator
+
+
+def test_the_help_has_what_people_use() -> None:
+    """`dtj -h` lists commands for people."""
+    result = CliRunner().invoke(main, ["-h"])
+    listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()]
+    assert {"describe", "why", "logs", "local"} <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["--workers", "0"], "'--workers': 0", id="no-worker"),
+        pytest.param(["--connections", "0"], "'--connections': 0", id="no-connection"),
+        pytest.param(["--resync", "nan"], "'--resync': 'nan'", id="no-time"),
+        pytest.param(["--log-level", "loud"], "'--log-level': 'loud'", id="no-level"),
+        pytest.param(["--listen", "abc"], "listen is 'abc'; expected host:port", id="no-address"),
+        pytest.param(["--listen", ":99999"], "listen is ':99999'; expected host:port", id="no-port"),
+    ],
+)
+def test_the_operator_does_not_start_with_what_makes_no_sense(words: list[str], said: str) -> None:
+    """With no worker it was ready, and looked at no job; port 99999 was 34463."""
+    result = CliRunner().invoke(operator, [*words, "--kubeconfig", "/nowhere"])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_mistyped_command_gets_a_hint() -> None:
+    """The command that was meant, where one is near."""
+    result = CliRunner().invoke(main, ["lst"])
+    assert result.exit_code == 2
+    assert "No such command 'lst'. Did you mean 'list'?" in result.output
+    assert "Did you mean" not in CliRunner().invoke(main, ["xyzzy"]).output
+    assert "Did you mean 'list'?" in CliRunner().invoke(main, ["ls"]).output
+
+
+def test_describe_is_why() -> None:
+    """kubectl's word does the same."""
+    assert "Say why the job is in the state" in CliRunner().invoke(main, ["describe", "--help"]).output
+
+
+def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
+    """Data workers and the evaluator, too."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job(dataWorkers={"replicas": 2}, evaluator={})))
+    result = CliRunner().invoke(main, ["render", str(path)])
+    assert result.exit_code == 0, result.output
+    pods = [obj["metadata"]["name"] for obj in yaml.safe_load_all(result.stdout) if obj["kind"] == "Pod"]
+    gang = ["digits-launcher", "digits-worker-0", "digits-worker-1"]
+    assert pods == [*gang, "digits-data-0", "digits-data-1", "digits-evaluator"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "image", "group", "cpu"),
+    [
+        pytest.param(None, DEFAULT_AGENT_IMAGE, 65532, "100m", id="no-installation"),
+        pytest.param((), DEFAULT_AGENT_IMAGE, 65532, "100m", id="defaults"),
+        pytest.param(
+            ("image.registry=own", "agent.image.tag=v7", "jobs.fsGroup=0", "agent.resources.requests.cpu=1500m"),
+            "own/ringtrain/agent:v7", None, "1500m", id="own-values",
+        ),
+        pytest.param(("agent.default=Image",), None, 65532, None, id="no-agent"),
+    ],
+)  # fmt: skip
+def test_an_installations_settings_are_rendered(
+    values: tuple[str, ...] | None, image: str | None, group: int | None, cpu: str | None, tmp_path: Path
+) -> None:
+    """As the chart gives them to the operator, by Helm's own output: pods are shown as it makes them."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(logs={"persistentVolumeClaim": {"claimName": "logs"}})))
+    command = ["render", str(tmp_path / "job.yaml")]
+    if values is not None:
+        (tmp_path / "operator.yaml").write_text(yaml.safe_dump_all(render(*values)))
+        command.append(f"--installation={tmp_path / 'operator.yaml'}")
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    launcher = next(obj for obj in yaml.safe_load_all(result.stdout) if obj["metadata"]["name"] == "digits-launcher")
+    first = (launcher["spec"].get("initContainers") or [{}])[0]
+    assert first.get("image") == image
+    assert (first.get("resources") or {"requests": {"cpu": None}})["requests"]["cpu"] == cpu
+    assert launcher["spec"]["securityContext"].get("fsGroup") == group
+
+
+def test_a_file_without_an_installation(tmp_path: Path) -> None:
+    """It is named, with what would do."""
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job()))
+    result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
+    assert result.exit_code == 1
+    assert f"{path}: holds no Deployment of the operator" in result.output
+
+
+TEMPLATE = {
+    "apiVersion": "ringtrain.dev/v1alpha1",
+    "kind": "ClusterTrainingTemplate",
+    "metadata": {"name": "small"},
+    "spec": {"description": "of tests", "job": {"worker": {"template": job()["spec"]["worker"]["template"]}}},
+}
+NAMING = {**job(), "spec": {"templateRef": {"name": "small"}, "worker": {"replicas": 3}}}
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside-the-job", "in-a-file-of-its-own"])
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: Path) -> None:
+    """One of its own file, or of another; where it is in none, the field is named with the ways out."""
+    path, other = tmp_path / "job.yaml", tmp_path / "templates.yaml"
+    path.write_text(yaml.safe_dump_all([NAMING, TEMPLATE] if beside else [NAMING]))
+    other.write_text(yaml.safe_dump(TEMPLATE))
+    result = CliRunner().invoke(main, [command, str(path), *([] if beside else [f"--templates={other}"])])
+    assert result.exit_code == 0, result.output
+    assert ("digits-worker-2" if command == "render" else "3 workers") in result.output
+    path.write_text(yaml.safe_dump(NAMING))
+    result = CliRunner().invoke(main, [command, str(path)])
+    assert result.exit_code == 1
+    assert f"{path}: spec.templateRef.name: ClusterTrainingTemplate small is in none of the files" in result.output
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        pytest.param({"backend": "mpi"}, "", id="a-small-part"),
+        pytest.param({"backnd": "mpi"}, "spec.backnd: is not a field here; did you mean backend?", id="misspelt"),
+        pytest.param({"worker": {"replicas": 2}}, "small: spec.job.worker.replicas: is for each job", id="own"),
+        pytest.param({"slotsPerWorker": "2"}, "spec.slotsPerWorker: is '2'", id="of-a-wrong-type"),
+        pytest.param(
+            {"worker": {"template": {"spec": {"nodeSelecter": {}}}}}, "did you mean nodeSelector?", id="in-a-pod"
+        ),
+    ],
+)
+def test_a_template_alone_is_validated(part: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """It is no whole job; what no job could mend is named with its field."""
+    path = tmp_path / "template.yaml"
+    path.write_text(yaml.safe_dump({**TEMPLATE, "spec": {"job": part}}))
+    result = CliRunner().invoke(main, ["validate", str(path)])
+    assert result.exit_code == int(bool(said)), result.output
+    assert (said or "ClusterTrainingTemplate small is a template") in result.output
+
+
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_list_is_its_items(command: str, tmp_path: Path) -> None:
+    """`kubectl get --output=yaml` of several jobs is a List; what kubectl applies, dtj reads."""
+    path = tmp_path / "jobs.yaml"
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [job(), job("faces")]}))
+    result = CliRunner().invoke(main, [command, str(path)])
+    assert result.exit_code == 0, result.output
+    assert "digits" in result.stdout
+    assert "faces" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_job_that_the_cluster_names(command: str) -> None:
+    """`generateName` counts as in Kubernetes, and `-` is standard input; what is rendered is twice the same."""
+    made = job()
+    made["metadata"] = {"generateName": "digits-"}
+    results = [CliRunner().invoke(main, [command, "-"], input=yaml.safe_dump(made)) for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0], results[0].output
+    assert "digits-00000" in results[0].output
+    assert results[0].output == results[1].output
+
+
+def test_a_generated_name_has_room() -> None:
+    """Five characters come behind it; the message names the field that is there."""
+    made = job()
+    made["metadata"] = {"generateName": "d" * 47}
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
+    assert result.exit_code == 1
+    assert "metadata.generateName" in result.output
+    assert "at most 51 characters" in result.output
+
+
+def test_a_job_on_standard_input_is_not_run_here() -> None:
+    """`dtj local` looks at its file while the job runs."""
+    result = CliRunner().invoke(main, ["local", "-"], input=yaml.safe_dump(job()))
+    assert result.exit_code == 2
+    assert "write the job into a file" in result.output
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        pytest.param({"name": "code"}, "", id="all-is-there"),
+        pytest.param({"name": "other"}, "", id="in-the-cluster"),
+        pytest.param(
+            {"name": "code", "namespace": "lab"},
+            "digits: ConfigMap code of this file is in namespace lab, the job in default",
+            id="another-namespace",
+        ),
+        pytest.param({"name": "coed"}, "ConfigMap code is not in this file; did you mean coed?", id="misspelt"),
+        pytest.param({"name": "code", "key": "trian.py"}, "has no key train.py; it has trian.py", id="no-such-key"),
+    ],
+)
+@pytest.mark.parametrize("way", ["volume", "variable"])
+def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], said: str, way: str) -> None:
+    """A job's ConfigMap with its namespace, its name and its keys; what the file has not may be in the cluster."""
+    metadata = {name: value for name, value in beside.items() if name != "key"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "data": {beside.get("key", "train.py"): "1"},
+    }
+    made = job()
+    made["metadata"]["namespace"] = "default"
+    pod = made["spec"]["worker"]["template"]["spec"]
+    if way == "volume":
+        pod["volumes"] = [{"name": "c", "configMap": {"name": "code", "items": [{"key": "train.py", "path": "t"}]}}]
+    else:
+        reference = {"configMapKeyRef": {"name": "code", "key": "train.py"}}
+        pod["containers"][0]["env"] = [{"name": "A", "valueFrom": reference}]
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([config, made]))
+    certain = bool(said) and "did you mean" not in said
+    assert (result.exit_code, said in result.output) == (int(certain), True), result.output
+
+
+def test_a_suspended_job_of_a_queue_is_said_to_wait_for_its_user() -> None:
+    made = job(scheduling={"queue": "research"}, runPolicy={"suspend": True})
+    said = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output
+    assert "runPolicy.suspend is true, so that it waits for you and not in its queue research" in said
+
+
+def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:
+    made = job(replicas=2, ttlSecondsAfterFinished=5, image="x", nodeSelector={})
+    said = " ".join(CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output.split())
+    assert "spec.replicas: is not a field here; it is spec.worker.replicas" in said
+    assert "it is spec.runPolicy.ttlSecondsAfterFinished" in said
+    assert "it is spec.worker.template.spec.containers[0].image" in said
+    assert "it is spec.worker.template.spec.nodeSelector" in said
+
+
+def test_no_device_of_a_kind() -> None:
+    """`nvidia.com/gpu: 0` in a template is none, of a launcher, too."""
+    made = job(launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 0}}}]}}})
+    main_container = made["spec"]["worker"]["template"]["spec"]["containers"][0]
+    main_container["resources"] = {"limits": {"nvidia.com/gpu": 0, "amd.com/gpu": "2"}}
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
+    assert "2 workers, 4 ranks" in result.output, result.output

@@ -1,0 +1,93 @@
+"""A job's place in its queue, as Kueue's visibility API has it: answers over HTTP, given here."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ringtrain_client.jobs.causes import explain_job
+from ringtrain_client.jobs.queue_place import PAGE, place_in_queue
+from ringtrain_client.jobs.session import ClusterAccess
+from ringtrain_operator.cluster.api.client import ApiClient
+from ringtrain_operator.cluster.api.connection import ApiConnection
+
+Json = dict[str, Any]
+QUEUE = "/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/research/pendingworkloads"
+
+
+def waiting(state: str = "Queued", queued_as: str = "Workload") -> Json:
+    """A job that waits in the queue `research`."""
+    metadata = {"name": "digits", "uid": "0a1b2c3d-0000"}
+    status = {"state": state, "attempt": 1, "ledger": {"queuedAs": queued_as}}
+    return {"metadata": metadata, "spec": {"scheduling": {"queue": "research"}}, "status": status}
+
+
+def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 200) -> tuple[str, int]:
+    """What is told where these Workloads wait, and how many requests it took."""
+    requests: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        requests.append(str(request.rel_url))
+        if request.path != QUEUE.format(version=version) or status != 200:
+            return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=max(status, 404))
+        begin, limit = int(request.query["offset"]), int(request.query["limit"])
+        items = [
+            {"metadata": {"name": name}, "positionInLocalQueue": n, "positionInClusterQueue": 2 * n}
+            for n, name in enumerate(names)
+        ]
+        return web.json_response({"items": items[begin : begin + limit]})
+
+    async def ask() -> str:
+        app = web.Application()
+        app.router.add_get("/{tail:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            async with ApiClient(ApiConnection(f"http://{host}:{port}")) as api:
+                return await place_in_queue(ClusterAccess(api, "team"), job)
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(ask()), len(requests)
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_the_place_is_counted_from_one(version: str) -> None:
+    """In the LocalQueue and in the ClusterQueue, in whichever version is served."""
+    told, _ = asked(waiting(), ["other", "digits-0a1b2c3d"], version)
+    assert told == "place 2 in LocalQueue research, 3 in its ClusterQueue"
+
+
+def test_a_place_behind_a_thousand() -> None:
+    """The answer has pages."""
+    told, requests = asked(waiting(), [f"job-{n}" for n in range(PAGE)] + ["digits-0a1b2c3d"])
+    assert (told.split(",")[0], requests) == (f"place {PAGE + 1} in LocalQueue research", 2)
+
+
+def test_a_group_of_pods_has_a_place_too() -> None:
+    """Its Workload is Kueue's own, and has the group's name."""
+    told, _ = asked(waiting("Pending", "PodGroup"), ["digits-0a1b2c3d-1"])
+    assert told == "place 1 in LocalQueue research, 1 in its ClusterQueue"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_who_may_not_ask_is_told_the_rest(status: int) -> None:
+    """Neither a missing right nor a Kueue without that API is an error of `dtj why`."""
+    assert asked(waiting(), ["digits-0a1b2c3d"], status=status)[0] == ""
+
+
+def test_nobody_asks_for_a_job_that_does_not_wait() -> None:
+    """A job that runs, and one that waits for places without a queue."""
+    assert asked(waiting("Running"), ["digits-0a1b2c3d"]) == ("", 0)
+    assert asked(waiting("Queued", ""), ["digits-0a1b2c3d"]) == ("", 0)
+
+
+def test_why_tells_the_place_below_what_the_job_waits_for() -> None:
+    """A line of its own."""
+    assert list(explain_job(waiting(), [], [], place="place 2 in LocalQueue research"))[1] == (
+        "    place 2 in LocalQueue research"
+    )

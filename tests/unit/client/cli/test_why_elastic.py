@@ -1,0 +1,71 @@
+"""What `dtj why` and the metrics tell of an elastic job's losses."""
+
+import json
+
+from support.planworld import elastic
+
+from ringtrain_client.jobs.causes import explain_job
+from ringtrain_operator.cluster.metrics import OperatorMetrics
+from ringtrain_operator.cluster.poll import LauncherPollEndpoint
+from ringtrain_operator.cluster.reconcile import wanted_workers
+
+VICTIM = "digits-worker-1"
+
+
+def test_why_tells_the_losses() -> None:
+    """What is missing, what became of it, and what it has cost so far."""
+    w = elastic()
+    w.evict(VICTIM)
+    w.settle()
+    w.world_is(2, 2, lostSteps=1, recoveries=1, lastRecoverySeconds=1.5)
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
+    assert "Degraded=True" in told
+    assert "2 of 3 ranks train: digits-worker-1" in told
+    assert "1 worker lost so far, 1 step done again; went on 1 time, the last within 1.5 s" in told
+    assert f"{VICTIM} (incarnation 1) on node node-of-{VICTIM} was disrupted (TerminationByKubelet)" in told
+
+
+def test_a_lost_state_is_told_in_the_status() -> None:
+    """Owner and second home lost at once: within the attempt, in status.failure, an event and `dtj why`, once."""
+    w = elastic()
+    message = "no rank of formation 1 is left: training begins at its last checkpoint"
+    lost = {
+        "reason": "StateLost",
+        "message": message,
+        "rank": 2,
+        "pod": VICTIM,
+        "logTail": ["StateLost: ranks [2]"],
+    }
+    for formation in (2, 3):
+        w.world_is(formation, 3, stateLost=lost, unseen=True)
+        w.run(seconds=5)
+    failure = w.status.failure
+    assert (failure.reason, failure.rank, failure.pod, failure.attempt) == ("StateLost", 2, VICTIM, 1)
+    assert (w.status.state, w.status.attempt, w.status.restarts) == ("Running", 1, 0)
+    assert w.reasons().count("StateLost") == 1
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
+    assert f"last failure (attempt 1): StateLost: {message} in {VICTIM}" in told
+    assert "| StateLost: ranks [2]" in told
+
+
+def test_losses_are_counted() -> None:
+    """Each once, by what is new in a status."""
+    metrics, w = OperatorMetrics(), elastic()
+    before = w.job["status"]
+    w.evict(VICTIM)
+    w.settle()
+    w.world_is(3, 2, lostSteps=1, recoveries=2)
+    metrics.status_changed(before, w.job["status"])
+    metrics.status_changed(w.job["status"], w.job["status"])
+    text = metrics.text().decode()
+    for name, value in (("workers_lost", 1), ("recoveries", 2), ("steps_lost", 1), ("formations", 2)):
+        assert f"ringtrain_job_{name}_total {value}.0\n" in text
+
+
+def test_an_elastic_jobs_launcher_is_told_and_no_other() -> None:
+    """How many workers the status says, beside its /status."""
+    w = elastic(workers=3)
+    assert wanted_workers(w.job) == 3
+    del w.job["spec"]["elastic"]
+    assert wanted_workers(w.job) is None
+    assert LauncherPollEndpoint("http://10.0.0.7:7351/status").url_of("/workers") == "http://10.0.0.7:7351/workers"

@@ -1,0 +1,159 @@
+"""YAML as it is read and printed: kubectl (go-yaml) and a reader of YAML 1.2 are the judges."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from ringtrain_client.cli.main import main
+from ringtrain_client.local.documents import read_documents, write_documents
+from ringtrain_operator.errors import ManifestUnreadable
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+FEW = settings(
+    max_examples=40, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+# What somebody has seen to lose its quotes, or that a reader takes for something else than a text.
+WORDS = (
+    *(
+        "2e-5",
+        "1e3",
+        "0o17",
+        "+1e5",
+        "0x1F",
+        "0X1f",
+        "1_000",
+        "12e03",
+        ".5",
+        "1.",
+        "010",
+        "08",
+        "0b11",
+        "-0b1",
+        "1e5_0",
+    ),
+    *(
+        "y",
+        "N",
+        "yes",
+        "Off",
+        "true",
+        "null",
+        "~",
+        "",
+        "=",
+        "<<",
+        ".inf",
+        "-.INF",
+        ".nan",
+        "2001-01-01",
+        "1:30",
+        "12:30:45",
+    ),
+    *(
+        "- a",
+        "a: b",
+        "a #b",
+        "@a",
+        "%a",
+        "!a",
+        "&a",
+        "*a",
+        "|",
+        ">",
+        "{a",
+        "[a",
+        " a",
+        "a ",
+        "a\n",
+        "\na",
+        "a\n b\n",
+        "\t",
+    ),
+    *("\x85", "\u2028", "\U0001f600", "\x1b", "'", '"', "\\", "---", "...", "? a", "a" * 200, "a b " * 50),
+)
+NUMBERS = st.from_regex(r"[-+]?[0-9._]{0,4}[xXoObBeE]?[-+]?[0-9a-f_.:]{0,5}", fullmatch=True)
+TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\x00")
+TEXTS = st.sampled_from(WORDS) | NUMBERS | st.text(TEXT) | st.text("ab \n\t:#-'\"\\{}[],&*!|>%@`?0.e")
+NUMBER = st.integers(-(2**53), 2**53) | st.floats(-1e15, 1e15)
+VALUES = st.lists(TEXTS | NUMBER | st.booleans() | st.none() | st.dictionaries(TEXTS, TEXTS), max_size=20)
+
+
+def read_by_kubectl(path: Path, text: str) -> Any:
+    """The `spec` that kubectl reads; None if it refuses."""
+    path.write_text(text)
+    command = ["kubectl", "annotate", "--local", f"--filename={path}", "a=b", "--output=json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)["spec"] if done.returncode == 0 else None
+
+
+def document(values: Any) -> dict[str, Any]:
+    """An object that has the values."""
+    return {"apiVersion": "ringtrain.dev/v1alpha1", "kind": "Any", "metadata": {"name": "a"}, "spec": values}
+
+
+@FEW
+@given(VALUES)
+def test_what_is_printed_is_read_as_it_was(tmp_path: Path, values: list[Any]) -> None:
+    """By the loader, by PyYAML, by YAML 1.2 and by kubectl."""
+    text = write_documents([document({"v": values})])
+    (tmp_path / "printed.yaml").write_text(text)
+    assert read_documents(tmp_path / "printed.yaml") == [document({"v": values})]
+    assert yaml.safe_load(text)["spec"] == {"v": values}
+    assert YAML(typ="safe", pure=True).load(text)["spec"] == {"v": values}
+    assert read_by_kubectl(tmp_path / "m.yaml", text) == {"v": values}
+
+
+@FEW
+@given(st.lists(NUMBERS | st.sampled_from([word for word in WORDS if word.isalnum()]), min_size=1, max_size=30))
+def test_a_plain_word_is_read_as_by_kubectl(tmp_path: Path, words: list[str]) -> None:
+    """Unless the loader refuses what JSON has no number for."""
+    path = tmp_path / "m.yaml"
+    read = {}
+    for number, word in enumerate(words):
+        path.write_text(f"v: {word}\n")
+        try:
+            read[f"v{number}"] = (word, read_documents(path)[0]["v"])
+        except ManifestUnreadable:
+            continue
+    lines = [f"  {name}: {word}" for name, (word, _) in read.items()]
+    text = "\n".join([yaml.safe_dump(document({})).replace("spec: {}", "spec:"), *(lines or ["  a: a"])])
+    found = read_by_kubectl(path, text)
+    assert {name: (found or {}).get(name) for name in read} == {name: value for name, (_, value) in read.items()}
+
+
+JOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: quoted}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      template: {spec: {containers: [{name: pytorch, image: i, command: [python, train.py, WORDS]}]}}
+"""
+
+
+def test_convert_and_render_keep_words(tmp_path: Path) -> None:
+    """Both print through the one dumper."""
+    words = [word for word in WORDS if word.strip()]
+    (tmp_path / "job.yaml").write_text(
+        JOB.replace("WORDS", ", ".join(json.dumps(word, ensure_ascii=False) for word in words))
+    )
+    converted = CliRunner().invoke(main, ["convert", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "ours.yaml")])
+    assert converted.exit_code == 0, converted.output
+    rendered = CliRunner().invoke(main, ["render", str(tmp_path / "ours.yaml")])
+    ours = read_by_kubectl(tmp_path / "m.yaml", (tmp_path / "ours.yaml").read_text())
+    worker = read_by_kubectl(tmp_path / "m.yaml", rendered.stdout.split("\n---\n")[-1])
+    assert ours["worker"]["template"]["spec"]["containers"][0]["command"][-len(words) :] == words
+    assert worker["containers"][0]["command"][-len(words) :] == words
