@@ -1,5 +1,6 @@
-"""What `make docs` changes: README is the first page, and links out of docs/ become their text."""
+"""Add README and CONTRIBUTING to the pages of docs/, and turn links to other files outside of docs/ into their text."""
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -7,24 +8,30 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
+FRONT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """Put README in front, with its links as a page of docs/ has them."""
-    text = (ROOT / "README.md").read_text().replace("](docs/", "](")
-    files.append(File.generated(config, "index.md", content=text))
+    """Add the pages of the repository's root, with links relative to docs/."""
+    for source, page in FRONT.items():
+        text = (ROOT / source).read_text().replace("](docs/", "](").replace("](CONTRIBUTING.md", "](contributing.md")
+        files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Links to files that are no page here (sources, manifests, bench) become their text."""
+    """Turn links to files that are not a page (sources, manifests, bench) into their text."""
     folder = (Path(config.docs_dir) / page.file.src_uri).parent
 
     def inside(match: re.Match[str]) -> str:
         mark, text, target = match.groups()
-        path = (folder / target.partition("#")[0]).resolve()
-        is_page = path.is_file() and path.is_relative_to(config.docs_dir)
+        name, hash_sign, part = target.partition("#")
+        path = (folder / name).resolve()
+        if path.parent == ROOT and path.name in FRONT:
+            front = posixpath.relpath(FRONT[path.name], posixpath.dirname(page.file.src_uri) or ".")
+            return f"{mark}[{text}]({front}{hash_sign}{part})"
+        is_page = name in FRONT.values() or (path.is_file() and path.is_relative_to(config.docs_dir))
         if "://" in target or target.startswith("#") or is_page:
             return match.group(0)
         return f"{mark}{text}"
