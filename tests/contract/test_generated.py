@@ -36,6 +36,13 @@ def test_the_reference_is_up_to_date() -> None:
     assert (ROOT / "docs/reference/api.md").read_text() == reference_page()
 
 
+def test_the_reference_page_has_no_internal_fields() -> None:
+    """Users read of the status what is theirs: the ledger is the operator's own."""
+    page = reference_page()
+    assert "## `status.failure`" in page
+    assert [line for line in page.splitlines() if "`status.ledger" in line or line.startswith("| `ledger`")] == []
+
+
 def test_the_contract_is_up_to_date(tmp_path: Path) -> None:
     """Both contract modules and the page's tables are what `make generate` writes from proto/contract.toml."""
     copies = {"launcher_words.py": "cli/launchers.py", "metrics_rule.py": "logs/metrics_rule.py"}

@@ -9,12 +9,15 @@ from ..spec.job import JobSpec
 from ..status.model import JobStatus
 from .schema import object_schema
 
+# Fields that only the operator reads: no part of the users' reference.
+_INTERNAL = frozenset({"status.ledger"})
 _INTRODUCTION = f"""# {contract.KIND}
 
 <!-- Generated from the models by `make generate`; do not edit. -->
 
 `apiVersion: {contract.API_VERSION}`, `kind: {contract.KIND}`, short name `{contract.SHORT_NAME}`. Samples are in
-`manifests/samples/`. `dtj validate FILE` checks a manifest against everything on this page.
+`manifests/samples/`. `dtj validate FILE` checks a manifest against everything on this page. The page omits
+internal fields.
 
 """
 
@@ -33,14 +36,15 @@ def _reference_section(path: str, schema: dict[str, Any]) -> Iterator[str]:
     yield f"## `{path}`\n\n{_filled_page(schema['description'])}\n\n"
     yield "| field | type | default | |\n| --- | --- | --- | --- |\n"
     required = schema.get("required", ())
-    for name, field in schema["properties"].items():
+    fields = {name: field for name, field in schema["properties"].items() if f"{path}.{name}" not in _INTERNAL}
+    for name, field in fields.items():
         kind, default = _field_type_text(field), _field_default_text(field, name in required)
         yield f"| `{name}` | {kind} | {default} | {field['description']} |\n"
     yield "\n"
     rules = [rule["message"] for rule in schema.get("x-kubernetes-validations", ())]
     if rules:
         yield "Rules:\n\n" + "".join(f"{_filled_page(rule, '* ')}\n" for rule in rules) + "\n"
-    for name, field in schema["properties"].items():
+    for name, field in fields.items():
         inner, suffix = (field["items"], "[]") if field["type"] == "array" else (field, "")
         if "properties" in inner and "x-kubernetes-preserve-unknown-fields" not in inner:
             yield from _reference_section(f"{path}.{name}{suffix}", inner)
