@@ -5,7 +5,7 @@ An update is deterministic to the bit. So the owner sends the reduced gradient o
 applies the same rule to its copy. It does so one update later, when it knows that all ranks have done that one:
 until then it has the copy from before and the gradient, and so the shard of either update. Where ranks map each
 other's memory, the owner writes the gradient where its second home has it.
-See docs/decisions/0022-second-home.md.
+See docs/decisions/0022-shard-replica.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
