@@ -1,1 +1,1 @@
-"""What agent and launcher share: values, their wire form, settings, and the termination message."""
+"""Values that agent and launcher share, their wire form, settings, and the termination message."""

@@ -1,4 +1,4 @@
-"""The launcher's server: every call is a coroutine on one thread, so that open streams cost no threads."""
+"""The launcher's gRPC server: every call is a coroutine on one thread, so that open streams need no threads."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ import grpc.aio
 from ringtrain.shared.rpc import NO_TOKEN, RpcPeer, RpcPeerCheck, bind, server_options
 from ringtrain.shared.secrets import Secrets
 
-# Opening a port, or closing one beyond the grace that calls get, is done in moments.
+# Limit for opening a port, and for closing one after the grace period of calls.
 _MOMENT_S = 10.0
 _ENDING_S = 1.0
 
 
 class ControlAsyncServer:
-    """A server that listens on `port`, and its thread."""
+    """Server that listens on `port`, and its thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class ControlAsyncServer:
         self.port = 0
 
     def close(self, grace_s: float) -> None:
-        """Stop listening, give calls under way `grace_s` to end, and end the thread."""
+        """Stop listening, give running calls `grace_s` to end, and end the thread."""
         with contextlib.suppress(TimeoutError):
             self._do(self._stop(grace_s), grace_s + _MOMENT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -49,7 +49,7 @@ class ControlAsyncServer:
             await self._server.stop(grace_s)
             self._server = None
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:  # gRPC's own, which end with their calls; to one that is cancelled it gives a traceback
+        if others:  # gRPC's own tasks, which end with their calls; it prints a traceback for a cancelled one
             _, others = await asyncio.wait(others, timeout=_ENDING_S)
         for task in others:
             task.cancel()
@@ -66,8 +66,11 @@ class ControlAsyncServer:
         is_held: bool = False,
         others: Mapping[str, RpcPeer] | None = None,
     ) -> "ControlAsyncServer":
-        """As `serve` of shared/rpc.py, for services whose methods are coroutines; that of a stream writes
-        its messages to the context. `clients`: how many stay connected. Raises PortTaken."""
+        """Start a server like `serve` of shared/rpc.py, for services whose methods are coroutines.
+
+        A method with a stream of replies writes them to the context. `clients`: number of permanent connections. Raises
+        PortTaken.
+        """
         handlers = _ControlHandlers(RpcPeerCheck(secrets, peer, others or {}))
         register(handlers)
         loop = asyncio.new_event_loop()
@@ -83,7 +86,7 @@ class ControlAsyncServer:
 
 
 class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """All methods, by path: what is called of a caller without the token, or of another role or job, refuses."""
+    """Handlers of all methods, by path. Callers without the token, or of another role or job, are refused."""
 
     def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check
@@ -91,10 +94,10 @@ class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._refusing: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, _: Any) -> None:
-        """What generated code calls on a server; the next method has all that there is."""
+        """Ignore this call of generated code; `add_registered_method_handlers` gets all handlers."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """What generated code calls on a server."""
+        """Add the methods of a service. Called by generated code."""
         for name, handler in handlers.items():
             path = f"/{service}/{name}"
             peer = self._check.peer_of(path)
@@ -103,7 +106,7 @@ class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._refusing[path] = handler._replace(**{kind: self._refuse})
 
     def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call that has come; None for a method that there is not."""
+        """Return the handler of a call; None for an unknown method."""
         knows = self._check.knows_token(handler_call_details.invocation_metadata)
         return (self._guarded if knows else self._refusing).get(handler_call_details.method)
 

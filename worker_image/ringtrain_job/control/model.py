@@ -1,4 +1,4 @@
-"""Values that travel between agent and launcher."""
+"""Values exchanged between agent and launcher."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class RankPhase(StrEnum):
-    """Where a rank is in its life; the words of `/status`."""
+    """Phase of a rank; the words of `/status`."""
 
     WAITING = "Waiting"
     RUNNING = "Running"
@@ -20,7 +20,7 @@ ENDED = frozenset({RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED})
 
 
 class Outcome(StrEnum):
-    """How an attempt ended; the words of the termination message."""
+    """Outcome of an attempt; the words of the termination message."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why an attempt failed; the words of the termination message."""
+    """Reason for the failure of an attempt; the words of the termination message."""
 
     RANK_FAILED = "RankFailed"
     AGENT_LOST = "AgentLost"
@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 class CannotRun(ConfigurationError):
-    """A job that cannot run as it is declared. `reason`: the word of docs/contract.md for it."""
+    """A job that cannot run as it is declared. `reason`: the word for it in docs/contract.md."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class CannotRun(ConfigurationError):
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """Which attempt of which job a pod belongs to."""
+    """Job and attempt of a pod."""
 
     name: str
     namespace: str
@@ -67,16 +67,17 @@ class JobIdentity:
 class RankState:
     """One rank as its agent sees it.
 
-    `exit_code`: 0–255, 128 + n when signal n ended the rank. `exit_order`: position among the exits that this
-    agent saw, from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks.
-    `reason`, `message`: what is wrong with a rank that failed for another reason than its exit code.
+    `exit_code`: 0–255, 128 + n if signal n ended the rank. `exit_order`: position among the exits that this agent saw,
+    from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks. `reason`, `message`:
+    cause of a failure that the exit code does not show.
 
-    In an elastic job `rank` is the slot. `life`: number of the process in it, from 1; 0: none was started.
-    `formation`: that the process was told to be in last, from the moment on at which it was told. `joined`: it has
-    met the others there; of a job without formations, an address of the world was used in its pod. `parked`: it
-    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: its last committed step,
-    and steps that were begun and given up. `unshared`: it has left its world without giving to others what it
-    alone may hold. `adopted`: the formation since which it has all of the state, as it said when it left its last.
+    In an elastic job `rank` is the slot. `life`: number of its process, from 1; 0: none was started. `formation`:
+    newest generation that the process was ordered to join, from that order on. `joined`: it has completed the
+    rendezvous of that generation; in a job without generations, its pod has used an address of the world. `parked`: it
+    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: its last committed step, and
+    the number of steps that were begun and discarded. `unshared`: it has left its world without sending state that it
+    may be the only one to have. `adopted`: generation since which it has the whole state, as reported when it left its
+    last one.
     """
 
     rank: int
@@ -100,11 +101,11 @@ class RankState:
 
 @dataclass(frozen=True)
 class AgentState:
-    """What the launcher is told at every heartbeat.
+    """State that an agent sends with every heartbeat.
 
-    `drained`: all ranks have ended, and what they wrote is in the launcher's files. `leaving`: the signal that
-    asked the pod to stop. `order`: number of the newest `Prepare` or `Form` that the agent had got when it looked
-    at its ranks: what it says of them is younger than that order.
+    `drained`: all ranks have ended, and their output is in the launcher's files. `leaving`: signal that asked the pod
+    to stop. `order`: number of the newest `Prepare` or `Form` that the agent had received when it collected `ranks`,
+    which are therefore newer than that order.
     """
 
     ranks: tuple[RankState, ...]
@@ -115,10 +116,10 @@ class AgentState:
 
 @dataclass(frozen=True)
 class Registration:
-    """What an agent brings to the barrier. `ranks` is empty unless the agent has started them already.
+    """Data with which an agent registers. `ranks` is empty unless the agent has started them already.
 
-    `incarnation`: which pod of its name it is, in an elastic job; 0: not known. `pod_uid`: the pod's in the API;
-    empty: not known.
+    `incarnation`: number of the pod among those of its name, in an elastic job; 0: unknown. `pod_uid`: UID of the pod
+    in the API; empty: unknown.
     """
 
     job_uid: str
@@ -141,8 +142,8 @@ class Registration:
 
 @dataclass(frozen=True)
 class SlotHistory:
-    """What an earlier agent has left of a slot in this attempt: its highest life, and the sequences of its last
-    log record and its last report record. An agent that takes its place counts on from these."""
+    """Stored state of a slot that an earlier agent of this attempt left: its highest life, and the numbers of its last
+    log record and last report record. The agent that replaces it continues counting from these."""
 
     slot: int
     life: int
@@ -158,18 +159,18 @@ class Member:
     life: int
 
 
-# A formation is less than this: attempt and formation make one number of 31 bits for the handshake between ranks.
+# Upper bound of generation numbers: attempt and generation form one number of 31 bits for the handshake of ranks.
 FORMATIONS = 1_000_000
 _ATTEMPTS = 2**31 // FORMATIONS
 
 
 @dataclass(frozen=True)
 class World:
-    """What every rank must know of all the others; addresses are `host:port` by rank.
+    """Data about the whole world that every rank needs; addresses are `host:port` by rank.
 
-    `formation`: 0 for a world that does not change; else `members` are its processes, by rank. `committed`: the
-    last step that the attempt has committed, whether or not one of them has it. `sites`: the name of each
-    rank's; empty: all are in one.
+    `formation`: number of the generation, or 0 for a world that does not change. `members`: processes of a generation,
+    by rank. `committed`: last step that the attempt has committed, even if no member has it. `sites`: site name of each
+    rank; empty: all are at one site.
     """
 
     attempt: int
@@ -184,15 +185,15 @@ class World:
 
     @property
     def generation(self) -> int:
-        """By this number ranks tell their world from any other of the job."""
+        """Number by which ranks distinguish their world from any other of the job."""
         return self.attempt % _ATTEMPTS * FORMATIONS + self.formation if self.formation else self.attempt
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first cause of a failed attempt. `rank` and `exit_code` are None where no rank is to be named.
+    """First cause of a failed attempt. `rank` and `exit_code` are None if no rank caused it.
 
-    `pod_uid`: tells `pod` from another one of its name; empty: not known.
+    `pod_uid`: distinguishes `pod` from other pods of its name; empty: unknown.
     """
 
     reason: Reason
@@ -208,8 +209,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the attempt ended, and the exit code of the launcher that goes with it. `warning`: what is to be said of
-    a success."""
+    """Outcome of the attempt, and the launcher's exit code. `warning`: warning about a success."""
 
     outcome: Outcome
     exit_code: int
@@ -220,7 +220,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Start:
-    """Order: the gang is complete, start the ranks."""
+    """Order: the gang is complete; start the ranks."""
 
     world: World
 
@@ -241,14 +241,14 @@ class Release:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Order: formation `formation` is to be made.
+    """Order: prepare generation `formation`.
 
-    `slots`: those that shall have a living process; processes in other slots are told to leave. `urgent`: a member
-    is lost, leave the former formation now, and a process that has not left it in time is killed; otherwise it
-    leaves at its next commit. `restart`: every process is stopped, and none is started before `Form`.
+    `slots`: slots that should have a live process; processes in other slots are ordered to leave. `urgent`: a member is
+    lost; processes leave the current generation now, and one that does not leave in time is killed. Otherwise they
+    leave at their next commit. `restart`: every process is stopped, and none is started before `Form`.
 
-    `number`: orders to prepare and to form are numbered, and a number never comes twice. A process in `slots` that
-    had ended when an order of a lower number was the newest is started anew: the launcher knows of its end.
+    `number`: orders to prepare and to form are numbered, and no number is repeated. A process in `slots` that had ended
+    while an order with a lower number was the newest is restarted: the launcher knows of its end.
     """
 
     formation: int
@@ -260,11 +260,10 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Form:
-    """Order: the members of a formation are chosen.
+    """Order: the members of a generation are chosen.
 
-    `slots`, `number`: as in `Prepare`; a process in one of `slots` that is no member waits for the next formation.
-    A member whose process has ended is not started anew by this order, unless its life is the one after that
-    (`Prepare.restart`).
+    `slots`, `number`: as in `Prepare`. A process in `slots` that is not a member waits for the next generation. This
+    order does not restart a member whose process has ended, unless its life is the one after that (`Prepare.restart`).
     """
 
     world: World
@@ -277,7 +276,7 @@ Order = Start | Prepare | Form | Stop | Release
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an agent may not join. `misconfigured`: trying again cannot help."""
+    """Reason why an agent may not join. `misconfigured`: a retry cannot help."""
 
     reason: str
     misconfigured: bool = False

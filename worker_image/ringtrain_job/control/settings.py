@@ -1,4 +1,4 @@
-"""Settings that agent and launcher read alike."""
+"""Settings that both agent and launcher read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ MOST_SLOTS = 1024
 
 
 def read_termination(env: EnvironmentVariables) -> TerminationPath:
-    """Where the termination message goes."""
+    """Return the path of the termination message."""
     named = env.optional(contract.ENV_TERMINATION_MESSAGE_PATH)
     return TerminationPath(Path(named) if named else DEFAULT_PATH, required=named is not None)
 
@@ -33,7 +33,7 @@ def _read_job(env: EnvironmentVariables) -> JobIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings(Settings):
-    """Settings of every pod of a job. `timeout_s` is the knob from which all inner deadlines derive."""
+    """Settings of every pod of a job. All internal deadlines derive from `timeout_s`."""
 
     backend: str = choice(contract.ENV_BACKEND, contract.BACKENDS, contract.BACKENDS[0])
     job: JobIdentity = setting(lambda env, _: _read_job(env))
@@ -47,22 +47,22 @@ class PodSettings(Settings):
 
     @property
     def agents_start_ranks(self) -> bool:
-        """Whether agents start the ranks; else the launcher's command does, by the plugin of the backend."""
+        """Whether agents start the ranks; otherwise the launcher's command does, through the plugin of the backend."""
         return self.backend == contract.BACKENDS[0]
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole gang."""
+        """Number of ranks of the whole gang."""
         return self.workers * self.slots
 
     @property
     def crowd_s(self) -> float:
-        """How long all workers take to reach the launcher when they dial at the same time."""
+        """Time in seconds that all workers need to reach the launcher if they connect at the same time."""
         return crowd_s(self.workers)
 
 
 def plugin_missing(backend: str) -> ConfigurationError:
-    """Return the error of a pod whose image lacks the plugin of its job's backend."""
+    """Return the error for a pod whose image lacks the plugin of its job's backend."""
     return ConfigurationError(
         f"{contract.ENV_BACKEND}={backend} needs the plugin ringtrain-{backend}, which this image does not have; "
         f"pip install 'ringtrain[{backend}]' in the image"

@@ -1,4 +1,4 @@
-"""The termination message: how a pod says why it ended, in at most 4096 bytes."""
+"""The termination message of a pod: the reason for its end, in at most 4096 bytes."""
 
 import json
 import logging
@@ -17,14 +17,14 @@ DEFAULT_PATH = Path("/dev/termination-log")
 
 @dataclass(frozen=True)
 class TerminationPath:
-    """Where the message goes. `required`: the path was asked for, so failing to write it is worth a warning."""
+    """Path of the termination message. `required`: the user set the path, so a failure to write it is logged."""
 
     path: Path
     required: bool
 
 
 def failure_json(failure: Failure) -> dict[str, Any]:
-    """`failure` in the words of the contract."""
+    """Return `failure` in the format of the contract."""
     uid = {"podUid": failure.pod_uid} if failure.pod_uid else {}
     return {
         "rank": failure.rank,
@@ -48,11 +48,11 @@ def termination_message(
     unfinished: Mapping[str, Any] | None = None,
     lost_log_lines: int = 0,
 ) -> bytes:
-    """The message for `verdict`: at most 4096 bytes of JSON. `log_lines`: how many lines each rank wrote.
-    `unfinished`: entries about work that is not done, such as `unshipped` logs (`pendingBytes`, `problem`).
-    `lost_log_lines`: how many of a worker's the launcher could not write.
+    """Return the message for `verdict`: at most 4096 bytes of JSON.
 
-    What is too long loses these counts by rank first, then metrics, then the oldest log lines.
+    `log_lines`: number of log lines by rank. `unfinished`: entries about unfinished work, such as `unshipped` logs
+    (`pendingBytes`, `problem`). `lost_log_lines`: number of a worker's lines that the launcher could not write. A
+    message that is too long loses the line counts by rank first, then metrics, then the oldest log lines.
     """
     document: dict[str, Any] = {
         "version": contract.TERMINATION_MESSAGE_VERSION,
@@ -76,7 +76,7 @@ def termination_message(
 
 
 def fit_termination_message(document: dict[str, Any], unfinished: Mapping[str, Any] | None = None) -> bytes:
-    """The message of `document` and the entries of `unfinished`, cut to what a termination message may have."""
+    """Return the message of `document` and `unfinished`, cut to the limit of a termination message."""
     document = {**document, **(unfinished or {})}
     return _fit_termination(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
@@ -87,7 +87,7 @@ def _fit_termination(document: dict[str, Any], limit: int) -> bytes:
         encoded = _encode_termination(document)
     failure, progress = document.get("failure"), document.get("progress")
     if len(encoded) > limit and progress and progress.get("metrics"):
-        # A script's many metrics are in metrics.jsonl; the cause of a failure has this place alone.
+        # Many metrics of a script are also in metrics.jsonl; the cause of a failure is only here.
         document["progress"] = {**progress, "metrics": {}}
         encoded = _encode_termination(document)
     while len(encoded) > limit and failure and failure["logTail"]:
@@ -96,7 +96,7 @@ def _fit_termination(document: dict[str, Any], limit: int) -> bytes:
         if len(tail) > 1:
             tail.pop(0)
         else:
-            # Escapes make a character up to six bytes, so cutting the excess in characters may overshoot: fine.
+            # An escaped character has up to six bytes, so this may cut more than necessary.
             tail[0] = tail[0][min(excess, len(tail[0])) :]
             if not tail[0]:
                 tail.clear()
@@ -114,7 +114,7 @@ def _encode_termination(document: dict[str, Any]) -> bytes:
 
 
 def write_termination_message(where: TerminationPath, message: bytes) -> None:
-    """Write `message`. A path that cannot be written never changes how the pod ends."""
+    """Write `message`. A failed write never changes the pod's exit code."""
     try:
         if where.required or where.path.exists():
             where.path.write_bytes(message)

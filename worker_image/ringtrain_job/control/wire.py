@@ -1,4 +1,4 @@
-"""Orders to protobuf and back, small ones where many hosts are in them."""
+"""Conversion of orders to protobuf and back, compressed if they contain many hosts."""
 
 import zlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ringtrain_job.control.model import Form, Order, Prepare, Release, Start, St
 
 
 def order_to_message(order: Order) -> Any:
-    """`order` as a message."""
+    """Return `order` as a message."""
     match order:
         case Start(world):
             return pb.Order(start=message_fields(world))
@@ -26,7 +26,7 @@ def order_to_message(order: Order) -> Any:
 
 
 def deflated_order(order: Any) -> Any:
-    """The message `order` compressed, as a message that is an order, too. Each host is in it once."""
+    """Return the message `order` in compressed form, which is an order, too. It contains each host once."""
     small = pb.Order.FromString(order.SerializeToString())
     for world in _worlds_in(small):
         world.places.extend(_world_places(world))
@@ -44,13 +44,13 @@ def _inflated(order: Any) -> Any:
 
 
 def _worlds_in(order: Any) -> list[Any]:
-    """The world that an order has, if it has one."""
+    """Return the world in an order as a list; empty for an order without a world."""
     kind = order.WhichOneof("order")
     return [order.start] if kind == "start" else [order.form.world] if kind == "form" else []
 
 
 def _world_places(world: Any) -> Iterator[Any]:
-    """Where the ranks of a world are, each host once as long as its ranks follow one another."""
+    """Yield the places of a world's ranks. Consecutive ranks of one host share a place."""
     ranks = zip(world.ring_addresses, world.tf_addresses, strict=True)
     split = ((ring.rpartition(":"), tf.rpartition(":")) for ring, tf in ranks)
     for (ring_host, tf_host), places in groupby(split, lambda rank: (rank[0][0], rank[1][0])):
@@ -63,7 +63,7 @@ def _world_places(world: Any) -> Iterator[Any]:
 
 
 def order_from_message(message: Any) -> Order:
-    """The order in `message`."""
+    """Return the order in `message`."""
     if message.WhichOneof("order") == "deflated":
         message = _inflated(message)
     kind = message.WhichOneof("order")
