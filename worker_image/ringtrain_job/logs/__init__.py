@@ -1,1 +1,1 @@
-"""The log store: how lines become records, and how records become files that survive a kill."""
+"""The log store: output of ranks becomes records, and records become files that survive a kill."""

@@ -1,4 +1,4 @@
-"""What ran: command, versions, the user's configuration, in `run.json` beside the attempt's logs."""
+"""Description of the run (command, versions, user configuration) in `run.json` in the attempt's log directory."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
-# Of a value and of a name; and names, for ranks may write anything to their pipe.
+# Limits on the length of a value or name, and on the number of names, because ranks may write anything to their pipe.
 _CHARACTERS: Final = 4000
 _MOST_NAMES: Final = 2000
 _TEXTS = ("directory", "commit", "image", "imageID")
@@ -18,7 +18,7 @@ Found = dict[str, Any]
 
 
 def read_about(value: object) -> Found | None:
-    """What a report line says of what runs: of the known fields those that are sound; None: nothing."""
+    """Return the valid known fields of a report's description of the run; None if there are none."""
     if not isinstance(value, dict):
         return None
     found: Found = {name: text for name in _TEXTS if (text := _about_text(value.get(name)))}
@@ -40,7 +40,8 @@ def _about_scalar(value: object) -> object:
 
 
 class LogAboutFile:
-    """Takes in what agents and ranks say, and keeps it in the attempt's folder. `told`: by the launcher."""
+    """Description of the run, collected from agents and ranks and stored in the attempt's directory. `told`: entries of
+    the launcher."""
 
     def __init__(self, files: AttemptFiles, told: Found) -> None:
         self._path = files.run
@@ -51,13 +52,13 @@ class LogAboutFile:
             self._write()
 
     def tell(self, found: Mapping[str, str]) -> None:
-        """Take in what the operator says: no rank knows better."""
+        """Add entries of the operator, which override those of ranks."""
         with self._lock:
             self._by.update(dict.fromkeys(found, -1))
             self._keep({**self.document, **found})
 
     def add(self, rank: int, found: Mapping[str, Any]) -> None:
-        """`rank`: whose word it is. Of several ranks the lowest counts; what it says later adds to it."""
+        """Add entries of `rank`. Of several ranks the lowest one counts; its later entries are merged."""
         with self._lock:
             document = self.document
             for name, value in found.items():
@@ -80,12 +81,12 @@ class LogAboutFile:
     def _write(self) -> None:
         try:
             replace_whole(self._path, json.dumps(self.document, indent=1) + "\n")
-        except OSError as exc:  # the job goes on, whether or not the disk is full
+        except OSError as exc:  # the job continues even if the disk is full
             log.debug("%s cannot be written: %s", self._path, exc)
 
 
 def kept_about(files: AttemptFiles) -> Found:
-    """What `run.json` has; empty where there is none that can be read."""
+    """Return the content of `run.json`; empty if there is none that can be read."""
     try:
         return read_about(json.loads(files.run.read_text(encoding="utf-8"))) or {}
     except (OSError, ValueError):

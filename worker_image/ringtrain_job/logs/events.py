@@ -1,4 +1,4 @@
-"""What happened to an attempt and when, for the page's line of time: a file beside the attempt's logs."""
+"""Event log of an attempt for the page's timeline, in a file in the attempt's log directory."""
 
 import json
 import logging
@@ -11,24 +11,24 @@ from ringtrain_job.logs.layout import AttemptFiles
 
 log = logging.getLogger(__name__)
 
-# A world that changes all day leaves no endless file.
+# Limit on events, for a world that changes continually.
 _MOST: Final = 1000
-# What the operator has said of the attempt's pods is marked, for it may be older than the attempt's launcher.
+# Source of the operator's events about pods, which may be older than the attempt's launcher.
 KUBERNETES: Final = "Kubernetes"
 
 
 class LogEventsFile:
-    """Notes changes of an attempt in `events.jsonl`: {"time", "kind", "text"}, a line each. Never raises.
+    """Recorder of an attempt's events in `events.jsonl`: one {"time", "kind", "text"} per line. Never raises.
 
-    `see` is called with how things are, as often as one likes, from one thread; `hear` and `once` from any.
-    What came from elsewhere has "source" beside it.
+    `see` is called with the current state from one thread, at any rate; `hear` and `once` from any thread. Events from
+    elsewhere also have a "source".
     """
 
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.events
         before = read_log_events(files)
         self._phase = "Running" if any(event.get("kind") == "Running" for event in before) else ""
-        # A launcher that goes on finds a world that the one before it has noted.
+        # A launcher that continues an attempt finds a world that its predecessor has recorded.
         self._elastic: Mapping[str, Any] | None = None if before else {}
         self._count = len(before)
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class LogEventsFile:
         self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def see(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
-        """Note what is new: the phase (as /status words it; `why`: of a failure), a loss, another formation."""
+        """Record changes: of the phase (as in /status; `why`: reason of a failure), a loss, a new generation."""
         now = backend.get("elastic", {})
         known = now if self._elastic is None else self._elastic
         if now.get("degraded") and not known.get("degraded"):
@@ -45,7 +45,7 @@ class LogEventsFile:
         if now.get("formation", 0) > known.get("formation", 0):
             ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
             self._record_event("Formation", f"formation {now['formation']}: {ranks}")
-        if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have met
+        if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have completed the rendezvous
             took = now["lastRecoverySeconds"]
             self._record_event(
                 "Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else "")
@@ -56,12 +56,12 @@ class LogEventsFile:
         self._elastic = now
 
     def once(self, kind: str, text: str, when: float | None = None) -> None:
-        """Note the first event of a kind; `when`: seconds since the epoch, default now."""
+        """Record the first event of a kind; `when`: seconds since the epoch, default now."""
         if kind not in self._kinds:
             self._record_event(kind, text, when)
 
     def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Note what the operator says of the attempt's pods ({"time", "kind", "text"}), each once."""
+        """Record the operator's events about the attempt's pods ({"time", "kind", "text"}), each once."""
         for event in events:
             with self._lock:
                 is_new = _event_identity(event) not in self._heard
@@ -79,7 +79,7 @@ class LogEventsFile:
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(event) + "\n")
-            except OSError as exc:  # the attempt goes on, whether or not the disk is full
+            except OSError as exc:  # the attempt continues even if the disk is full
                 log.debug("%s is not in %s: %s", kind, self._path, exc)
 
 
@@ -88,7 +88,7 @@ def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_log_events(files: AttemptFiles) -> list[dict[str, Any]]:
-    """What is noted of an attempt in the order of time, without a last line that was cut short."""
+    """Return the events of an attempt, ordered by time. An incomplete last line is ignored."""
     found = []
     try:
         lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()

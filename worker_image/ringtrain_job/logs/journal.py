@@ -1,9 +1,9 @@
-"""The journal: after every write to the log files, one record that says how far they are good.
+"""The journal: after every write to the log files, one record with their valid sizes.
 
-A launcher that is killed between two writes leaves bytes in a file that the journal does not know. Its successor
-cuts every file back to its last journaled size and tells the agents which sequence is durable; what was cut was
-never acknowledged, so its agent still has it. The journal is written to the operating system, not to the disk: it
-survives the death of the process, not of the machine.
+A launcher that is killed between two writes leaves bytes in a file that the journal does not contain. Its successor
+truncates every file to its last journaled size and sends the agents the durable sequence numbers. Truncated records
+were never acknowledged, so their agents still have them. The journal is written to the operating system without fsync:
+it survives the death of the process, but not of the machine.
 """
 
 import json
@@ -18,7 +18,7 @@ RECORD_SIZE = _RECORD.size + _CHECKSUM.size
 
 
 class LogStream(IntEnum):
-    """The two things a rank writes; the numbers of `Chunk.Kind` on the wire."""
+    """Output streams of a rank; the numbers of `Chunk.Kind` on the wire."""
 
     LOG = 0
     REPORT = 1
@@ -26,7 +26,7 @@ class LogStream(IntEnum):
 
 @dataclass(frozen=True)
 class LogJournalEntry:
-    """State after one write: `last` sequence of the stream, sizes of its own file and of `job.log`."""
+    """State after one write: `last` sequence number of the stream, sizes of its own file and of `job.log`."""
 
     stream: LogStream
     rank: int
@@ -37,9 +37,10 @@ class LogJournalEntry:
 
 @dataclass(frozen=True)
 class RecoveredLogJournal:
-    """What a journal says: the newest entry of each stream, the files' sizes and the journal's own good part.
+    """Content of a journal: the newest entry of each stream, the files' sizes, and the size of the journal's valid
+    part.
 
-    `uid` is None when the journal does not even hold its header.
+    `uid` is None if the journal lacks even its header.
     """
 
     uid: str | None
@@ -50,18 +51,18 @@ class RecoveredLogJournal:
 
 
 def journal_header(uid: str) -> bytes:
-    """The first line of a journal: whose it is."""
+    """Return the first line of a journal, which contains the job's uid."""
     return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
 
 
 def encode_journal_entry(entry: LogJournalEntry) -> bytes:
-    """One record, with its checksum."""
+    """Return one record with its checksum."""
     body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def recover_journal(data: bytes) -> RecoveredLogJournal:
-    """Read a journal up to its first record that is torn or damaged."""
+    """Read a journal up to its first incomplete or damaged record."""
     line, newline, _ = data.partition(b"\n")
     if not newline:
         return RecoveredLogJournal(None)

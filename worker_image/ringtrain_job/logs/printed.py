@@ -1,7 +1,7 @@
-"""Progress that scripts print: lines of a rank's log, read as reports where nobody calls `ringtrain.report`.
+"""Reports parsed from printed lines, for programs that do not call `ringtrain.report`.
 
-A report that was read has `printed`: the number of its series. Where another loop proves to be the one that
-trains, its reports are the next series of the rank.
+A parsed report has the field `printed`, the number of its series. If another loop turns out to be the training loop,
+its reports form the rank's next series.
 """
 
 import json
@@ -21,25 +21,26 @@ from ringtrain_job.logs.printed_forms import (
     UserLineForm,
 )
 
-# Keras draws a bar of coloured characters and takes it back with backspaces; what is left is a line for people.
+# Keras draws a bar with colours and backspaces; _DRESS removes them.
 _MOST_BYTES: Final = 4096
 _MOST_CHARACTERS: Final = 1000
-# Every line that is understood without a rule holds one of these: images/sec, 12ms/step, [.. 9it/s], [.. 2s/it].
+# Each line that is parsed without a rule contains one of these: images/sec, 12ms/step, [.. 9it/s], [.. 2s/it].
 _MARKS: Final = (b"/sec", b"/step", b"/s,", b"/s]", b"/it", b"Epoch ")
-# Seconds for reading lines: so many at once, and so many each second. The thread reads ranks' pipes besides.
+# Token bucket for parsing time, in seconds: its size, and its refill per second. The same thread reads ranks' pipes.
 _SECONDS_AT_ONCE, _SECONDS_PER_S = 0.5, 0.1
-# JSON's numbers are whole up to here.
+# Largest integer that JSON numbers represent exactly.
 _MOST: Final = 2**53
-# Keys of report lines that are about something else than a step.
+# Keys of report lines that do not describe a step.
 _NO_STEP: Final = (b'"startedFrom"', b'"about"')
-# So many reports a second of a script that prints faster, after so many at once. Skipped ones are no loss: steps
-# count on.
+# Token bucket for reports: refill per second, and its size, for scripts that print faster. Skipped reports lose
+# nothing, because step numbers continue.
 _REPORTS_PER_S, _REPORTS_AT_ONCE = 50.0, 1000.0
 _DRESS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x08")
 
 
 class _PrintedLines:
-    """One rank's lines, as reports. Of several forms the first that reads one counts until one before it does."""
+    """Parser of one rank's lines. Of several forms, the first one that matches is used until one with a higher priority
+    matches."""
 
     def __init__(self, forms: list[PrintedLineForm]) -> None:
         self._forms = forms
@@ -52,7 +53,7 @@ class _PrintedLines:
         self.found = False
 
     def read(self, line: str, now: float) -> dict[str, Any] | None:
-        """The report that the line is, if it is one and there is room for it."""
+        """Return the report in a line; None if there is none, or too many were printed."""
         said = ((form, found) for form in self._forms if (found := form.read(line)) is not None)
         form, found = next(said, (None, None))
         if form is None or found is None:
@@ -93,15 +94,15 @@ class _PrintedLines:
             "printed": self._series,
         }
         told = {name: value for name, value in report.items() if value is not None}
-        if found.sums_up:  # it adds to what was said of that step
+        if found.sums_up:  # it adds to the report of that step
             metrics = {**self._last.get("metrics", {}), **finite}
             return {**self._last, **told, "metrics": metrics}
         self._last_line, self._last = (step, now), {name: told[name] for name in told if name != "samples"}
         return told
 
     def _says_nothing_new(self, found: PrintedProgress, step: int) -> bool:
-        """Whether it is the same step again, which is not the last: tqdm draws a bar for a new loss, and counts on
-        later."""
+        """Return whether the line repeats a step that is not the last without new values: tqdm redraws its bar for a
+        new loss, and increases the step later."""
         said = {"loss", *self._last.get("metrics", ()), *self._last.get("notFinite", ())}
         again = self._last_line is not None and found.step is not None and step == self._last_line[0] != found.total
         return again and set(found.values) <= said
@@ -120,12 +121,12 @@ def _report_word_printed(value: float) -> str:
 
 
 class PrintedReports:
-    """Reads what the ranks of one agent print. `rule`: a user's regular expression in place of the known forms, or
-    `none`; empty: the known forms. `ranks`: of the world.
+    """Parser of the output of one agent's ranks.
 
-    The lowest rank that prints progress speaks for the others; `elastic`: until it is gone. Where ranks print more
-    than can be read in a tenth of the time, lines are left out. Needs no lock: what threads do at the same time is
-    about different ranks.
+    `rule`: a user's regular expression that replaces the known forms, or `none`; empty: the known forms. `ranks`: size
+    of the world. The lowest rank that prints progress represents the others; with `elastic`, until it ends. If ranks
+    print more than can be parsed in a tenth of the time, lines are skipped. No lock is needed, because concurrent calls
+    are about different ranks.
     """
 
     def __init__(self, rule: str, ranks: int, *, elastic: bool = False, clock: Callable[[], float] = time.time) -> None:
@@ -137,7 +138,7 @@ class PrintedReports:
         self._speaker: int | None = None
         self._reads = rule != NONE
         self._left_s, self._left_at = _SECONDS_AT_ONCE, time.perf_counter()
-        self._forms()  # raises ConfigurationError for a rule that is none
+        self._forms()  # raises ConfigurationError for an invalid rule
 
     def _forms(self) -> list[PrintedLineForm]:
         if self._rule == NONE:
@@ -149,23 +150,23 @@ class PrintedReports:
         )
 
     def see_reports(self, data: bytes) -> None:
-        """Lines that a rank reports by itself: once one is of a step, what is printed does not count any more."""
+        """Stop parsing printed lines once a rank itself reports a step in `data`."""
         if self._reads and any(
             b'"time"' in line and not any(other in line for other in _NO_STEP) for line in data.split(b"\n")
         ):
             self._reads = False
 
     def ended(self, rank: int) -> None:
-        """The rank prints no more; another one of its number begins anew."""
+        """Reset the parser of a rank that has ended."""
         self._lines.pop(rank, None)
         if self._elastic and self._speaker == rank:
             self._speaker = None
 
     def read(self, rank: int, data: bytes) -> bytes:
-        """The report lines that whole lines of a rank's log are; empty where none is one."""
+        """Return report lines for the whole lines of a rank's log in `data`; empty if there are none."""
         if not self._reads or (self._speaker is not None and rank > self._speaker):
             return b""
-        now, began = time.perf_counter(), time.thread_time()  # waiting for a processor costs nobody anything
+        now, began = time.perf_counter(), time.thread_time()  # thread time: waiting for a processor does not count
         self._left_s = min(_SECONDS_AT_ONCE, self._left_s + (now - self._left_at) * _SECONDS_PER_S)
         self._left_at = now
         if self._left_s <= 0:
@@ -195,20 +196,20 @@ def _is_report_line(data: bytes) -> bool:
 
 
 class PrintedReportsChoice:
-    """Whose reports count: those that ranks make; before the first of them those that were read from lines, of the
-    lowest rank and of its newest series."""
+    """Selection of the reports that count: those that ranks send themselves or, before the first of them, those parsed
+    from the lines of the lowest rank, in its newest series."""
 
     def __init__(self) -> None:
         self._best: tuple[int, ...] | None = None
         self._heard = False
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Who is none of these has nothing more to say: another rank may speak."""
+        """Reset the selection if the selected rank is not in `ranks`."""
         if self._best is not None and len(self._best) > 1 and self._best[1] not in ranks:
             self._best = None
 
     def hear(self, rank: int, report: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Whether this report counts, and whether it is the first that does: those before it do not."""
+        """Return whether this report counts, and whether it is the first one: earlier ones are then invalid."""
         series = report.get("printed")
         place = (0,) if series is None else (1, rank, -int(series))
         best = self._best

@@ -1,7 +1,7 @@
-"""Forms in which scripts print their progress, and what a line of each says.
+"""Forms in which scripts print their progress, and their parsers.
 
-The lines of the TensorFlow benchmarks and of Horovod's synthetic ones, Keras' and tqdm's progress, or what a
-user's rule matches.
+The forms are the lines of the TensorFlow benchmarks and of Horovod's synthetic ones, Keras' and tqdm's progress bars,
+or a user's regular expression.
 """
 
 import logging
@@ -16,7 +16,7 @@ from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
 log = logging.getLogger(__name__)
 
-# A rule that takes longer for one line is given up there: the thread that reads ranks' pipes waits for it.
+# A rule that takes longer for one line is disabled, because the thread that reads ranks' pipes waits for it.
 _SLOW_S: Final = 0.1
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.])", re.IGNORECASE)
@@ -24,10 +24,10 @@ _VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.]
 
 @dataclass(frozen=True)
 class PrintedProgress:
-    """What a line says. `rate`: samples a second, of all ranks; without one, `step` says how many were done.
+    """Content of a line. `rate`: samples per second of all ranks; without it, `step` counts samples.
 
-    `step`: None, one more than before, or, of a line that only sums up (`sums_up`), the same. `anew`: what came
-    before was another loop's.
+    `step`: None means one more than before or, for a line that only sums up (`sums_up`), the same step. `anew`: the
+    lines before belong to another loop.
     """
 
     step: int | None = None
@@ -42,16 +42,20 @@ class PrintedProgress:
 
 
 class PrintedLineForm(Protocol):
-    """One way to print progress, with what it remembers of one rank's lines."""
+    """Parser of one form of progress lines, with its state for one rank."""
 
     def read(self, line: str) -> PrintedProgress | None:
-        """What the line says; None: it is of another form, or says nothing of the loop that trains."""
+        """Return the content of the line; None if it has another form or does not belong to the training loop."""
 
 
 class BenchmarkLineForm:
-    """`10  images/sec: 57.0 +/- 0.1 (jitter = 0.3)  7.412` and `total images/sec: 227.9` of tf_cnn_benchmarks;
-    `Iter #3: 12.3 img/sec per CPU`, `Img/sec per CPU: 12.3 +-0.2` and `Total img/sec on 4 CPU(s): 49.1 +-0.8` of
-    Horovod's synthetic benchmarks. Each but the totals counts one rank's images: `ranks` times that is the speed.
+    """Lines of tf_cnn_benchmarks and of Horovod's synthetic benchmarks.
+
+    * tf_cnn_benchmarks: `10  images/sec: 57.0 +/- 0.1 (jitter = 0.3)  7.412` and `total images/sec: 227.9`
+    * Horovod: `Iter #3: 12.3 img/sec per CPU`, `Img/sec per CPU: 12.3 +-0.2` and
+      `Total img/sec on 4 CPU(s): 49.1 +-0.8`
+
+    Lines other than the totals count one rank's images; the speed is `ranks` times that number.
     """
 
     _STEP = re.compile(
@@ -68,7 +72,7 @@ class BenchmarkLineForm:
         self._ranks = ranks
 
     def read(self, line: str) -> PrintedProgress | None:
-        """What the line says."""
+        """Return the content of the line, or None."""
         if "/sec" not in line:
             return None
         if found := self._TOTAL.fullmatch(line):
@@ -87,20 +91,22 @@ class BenchmarkLineForm:
 
 
 class KerasLineForm:
-    """`Epoch 2/5` and then `450/1000 ━━━━ 5s 12ms/step - accuracy: 0.91 - loss: 0.31`, with or without the bar, as
-    `fit` prints them; without an epoch before it such a line is of `evaluate` or `predict`."""
+    """Lines of Keras' `fit`: `Epoch 2/5` and `450/1000 ━━━━ 5s 12ms/step - accuracy: 0.91 - loss: 0.31`.
+
+    The bar is optional. Without a preceding epoch line, such a line belongs to `evaluate` or `predict`.
+    """
 
     _EPOCH = re.compile(r"Epoch (\d+)/(\d+)\s*")
     _STEP = re.compile(r"\s*(\d+)/(\d+|Unknown) (?:\S* )?\s*(?:- )?(?:ETA: )?[\d:hms]+ (?:- )?[\d.hmnuµs:]+/step(.*)")
 
     def __init__(self) -> None:
         self._epoch = self._epochs = 0
-        # Steps before this call of `fit`, before this epoch, and in it.
+        # Steps before this call of `fit`, before this epoch, and in this epoch.
         self._first = self._before = self._step = 0
         self._over = True
 
     def read(self, line: str) -> PrintedProgress | None:
-        """What the line says."""
+        """Return the content of the line, or None."""
         if found := self._EPOCH.fullmatch(line):
             self._epoch, self._epochs = int(found[1]), int(found[2])
             self._before += self._step
@@ -119,10 +125,10 @@ class KerasLineForm:
 
 
 class TqdmLineForm:
-    """`train: 45%|####  | 450/1000 [00:10<00:12, 45.2it/s, loss=0.31]`, and `450it [00:10, 45.2it/s]`.
+    """Bars of tqdm: `train: 45%|#### | 450/1000 [00:10<00:12, 45.2it/s, loss=0.31]`, and `450it [00:10, 45.2it/s]`.
 
-    Of several bars the longest counts; one that begins again is its next epoch. Bars in bytes, files or examples,
-    and those that are called loading, evaluating and the like, are none of training.
+    Of several bars the longest counts; if it restarts, the next epoch begins. Bars that count bytes, files or examples,
+    or whose title is loading, evaluating or similar, are ignored.
     """
 
     _BAR = re.compile(
@@ -141,7 +147,7 @@ class TqdmLineForm:
         self._before = self._step = 0
 
     def read(self, line: str) -> PrintedProgress | None:
-        """What the line says."""
+        """Return the content of the line, or None."""
         if "[" not in line or not (found := self._BAR.fullmatch(line)):
             return None
         title, step, total = found[1] or "", int(found[2]), int(found[3] or 0)
@@ -168,11 +174,11 @@ class TqdmLineForm:
 
 
 class UserLineForm:
-    """What a user's regular expression finds anywhere in a line.
+    """Match of a user's regular expression anywhere in a line.
 
-    Groups with a meaning of their own: `step` (one that begins again is the next epoch's), `total` (steps),
-    `epoch`, `loss`, `samples` (since the line before), `rate` (samples a second, of all ranks). Any other is a
-    metric of that name. Raises ConfigurationError for a rule that is none.
+    Groups with a fixed meaning: `step` (if it restarts, the next epoch begins), `total` (steps), `epoch`, `loss`,
+    `samples` (since the previous line), `rate` (samples per second of all ranks). Any other group is a metric of that
+    name. Raises ConfigurationError for an invalid rule.
     """
 
     def __init__(self, text: str) -> None:
@@ -187,7 +193,7 @@ class UserLineForm:
         self._before = self._step = 0
 
     def read(self, line: str) -> PrintedProgress | None:
-        """What the line says."""
+        """Return the content of the line, or None."""
         if self._rule is None:
             return None
         try:
@@ -201,7 +207,7 @@ class UserLineForm:
             return None
         step, total, epoch = (_whole_printed_number(values.pop(name, None)) for name in ("step", "total", "epoch"))
         rate, samples = (_positive_printed_number(values.pop(name, None)) for name in ("rate", "samples"))
-        if step is not None:  # one that begins again is the next epoch's
+        if step is not None:  # a step that restarts belongs to the next epoch
             self._before += self._step if step < self._step else 0
             self._step, step = step, self._before + step
         total = None if total is None else self._before + total

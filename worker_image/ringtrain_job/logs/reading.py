@@ -1,4 +1,4 @@
-"""The files of the log store for those who read: one rank's log, or all ranks', while it grows or afterwards."""
+"""Readers of the log store's files: one rank's log, or all ranks', while it grows or afterwards."""
 
 import json
 import time
@@ -11,16 +11,17 @@ from ringtrain_job.logs.layout import AttemptFiles
 
 _CHUNK = 1 << 20
 _LOOK_AGAIN_S = 0.2
-# runs/NAME-TIME/logs/NAMESPACE/NAME/ATTEMPT, as `dtj local` has it.
+# runs/NAME-TIME/logs/NAMESPACE/NAME/ATTEMPT, as `dtj local` creates it.
 _DEEPEST = 5
 
 
 class LogMissing(RingtrainError):
-    """The log that was asked for is not in the store; the message says what is."""
+    """Requested log is not in the store; the message lists the existing ones."""
 
 
 def find_log(files: AttemptFiles, rank: int | None) -> Path:
-    """The file of `rank` (None: of all ranks). Raises LogMissing when the attempt or the rank has left none."""
+    """Return the log file of `rank` (None: of all ranks). Raises LogMissing if there is none for the attempt or the
+    rank."""
     path = files.job_log if rank is None else files.rank_log(rank)
     if path.exists():
         return path
@@ -32,12 +33,13 @@ def find_log(files: AttemptFiles, rank: int | None) -> Path:
 
 
 def find_logs(where: Path) -> list[Path]:
-    """The merged logs in `where` or some levels below it."""
+    """Return the merged logs in `where` or some levels below it."""
     return [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
 
 
 def find_log_attempt(where: Path, attempt: int | None) -> AttemptFiles:
-    """The newest attempt in `where` or some levels below it, or the newest of that number. Raises LogMissing."""
+    """Return the newest attempt in `where` or some levels below it, or the newest with that number. Raises
+    LogMissing."""
     found = [log for log in find_logs(where) if attempt is None or log.parent.name == str(attempt)]
     if not found:
         which = "" if attempt is None else f" of attempt {attempt}"
@@ -46,7 +48,7 @@ def find_log_attempt(where: Path, attempt: int | None) -> AttemptFiles:
 
 
 def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
-    """The outcome that the launcher left; None when it ended before there was one."""
+    """Return the stored outcome; None if the launcher ended before there was one."""
     try:
         found = json.loads(files.outcome.read_text())["message"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -55,7 +57,7 @@ def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
 
 
 def read_log_members(files: AttemptFiles) -> frozenset[int]:
-    """The slots of the world of an elastic job that was made last; none of a job that is not elastic."""
+    """Return the slots of an elastic job's last world; empty for a job that is not elastic."""
     try:
         return frozenset(int(member["slot"]) for member in json.loads(files.formation.read_text())["members"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -63,9 +65,10 @@ def read_log_members(files: AttemptFiles) -> frozenset[int]:
 
 
 def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
-    """What `path` holds from byte `position` on, and what is added until `is_over()`; it need not be there yet."""
+    """Yield the content of `path` from byte `position` on, and additions until `is_over()`. The file need not exist
+    yet."""
     while True:
-        over = is_over()  # asked before reading: what was written until then is read
+        over = is_over()  # called before reading, so that everything written until then is read
         for chunk in read_log_from(path, position):
             position += len(chunk)
             yield chunk
@@ -75,7 +78,7 @@ def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterat
 
 
 def read_log_from(path: Path, position: int) -> Iterator[bytes]:
-    """What `path` holds from byte `position` on; nothing if it is not there."""
+    """Yield the content of `path` from byte `position` on; nothing if it does not exist."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -85,7 +88,7 @@ def read_log_from(path: Path, position: int) -> Iterator[bytes]:
 
 
 def log_tail_position(path: Path, lines: int) -> int:
-    """Where the last `lines` lines of `path` begin, in bytes."""
+    """Return the byte position at which the last `lines` lines of `path` begin."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

@@ -1,14 +1,14 @@
-"""What a rank writes, cut into records: the unit that is counted, shipped, dropped and prefixed.
+r"""Output of a rank, split into records: the unit that is counted, sent, dropped and prefixed.
 
-A record is a line with its line break, which is `\\n`, `\\r\\n`, or a `\\r` alone (a progress bar redraws itself
-with it). A line without an end becomes a record when it is 64 KiB long, when its writer has been silent for a
-while, and when the output ends. Bytes are never changed: the records of a rank, joined, are what it wrote.
+A record is a line with its line break, which is `\n`, `\r\n`, or a `\r` alone (a progress bar redraws itself with it).
+A line without an end becomes a record when it is 64 KiB long, when its writer has been silent for a while, and when the
+output ends. Bytes are never changed: the joined records of a rank are its output.
 """
 
 import re
 
 MAX_RECORD = 64 << 10
-# How much of a log's end is worth keeping for `last_record_lines`.
+# Number of bytes at a log's end that `last_record_lines` needs.
 TAIL_BYTES = 8 << 10
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 400
@@ -19,7 +19,7 @@ _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 
 def count_breaks(data: bytes) -> int:
-    """How many line breaks `data` holds."""
+    """Return the number of line breaks in `data`."""
     newlines = data.count(b"\n")
     if b"\r" not in data:
         return newlines
@@ -27,14 +27,14 @@ def count_breaks(data: bytes) -> int:
 
 
 def count_records(data: bytes) -> int:
-    """How many records `data` holds; an unfinished line at its end is one."""
+    """Return the number of records in `data`, including an unfinished line at its end."""
     if not data:
         return 0
     return count_breaks(data) + (not data.endswith((b"\n", b"\r")))
 
 
 def skip_records(data: bytes, count: int) -> bytes:
-    """`data` without its first `count` records."""
+    """Return `data` without its first `count` records."""
     position = 0
     for _ in range(count):
         match = _RECORD.match(data, position)
@@ -45,7 +45,7 @@ def skip_records(data: bytes, count: int) -> bytes:
 
 
 def prefixed_records(rank: int, data: bytes) -> bytes:
-    """Every record of `data` as a line of the merged log: `[rank] ` before it, a newline after it."""
+    """Return the records of `data` as lines of the merged log: each with the prefix `[rank] ` and a final newline."""
     if b"\r" in data:
         data = _BREAK.sub(b"\n", data)
     mark = b"[%d] " % rank
@@ -54,32 +54,32 @@ def prefixed_records(rank: int, data: bytes) -> bytes:
 
 
 def rank_of_line(line: bytes) -> int | None:
-    """The rank whose line of the merged log this is; None for a line that is no rank's."""
+    """Return the rank of a line of the merged log; None for a line without one."""
     mark = _MARK.match(line)
     return None if mark is None else int(mark[1])
 
 
 def last_record_lines(end: bytes) -> tuple[str, ...]:
-    """The end of a log, for people: at most 20 lines, each cut to 400 characters."""
+    """Return the last lines of a log as text: at most 20 lines, each cut to 400 characters."""
     lines = end.decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     return tuple(line[:_TAIL_LINE_CHARS] for line in lines)
 
 
 class LogRecordSplitter:
-    """Cuts one rank's output, as it is read, into runs of whole records."""
+    """Splitter of one rank's output into whole records."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     @property
     def pending(self) -> bool:
-        """Whether an unfinished line is held back."""
+        """Whether an unfinished line is buffered."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> bytes:
-        """The records that are whole now that `data` was read; the unfinished rest is kept for later."""
+        """Return the records that `data` completes; the unfinished rest is buffered."""
         data = self._rest + data
-        # A `\r` at the very end may be the first half of `\r\n`: wait for the byte after it.
+        # A final `\r` may be the first half of `\r\n`: wait for the next byte.
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
         if len(data) - end >= MAX_RECORD:
             end = len(data)
@@ -87,6 +87,6 @@ class LogRecordSplitter:
         return data[:end]
 
     def flush(self) -> bytes:
-        """The unfinished line, given up as a record."""
+        """Return the unfinished line as a record."""
         rest, self._rest = self._rest, b""
         return rest

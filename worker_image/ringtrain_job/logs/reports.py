@@ -1,7 +1,7 @@
-"""Report lines, as ranks write them: what is one, by docs/contract.md, and what is not.
+"""Validation of the report lines of ranks, according to docs/contract.md.
 
-Ranks are programs of their own: whatever a line holds, reading it ends in a report or in BadReport, and what is in
-a report can be added up, encoded as JSON and UTF-8, and stored by Kubernetes.
+Ranks run arbitrary programs: reading any line results in a report or in BadReport. The values of a report can be
+summed, encoded as JSON and UTF-8, and stored by Kubernetes.
 """
 
 import json
@@ -15,24 +15,24 @@ from ringtrain.errors import RingtrainError
 from ringtrain_job.logs.about import read_about
 from ringtrain_job.logs.samples import read_sample
 
-# What a status of Kubernetes can hold: int64, and times up to the year 9999.
+# Limits of a Kubernetes status: int64, and times up to the year 9999.
 _MOST = 2**63 - 1
 _LATEST = 253_402_300_799
-# Cuts what is shown of a line, a value or a unit.
+# Limit on the length of a line, value or unit in messages.
 _SHOWN = 120
 _PATH_SHOWN = 500
-# Lone surrogates, which UTF-8 does not have, and control characters, which would end a line or steer a terminal.
+# Lone surrogates, which UTF-8 does not allow, and control characters, which would end a line or control a terminal.
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f]")
 
 
 class BadReport(RingtrainError, ValueError):
-    """A line is no report. The message says what was expected, and what came."""
+    """Invalid report line. The message contains the expected and the actual value."""
 
 
 def parse_report(line: bytes) -> dict[str, Any]:
-    """The report in `line`: the contract's fields alone, each of which every reader can hold. Raises BadReport.
+    """Return the report in `line` with only the contract's fields, each within its limits. Raises BadReport.
 
-    NaN, infinities and numbers beyond a float are None, which JSON has. Of a key that comes twice the last counts.
+    NaN, infinities and numbers beyond a float become None. If a key is repeated, its last value counts.
     """
     try:
         report = json.loads(line, parse_constant=lambda _: None)
@@ -48,7 +48,7 @@ def parse_report(line: bytes) -> dict[str, Any]:
 
 
 def printable_report_text(text: str) -> str:
-    """`text` for UTF-8 and a terminal: U+FFFD stands for lone surrogates and control characters."""
+    """Replace lone surrogates and control characters in `text` by U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
@@ -65,7 +65,7 @@ def _checked_report_field(name: str, value: object) -> Any:
 
 
 def _shown_report_value(value: object) -> str:
-    if isinstance(value, dict | list):  # it may be nested too deeply to be written down
+    if isinstance(value, dict | list):  # it may be too deeply nested for repr
         return "an object" if isinstance(value, dict) else "a list"
     return repr(value)[:_SHOWN]
 
@@ -83,7 +83,7 @@ def _report_number(value: object) -> int | float | None:
         return None
     try:
         return value if math.isfinite(value) else None
-    except OverflowError:  # an int beyond a float
+    except OverflowError:  # an int beyond the range of a float
         return None
 
 
@@ -112,10 +112,10 @@ def _report_words(value: object) -> dict[str, str] | None:
     return {printable_report_text(name): inner for name, inner in value.items()}
 
 
-# What a value is called that JSON has no number for.
+# Names of values for which JSON has no number.
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _REQUIRED = ("step", "time")
-# By name: what reads its value (None: it is not what was expected), and what was expected.
+# By name: the reader of the value, which returns None if it is invalid, and the expected value in words.
 _FIELDS: dict[str, tuple[Callable[[object], Any], str]] = {
     "step": (_whole_report_number, "a whole number from 0 on"),
     "time": (partial(_report_number_to, _LATEST), "seconds since the epoch"),

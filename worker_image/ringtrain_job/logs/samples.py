@@ -1,4 +1,4 @@
-"""What a worker's agent sees of its machine, as it travels to the launcher and is kept in `machine.jsonl`."""
+"""Samples of a worker's machine, as sent to the launcher and stored in `machine.jsonl`."""
 
 import json
 import math
@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankUse:
-    """`cpu`: cores that the rank's processes use. `rss`: their resident bytes; shared pages count in each."""
+    """Resource use of one rank. `cpu`: cores that its processes use. `rss`: their resident bytes; shared pages count in
+    each."""
 
     cpu: float
     rss: float
@@ -19,7 +20,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """`busy`: from 0 to 1, as the driver says. `memory`, `limit`: bytes in use, and that there are."""
+    """Use of one GPU. `busy`: from 0 to 1, as reported by the driver. `memory`, `limit`: bytes in use, and in total."""
 
     busy: float
     memory: float
@@ -28,9 +29,12 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class MachineSample:
-    """One worker at `time`. `memory`: bytes in use of `limit`, without page cache that can be given back: those of
-    the container, or of the machine where the container has no limit. `received`, `sent`: bytes a second, without
-    loopback. `disk_wait`: part of the time in which something waited for a disk; None: the kernel does not say."""
+    """Resource use of one worker at `time`.
+
+    `memory`: bytes in use of `limit`, without reclaimable page cache: of the container, or of the machine if the
+    container has no limit. `received`, `sent`: bytes per second, without loopback. `disk_wait`: fraction of the time in
+    which a task waited for a disk; None if the kernel does not report it.
+    """
 
     worker: int
     time: float
@@ -43,12 +47,12 @@ class MachineSample:
     gpus: tuple[GpuUse, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the sample as a JSON object."""
         return asdict(self)
 
 
 def read_sample(value: object) -> MachineSample | None:
-    """The sample in a JSON `value`; None where it is none, or has a number below 0 or without an end."""
+    """Return the sample in a JSON `value`; None if it is invalid or has a negative or infinite number."""
     try:
         return _read_sample_field(value) if isinstance(value, dict) else None
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -56,7 +60,7 @@ def read_sample(value: object) -> MachineSample | None:
 
 
 def read_samples(path: Path) -> Iterator[MachineSample]:
-    """The samples in a file, without a line that was cut short; none where there is no file."""
+    """Yield the samples in a file, without incomplete lines; none if there is no file."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -90,5 +94,5 @@ def _sample_number(value: object) -> float:
 
 
 def sample_in_bytes(size: float) -> str:
-    """`size` as people say it: 7.9 GiB, 512 MiB."""
+    """Format `size` in bytes: 7.9 GiB, 512 MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

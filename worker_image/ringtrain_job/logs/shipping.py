@@ -1,10 +1,10 @@
-"""Copies of an attempt's files in an object store: made while the files grow, read when no pod is left.
+"""Copies of an attempt's files in an object store: uploaded while the files grow, read when no pod is left.
 
     <uri>/0002/000-9f0c21d4/rank-0003.log/000000000000-000004194304
 
-is what the first launcher (000-9f0c21d4) of attempt 2 had of rank 3's log in these bytes. A launcher that finds no
-files of the one before it begins anew, in 001-…; two that know nothing of each other never share a folder. The
-local files stay as they are: nothing is removed because it was shipped.
+contains these bytes of rank 3's log, as the first launcher (000-9f0c21d4) of attempt 2 stored them. A launcher that
+finds no files of its predecessor begins a new folder, 001-…; two launchers that do not know each other never share a
+folder. Local files are not removed after the upload.
 """
 
 import json
@@ -25,24 +25,25 @@ from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
-# A segment is closed when it is so long, or so old.
+# A segment is closed at this size or age.
 SEGMENT_BYTES = 4 << 20
 SEGMENT_S = 30.0
-# Older, where there are very many ranks: each has a segment of its own.
+# Added to the age for each file, because each rank has its own segment.
 _FILE_S = 0.5
-# Of one call to the store while the job runs.
+# Deadline of one call to the store while the job runs.
 _CALL_S = 20.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _SEGMENT = re.compile(r"(\d{12,})-(\d{12,})")
 _LIFE = re.compile(r"\d{3,}(-[0-9a-f]{8})?")
-# The error of a store can be long; the status has room for so much.
+# Limit on the length of a store's error in the status.
 _PROBLEM_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
 class Unshipped:
-    """What is not in the store yet: bytes, why (empty: it is only not due yet), and since when, by this clock."""
+    """Data that is not in the store yet: bytes, reason (empty: the upload is not due yet), and since when, by this
+    clock."""
 
     uri: str
     pending_bytes: int
@@ -50,7 +51,7 @@ class Unshipped:
     since: float | None = None
 
     def document(self) -> dict[str, Any]:
-        """As the contract words it."""
+        """Return the entry in the format of the contract."""
         return {
             "uri": self.uri,
             "pendingBytes": self.pending_bytes,
@@ -60,10 +61,10 @@ class Unshipped:
 
 
 class LogShipping:
-    """Copies the files of an attempt on a thread of its own. What it cannot copy it says, and tries again."""
+    """Thread that uploads the files of an attempt. It logs failures and retries."""
 
     def __init__(self, uri: str, files: AttemptFiles, attempt: int, sizes: Callable[[], Mapping[Path, int]]) -> None:
-        """Begin, before anybody writes. `sizes`: how far the files are good now.
+        """Begin, before any file is written. `sizes`: returns the valid sizes of the files.
 
         Raises ConfigurationError for a URI that cannot be opened here.
         """
@@ -71,10 +72,10 @@ class LogShipping:
         self._files = files
         self._attempt = f"{attempt:04d}"
         self._sizes = sizes
-        # Before anybody writes: how far the files are those of the launcher before this one.
+        # Sizes before any write: how much of the files comes from the previous launcher.
         self._found = {path.name: size for path, size in sizes().items()}
         self._life: _ShippedLogFolder | None = None
-        # How far each file is in the store.
+        # Number of bytes of each file in the store.
         self._shipped: dict[str, int] = {}
         self._end = threading.Event()
         self._now = threading.Event()
@@ -87,24 +88,25 @@ class LogShipping:
 
     @property
     def pending_bytes(self) -> int:
-        """How much of the files is not in the store; while a write hangs, as of the last look."""
-        with suppress(OSError):  # the thread that ships meets the same, and says it
+        """Number of bytes that are not in the store; while a write hangs, as of the last look."""
+        with suppress(OSError):  # the uploading thread gets the same error and logs it
             self._known = sum(size - self._done(path.name) for path, size in self._sizes().items())
         return self._known
 
     def _done(self, name: str) -> int:
-        """How far the file is in the store."""
+        """Return the number of bytes of the file in the store."""
         base = self._life.base.get(name, 0) if self._life else 0
         return self._shipped.get(name, base)
 
     def state(self) -> Unshipped:
-        """What is not in the store, and why."""
+        """Return the amount of data that is not in the store, and the reason."""
         return Unshipped(self._store.uri, self.pending_bytes, self.problem, self._since)
 
     def finish(self, deadline_s: float, give_up: Callable[[], bool] = lambda: False) -> Unshipped | None:
-        """Copy what is left, for at most `deadline_s` or until `give_up()`; return what is not in the store then.
+        """Upload the rest, for at most `deadline_s` or until `give_up()`; return the data that is not in the store
+        then.
 
-        The log says how much that is, and where it still is.
+        The log shows its size and its location.
         """
         self._end.set()
         self._now.set()
@@ -133,7 +135,7 @@ class LogShipping:
                 self._ship()
                 if ends:
                     self._ship_notes()
-            except Exception as error:  # whatever it is: a thread that has ended would look like one that is done
+            except Exception as error:  # any error: a thread that ended would look like one that is done
                 self._complain(error)
                 self._wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -146,7 +148,7 @@ class LogShipping:
             self._wait(SEGMENT_S + _FILE_S * len(self._shipped))
 
     def _complain(self, error: Exception) -> None:
-        """Say it once, and again where it is of another kind: the object that it names may change."""
+        """Log a problem once, and again if its class differs. The text may name different objects."""
         if self._since is None:
             self._since = time.time()
         defect = not isinstance(error, StorageError | OSError)
@@ -174,7 +176,7 @@ class LogShipping:
                     self._shipped[path.name] = start = stop
 
     def _begin(self) -> "_ShippedLogFolder":
-        """Go on in the folder that these files are shipped to; else begin one."""
+        """Continue in the folder to which these files were uploaded; otherwise begin a new one."""
         life = _read_log_folder(self._files.shipping)
         if life is not None:
             found = _shipped_segments(self._store, life.folder)
@@ -184,7 +186,7 @@ class LogShipping:
             if all(size <= self._found.get(name, 0) for name, size in shipped.items()):
                 self._shipped = shipped
                 return life
-            # A disk has lost what is in the store: what comes now is another text from there on.
+            # The disk has lost data that is in the store: from here on the content differs.
             base = {name: min(size, shipped.get(name, 0)) for name, size in self._found.items()}
         else:
             base = {}
@@ -202,7 +204,7 @@ class LogShipping:
 
 @dataclass(frozen=True)
 class _ShippedLogFolder:
-    """The folder in which the store has these files, each from the byte `base` on (0 where it is not named)."""
+    """Folder of these files in the store, each from the byte `base` on (default 0)."""
 
     folder: str
     base: Mapping[str, int]
@@ -220,14 +222,14 @@ def _read_log_folder(path: Path) -> _ShippedLogFolder | None:
 
 
 def shipped_attempts(store: ObjectStore) -> list[int]:
-    """Attempts of which something is in `store`."""
+    """Return the attempts with data in `store`."""
     return [int(name) for name in store.folders() if name.isdecimal()]
 
 
 def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None = None) -> Iterator[bytes]:
-    """What `store` has of the file `name` of an attempt, or its last `tail` lines. Raises StorageError.
+    """Yield the content of an attempt's file `name` in `store`, or its last `tail` lines. Raises StorageError.
 
-    A line of ours stands where bytes that were shipped are in the store no more.
+    Uploaded bytes that are no longer in the store are replaced by a line that says so.
     """
     found: list[_ShippedLogPart] = []
     for life in store.folders(f"{attempt:04d}"):
@@ -244,13 +246,13 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
 
 
 def shipped_log_names(store: ObjectStore, attempt: int) -> set[str]:
-    """Names of the files of which `store` has something."""
+    """Return the names of the files with data in `store`."""
     lives = store.folders(f"{attempt:04d}")
     return {name for life in lives for name in _shipped_segments(store, f"{attempt:04d}/{life}")}
 
 
 def _last_shipped_lines(text: bytes, lines: int) -> bytes:
-    """The last `lines` lines; only a line feed ends one, as in the files of the log store."""
+    """Return the last `lines` lines; only a line feed ends a line, as in the files of the log store."""
     begin = len(text) - text.endswith(b"\n")
     for _ in range(lines):
         if begin < 0:
@@ -261,7 +263,7 @@ def _last_shipped_lines(text: bytes, lines: int) -> bytes:
 
 @dataclass(frozen=True)
 class _ShippedLogPart:
-    """The bytes of an object from `skip` on; without an object, a line that says what is missing."""
+    """Bytes of an object from `skip` on; without an object, a line about missing bytes."""
 
     path: str
     skip: int = 0
@@ -283,8 +285,8 @@ def _shipped_segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[i
 
 
 def _segments_in_order(segments: list[tuple[int, int, str]], name: str) -> list[_ShippedLogPart]:
-    """The parts that make the file. Segments may overlap: a write may have been cut off after it was done, and
-    repeated with what had come since. For bytes that no segment has, there is a line that says so."""
+    """Return the parts that form the file, in order. Segments may overlap: a write may have been interrupted after it
+    was done, and repeated with more data. Missing bytes become a line that says so."""
     found: list[_ShippedLogPart] = []
     position = 0
     for start, stop, path in sorted(segments, key=lambda segment: (segment[0], -segment[1])):

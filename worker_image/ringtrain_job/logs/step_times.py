@@ -1,20 +1,20 @@
-"""Where ranks' time goes in a step, and which rank the others wait for, from what ranks have measured."""
+"""Composition of ranks' step times, and the rank that others wait for, computed from reports."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median_high
 from typing import Any, Final
 
-# A rank that works this much longer than the others do, as a part of a step, is worth a word.
+# Fraction of a step by which a rank must work longer than the others to be reported as a straggler.
 STRAGGLES: Final = 0.25
-# What is said of fewer steps would change with the next one.
+# Fewer steps would give an unstable result.
 _FEWEST_STEPS: Final = 5
 _MEASURED: Final = {"input": "inputWait", "reduction": "reductionWait", "update": "updateTime"}
 
 
 @dataclass
 class _RankTimes:
-    """Sums over the spans between a rank's reports. `waited_of`: of the spans in which input was measured."""
+    """Sums over the intervals between a rank's reports. `waited_of`: over the intervals in which input was measured."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -30,8 +30,8 @@ class _RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for. `seconds`: by how much its own work of a step is longer than the median
-    of the others'; `part`: that as a part of a step."""
+    """The rank that the others wait for. `seconds`: difference between its own work in a step and the median of the
+    others'; `part`: the same as a fraction of a step."""
 
     rank: int
     seconds: float
@@ -39,9 +39,10 @@ class Straggler:
 
 
 class StepTimes:
-    """Takes in report lines, rank by rank. Not thread-safe.
+    """Step times by rank, computed from report lines. Not thread-safe.
 
-    `recent`: about so many of a rank's newest reports count, the older ones less; None: all of them alike.
+    `recent`: approximate number of a rank's newest reports that count, older ones less; None: all reports count
+    equally.
     """
 
     def __init__(self, recent: int | None = None) -> None:
@@ -50,12 +51,12 @@ class StepTimes:
         self._ranks: dict[int, _RankTimes] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget other ranks. The time until the next report of these is no time of a step."""
+        """Delete other ranks. The interval until the next report of the remaining ranks is not counted."""
         self._last = {}
         self._ranks = {rank: sums for rank, sums in self._ranks.items() if rank in ranks}
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report. The first one of a rank says from when on its time counts."""
+        """Add one report. The first report of a rank starts its clock."""
         step, time = int(report["step"]), float(report["time"])
         before, self._last[rank] = self._last.get(rank), (step, time)
         parts = {part: float(report[name]) for part, name in _MEASURED.items() if report.get(name) is not None}
@@ -71,7 +72,7 @@ class StepTimes:
             sums.parts[part] = sums.parts.get(part, 0.0) + min(spent, seconds)
 
     def of(self, rank: int) -> dict[str, float] | None:
-        """Seconds of a step by part: what the rank has measured, and the rest as `compute`; None before that."""
+        """Return the seconds of a step by part, with the unmeasured rest as `compute`; None before any measurement."""
         sums = self._ranks.get(rank)
         if sums is None or sums.steps <= 0:
             return None
@@ -80,23 +81,24 @@ class StepTimes:
         return {part: seconds / sums.steps for part, seconds in parts.items() if seconds is not None}
 
     def mean(self) -> dict[str, float] | None:
-        """The same, the mean over all ranks that have measured something."""
+        """Return the seconds of a step by part, as the mean over all ranks with measurements."""
         known = [parts for rank in self._ranks if (parts := self.of(rank)) is not None]
         names = dict.fromkeys(name for parts in known for name in parts)
         return {name: fmean(parts.get(name, 0.0) for parts in known) for name in names} or None
 
     def input_part(self, rank: int) -> float | None:
-        """Which part of its time `rank` waited for input, from 0 to 1; None where it did not measure that."""
+        """Return the fraction of its time that `rank` waited for input, from 0 to 1; None if it did not measure
+        that."""
         return _input_part([self._ranks[rank]] if rank in self._ranks else [])
 
     @property
     def input_fraction(self) -> float | None:
-        """The same of all ranks together."""
+        """Fraction of the time that all ranks together waited for input."""
         return _input_part(list(self._ranks.values()))
 
     def longest(self) -> Straggler | None:
-        """The rank whose own work of a step (all but its wait for reductions) takes longest; None where fewer than
-        two ranks have measured some steps."""
+        """Return the rank with the longest own work in a step (all but its wait for reductions); None if fewer than two
+        ranks have measured some steps."""
         own = {
             rank: (sums.seconds - sums.parts["reduction"]) / sums.steps
             for rank, sums in self._ranks.items()
@@ -110,7 +112,8 @@ class StepTimes:
         return Straggler(rank, max(0.0, longer), max(0.0, longer) / whole)
 
     def straggler(self) -> Straggler | None:
-        """The same where it is so much longer that the others lose a good part of each step."""
+        """Return the rank with the longest own work if the others lose a considerable fraction of each step, else
+        None."""
         found = self.longest()
         return found if found is not None and found.part > STRAGGLES else None
 

@@ -1,4 +1,4 @@
-"""The log store: chunks of records in, files out, every record once and in order."""
+"""The log store: writes chunks of records to files, every record once and in order."""
 
 import fcntl
 import json
@@ -20,15 +20,15 @@ from ringtrain_job.logs.samples import MachineSample, read_samples
 
 log = logging.getLogger(__name__)
 
-# A write that takes longer than this holds up its own agent's lines, and nobody else's.
+# Seconds that a write may block; a longer one delays only its own agent's lines.
 _LOCK_S = 1.0
-# Files of ranks: opening one anew costs less than a write to it.
+# Limit on open rank files: reopening one costs less than a write to it.
 MOST_OPEN = 4096
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Consecutive records of one rank. `first`: sequence of the first one, from 1."""
+    """Consecutive records of one rank. `first`: sequence number of the first one, from 1."""
 
     stream: LogStream
     rank: int
@@ -38,16 +38,15 @@ class LogChunk:
 
 
 class LogStore:
-    """The files of one attempt, open for appending. Safe to call from many threads.
+    """Files of one attempt, open for appending. Thread-safe.
 
-    `on_merged` is called with what was added to `job.log`, `on_report` with (rank, report) for every report row
-    that was added, `on_machine` with what an agent has seen of its machine,
-    `on_about` with (rank, what it says of what runs): in order, after the write. What they
-    raise is logged, once, and stops nothing.
+    Callbacks run in order, after the write: `on_merged` with the lines added to `job.log`, `on_report` with (rank,
+    report) for each added report, `on_machine` with an agent's sample of its machine, `on_about` with (rank,
+    description of the run). Their exceptions are logged once and stop nothing.
     """
 
     def __init__(self, files: AttemptFiles, uid: str, attempt: int, most_open: int = MOST_OPEN) -> None:
-        """`most_open`: so many ranks' files are open at a time; for one more the oldest is closed."""
+        """Open or resume the files. `most_open`: limit on open rank files; beyond it the oldest is closed."""
         self.files = files
         self._most_open = most_open
         self._attempt = attempt
@@ -63,44 +62,45 @@ class LogStore:
         self.on_about: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
         self._merged = _count_merged(files.job_log)
-        self.refused = ""  # why the last lines that came are not in the files
+        self.refused = ""  # reason why the last received lines are not in the files
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
         self._journal.seek(0, 2)
-        with suppress(OSError):  # whoever lists runs sees by it that this one goes on; a file system may have none
+        # the lock shows a list of runs that this one is in progress; a file system may not support locks
+        with suppress(OSError):
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not self.resumed:
             self._journal.write(journal.journal_header(uid))
-        files.job_log.touch()  # there also when ranks write nothing
+        files.job_log.touch()  # exists even if ranks write nothing
 
     @property
     def lines(self) -> int:
-        """Log records in the files. Never waits for a write."""
+        """Number of log records in the files. Never waits for a write."""
         return sum(last for (stream, _), last in list(self._last.items()) if stream is LogStream.LOG)
 
     @property
     def merged_lines(self) -> Mapping[int, int]:
-        """Lines of `job.log` by rank: fewer than records where one was cut because its writer paused."""
+        """Number of lines of `job.log` by rank; a record that was cut because its writer paused counts as several."""
         return self._merged
 
     def last(self, stream: LogStream, rank: int) -> int:
-        """Sequence of the last record of a rank that is in the files; 0: there is none."""
+        """Return the sequence number of a rank's last record in the files; 0 if there is none."""
         return self._last.get((stream, rank), 0)
 
     @property
     def dropped(self) -> int:
-        """Log records that agents had to drop. Never waits for a write."""
+        """Number of log records that agents had to drop. Never waits for a write."""
         return sum(list(self._dropped.values()))
 
     def note_dropped(self, agent: str, rank: int, lines: int) -> None:
-        """Remember how many records of `rank` this `agent`, one process of it, has dropped in all."""
+        """Record the total number of records of `rank` that `agent`, one process, has dropped."""
         self._dropped[agent, rank] = max(lines, self._dropped.get((agent, rank), 0))
 
     def append(self, chunk: LogChunk) -> int:
-        """Write what is new in `chunk`; returns the last sequence of its stream that is in the files.
+        """Write the new records in `chunk`; return the last sequence number of its stream in the files.
 
-        A repeated chunk changes nothing. Agents send a chunk from beyond the next sequence only when the launcher
-        before this one had acknowledged what is missing and its files are not here: then the log says so.
-        Raises OSError when the disk refuses, TimeoutError (one, too) when another write hangs; nothing is written.
+        A repeated chunk changes nothing. A chunk beyond the next sequence number means that an earlier launcher had
+        acknowledged the missing records and its files are lost: a line in the log says so. Raises OSError if the disk
+        fails, and TimeoutError (a subclass) if another write hangs; nothing is written then.
         """
         if not self._lock.acquire(timeout=_LOCK_S):
             raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
@@ -122,7 +122,7 @@ class LogStore:
             self._lock.release()
 
     def sizes(self) -> dict[Path, int]:
-        """How long each file is: whole writes that the journal has, and no others. Raises TimeoutError."""
+        """Return the size of each file, counting only writes that the journal contains. Raises TimeoutError."""
         if not self._lock.acquire(timeout=_LOCK_S):
             raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
         try:
@@ -133,21 +133,21 @@ class LogStore:
             self._lock.release()
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The reports written so far, each with its rank."""
+        """Yield the stored reports, each with its rank."""
         if not self.files.metrics.exists():
             return
         with self.files.metrics.open("rb") as rows:
             for row in rows:
-                with suppress(BadReport, KeyError, TypeError, ValueError):  # what a crash of the machine left of it
+                with suppress(BadReport, KeyError, TypeError, ValueError):  # a line damaged by a crash of the machine
                     report = parse_report(row)
                     yield int(json.loads(row)["rank"]), report
 
     def samples(self) -> Iterator[MachineSample]:
-        """What agents have told of their machines so far."""
+        """Yield the stored samples of agents' machines."""
         return read_samples(self.files.machine)
 
     def tail(self, rank: int) -> tuple[str, ...]:
-        """The last lines of a rank's log."""
+        """Return the last lines of a rank's log."""
         path = self.files.rank_log(rank)
         if not path.exists():
             return ()
@@ -180,7 +180,7 @@ class LogStore:
         rows = ({**report, "rank": rank, "attempt": self._attempt} for report in reports)
         text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
         written = []
-        if reports or self.files.metrics.exists():  # no file of a job that reports nothing
+        if reports or self.files.metrics.exists():  # no file for a job without reports
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
         entry = LogJournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
@@ -193,9 +193,9 @@ class LogStore:
         self._keep_samples(samples)
 
     def _keep_samples(self, samples: Sequence[MachineSample]) -> None:
-        """Not in the journal: after a launcher was killed the last one may be there twice, or not at all."""
+        """Store samples without the journal: after a launcher was killed, the last one may be repeated or missing."""
         if samples:
-            with suppress(OSError):  # of a full disk the next report tells
+            with suppress(OSError):  # a full disk also shows at the next report
                 text = "".join(f"{json.dumps(sample.document())}\n" for sample in samples)
                 with self.files.machine.open("ab") as file:
                     file.write(text.encode())
@@ -203,7 +203,7 @@ class LogStore:
             self._tell(self.on_machine, sample)
 
     def _tell(self, listener: Callable[..., None], *what: Any) -> None:
-        """Call `listener`: whatever it makes of this line, the next ones are written and told."""
+        """Call `listener`. An exception does not prevent further writes and calls."""
         try:
             listener(*what)
         except Exception:
@@ -230,14 +230,14 @@ class LogStore:
         return file
 
     def _close_oldest(self) -> None:
-        """Close the rank's file that was used longest ago if there is no room for another."""
+        """Close the least recently used rank file if the limit is reached."""
         shared = (self.files.job_log, self.files.metrics)
         if len(self._open) >= self._most_open + len(shared):
             oldest = next(path for path in self._open if path not in shared)
             self._open.pop(oldest).close()
 
     def _recover(self, uid: str) -> bool:
-        """Go on where an earlier launcher of this attempt stopped; False when there was none."""
+        """Resume the files of an earlier launcher of this attempt; return False if there was none."""
         directory = self.files.directory
         state = _read_journal(self.files.journal)
         if state.uid != uid:
@@ -275,7 +275,7 @@ def _read_journal(path: Path) -> journal.RecoveredLogJournal:
 
 
 def _move_log_aside(directory: Path, uid: str | None) -> None:
-    """Keep what another job of the same name (another uid) left here."""
+    """Rename the directory if it belongs to another job of the same name (another uid)."""
     if not directory.exists() or not any(directory.iterdir()):
         return
     number = 1
@@ -297,7 +297,7 @@ def _cut_log_file(path: Path, size: int) -> None:
 
 
 def _write_logs_together(*parts: tuple[BinaryIO, bytes]) -> None:
-    """Append to several files; when one refuses (a full disk), none of them keeps anything."""
+    """Append to several files; if one write fails (a full disk), none of them is changed."""
     sizes = [file.tell() for file, _ in parts]
     try:
         for file, data in parts:
