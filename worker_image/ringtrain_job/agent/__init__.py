@@ -1,1 +1,1 @@
-"""PID 1 of a worker pod: joins the gang, runs the ranks, ships what they write."""
+"""PID 1 of a worker pod: joins the gang, runs the ranks, sends their output to the launcher."""

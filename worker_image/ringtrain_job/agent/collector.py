@@ -1,4 +1,4 @@
-"""One thread that reads what all ranks of this pod write, and puts it into the spool."""
+"""Thread that reads the output of all ranks of this pod and puts it into the spool."""
 
 import os
 import selectors
@@ -15,15 +15,15 @@ from ringtrain_job.logs.records import TAIL_BYTES, LogRecordSplitter, last_recor
 
 _READ_BYTES = 256 << 10
 _LOOK_S = 0.25
-# An unfinished line (a prompt, a progress bar before its first redraw) is shown after so long a silence.
+# Seconds of silence after which an unfinished line (a prompt, a progress bar before its first redraw) is passed on.
 _IDLE_S = 1.0
-# How long a pipe may stay open after its rank has ended, held by a process that the rank left behind.
+# Seconds that a pipe may stay open after its rank has ended; a process that the rank left may hold it.
 _AFTER_EXIT_S = 1.0
 _JOINED = f"{contract.JOINED_LINE}\n".encode()
 
 
 class _RankPipe:
-    """One pipe of one rank."""
+    """One pipe of one rank, with its unfinished line and the end of its log."""
 
     def __init__(self, stream: LogStream, rank: int, fd: int) -> None:
         self.stream = stream
@@ -35,9 +35,11 @@ class _RankPipe:
 
 
 class RankOutputCollector:
-    """Reads the ranks' pipes until all have ended. `on_closed(rank)`: a rank's output is complete. `on_joined`: a
-    rank has said that it met the others, which comes before its output is complete. `printed`: finds reports in
-    what ranks print."""
+    """Reader of the ranks' pipes until all are closed.
+
+    `on_closed(rank)`: called when a rank's output is complete. `on_joined`: called when a rank reports that it has
+    joined the world, before its output is complete. `printed`: parser of reports in the ranks' output.
+    """
 
     def __init__(
         self,
@@ -68,15 +70,15 @@ class RankOutputCollector:
         self._thread.start()
 
     def rank_ended(self, rank: int) -> None:
-        """The rank's process is gone: whoever else holds its pipes may do so for a second."""
+        """Record the end of the rank's process. Other holders of its pipes get one more second."""
         self._ended_at[rank] = time.monotonic()
 
     def complete(self, rank: int) -> bool:
-        """Whether all that `rank` wrote has been read."""
+        """Return whether all output of `rank` has been read."""
         return self._open.get(rank, 0) == 0
 
     def tail(self, rank: int) -> tuple[str, ...]:
-        """The last lines that `rank` wrote."""
+        """Return the last lines of `rank`."""
         written = next((s.tail for s in self._sources if s.rank == rank and s.stream is LogStream.LOG), b"")
         return last_record_lines(written)
 
@@ -94,7 +96,7 @@ class RankOutputCollector:
         self._selector.close()
 
     def _read(self, source: _RankPipe) -> bool:
-        """Read once; returns whether there was anything."""
+        """Read once; return whether there was data."""
         try:
             data = os.read(source.fd, _READ_BYTES)
         except BlockingIOError:

@@ -1,10 +1,11 @@
-"""The commit that the working directory is at, read from files: pods seldom have git."""
+"""The git commit of the working directory, read from files, because pods seldom have git."""
 
 from pathlib import Path
 
 
 def agent_commit_of(directory: Path) -> str:
-    """The commit of the repository that `directory` is in; empty in none, or where git's files do not say."""
+    """Return the commit of the repository that contains `directory`; empty if there is none or git's files do not show
+    it."""
     try:
         place = next((found for each in (directory, *directory.parents) if (found := each / ".git").exists()), None)
         return _git_commit(place) if place else ""
@@ -13,7 +14,7 @@ def agent_commit_of(directory: Path) -> str:
 
 
 def _git_commit(git: Path) -> str:
-    if git.is_file():  # a linked worktree, or a submodule: `gitdir: <where>`
+    if git.is_file():  # a linked worktree or a submodule: `gitdir: <path>`
         git = git.parent / git.read_text().partition(":")[2].strip()
     head = (git / "HEAD").read_text().strip()
     if not head.startswith("ref: "):

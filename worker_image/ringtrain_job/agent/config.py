@@ -10,13 +10,13 @@ from ringtrain.shared.settings import Settings, address, choice, flag, integer, 
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
-# After the pod was asked to stop and its ranks have ended: how long to try to hand over the last lines.
+# Seconds to try to send the last lines after the pod was asked to stop and its ranks have ended.
 LEAVE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPorts(Settings):
-    """Ports that the operator chose; 0: any free one."""
+    """Ports that the operator chose; 0: any free port."""
 
     agent: int = tcp_port(contract.ENV_AGENT_PORT, contract.PORT_AGENT)
     ring_base: int = tcp_port(contract.ENV_RING_PORT_BASE, contract.PORT_RING_BASE)
@@ -32,8 +32,8 @@ def _checked_metrics_rule(rule: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(PodSettings):
-    """What an agent is told. `data_file`: where it tells its ranks of data workers, if the job has any.
-    `metrics_rule`: for lines that ranks print, see `logs/printed.py`."""
+    """Settings of an agent. `data_file`: file in which its ranks find the data workers, if the job has any.
+    `metrics_rule`: rule for lines that ranks print, see `logs/printed.py`."""
 
     index: int = integer(contract.ENV_WORKER_INDEX, low=0, high=lambda seen: seen.workers - 1)
     launcher_address: str = address(contract.ENV_LAUNCHER_ADDRESS)
@@ -54,7 +54,7 @@ class AgentConfig(PodSettings):
     data_file: Path | None = None
 
     def check(self) -> None:
-        """Refuse encryption without certificates, and ports beyond the last."""
+        """Reject encryption without certificates, and port ranges beyond 65535."""
         if self.encrypt != "none" and self.secrets.tls is None:
             raise ConfigurationError(
                 f"{contract.ENV_ENCRYPT}={self.encrypt} needs ca.crt, tls.crt and tls.key in {contract.ENV_SECRET_DIR}"
@@ -71,22 +71,24 @@ class AgentConfig(PodSettings):
 
     @property
     def living(self) -> bool:
-        """Whether ranks live on from one formation to the next, and are told their worlds on a socket."""
+        """Whether ranks survive from one generation to the next, and receive their worlds on a socket."""
         return self.on_loss in ("Replace", "Shrink")
 
     @property
     def stopped_fence_s(self) -> float:
-        """The same for a process that a signal has stopped, as SIGSTOP does: it cannot leave."""
+        """Seconds that a rank stopped by a signal (SIGSTOP) may take to leave its world; it cannot leave by itself."""
         return min(self.grace_s, self.fence_s)
 
     @property
     def fence_s(self) -> float:
-        """How long a rank may take to leave a world that has lost a member, or a slot that is not wanted."""
+        """Seconds that a rank may take to leave a world that has lost a member, or a slot that is no longer
+        requested."""
         return self.timeout_s
 
     @property
     def notice_s(self) -> float:
-        """How long ranks of a pod that is asked to stop may take to hand over, before they are signalled."""
+        """Seconds that ranks of a pod that is asked to stop may take to hand over their state before they get a
+        signal."""
         return max(0.0, self.pod_grace_s - self.grace_s - LEAVE_S)
 
     @property
@@ -96,12 +98,12 @@ class AgentConfig(PodSettings):
 
     @property
     def position(self) -> int:
-        """Of this worker in the world: its index, unless the launcher's own agent (the last) comes first."""
+        """Position of this worker in the world: its index, unless the launcher's own agent (the last) comes first."""
         return (self.index + 1) % self.workers if self.launcher_first else self.index
 
     @property
     def heartbeat_s(self) -> float:
-        """How often the launcher hears of this agent when nothing changes: well inside its `lost_after_s`."""
+        """Interval of heartbeats without news, well below the launcher's `lost_after_s`."""
         return min(2.0, self.timeout_s / 16)
 
     @property
@@ -111,22 +113,22 @@ class AgentConfig(PodSettings):
 
     @property
     def launcher_lost_s(self) -> float:
-        """How long ranks go on without a launcher: long enough for it to be started again, in an elastic job also
-        in another pod."""
+        """Seconds that ranks continue without a launcher: enough to restart it, in an elastic job also in another
+        pod."""
         return max(self.timeout_s, self.start_timeout_s) if self.elastic else self.timeout_s
 
     @property
     def grace_s(self) -> float:
-        """How long ranks may take to end after they were asked to."""
+        """Seconds that ranks may take to end after a request."""
         return min(10.0, self.timeout_s / 6)
 
     @property
     def follow_s(self) -> float:
-        """How long ranks of a failed gang have for PeerLost, and what they do then, before SIGTERM."""
+        """Seconds between the failure of a gang and SIGTERM to its ranks, for PeerLost and their reaction to it."""
         return self.grace_s / 2 if self.agents_start_ranks else 0.0
 
     @property
     def save_s(self) -> float:
-        """How long ranks may take to save and end when their pod, or the job, is asked to stop."""
+        """Seconds that ranks may take to save and end when their pod or the job is asked to stop."""
         keeps = bool(self.checkpoint_dir or self.checkpoint_uri)
         return max(self.grace_s, self.pod_grace_s - LEAVE_S) if keeps else self.grace_s

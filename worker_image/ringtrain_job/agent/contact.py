@@ -1,4 +1,4 @@
-"""Whether a pod's ranks have been in touch with others, whichever library they use for that."""
+"""Detection of connections between a pod's ranks and others, for any communication library."""
 
 import time
 from pathlib import Path
@@ -7,25 +7,25 @@ from typing import Final
 from ringtrain.shared.address import split_address
 from ringtrain_job.control.model import World
 
-# Linux keeps a connection in its tables for 60 s after its end (proc_net_tcp(5): TIME_WAIT), but for one that was
-# reset: what listens or is connected for so long is seen.
+# Linux lists a connection for 60 s after its end (proc_net_tcp(5): TIME_WAIT) unless it was reset. A socket that
+# listens or is connected for this time is seen.
 _LONGEST_S: Final = 2.0
 _SOONEST_S: Final = 0.5
 _TABLES: Final = ("tcp", "tcp6")
 
 
 class AgentWorldContact:
-    """Looks at the kernel's table of connections for one that listens at or leads to an address of the world, and
-    was not there when this was made: before the ranks a port may have been somebody else's.
+    """Watcher of the kernel's connection table for sockets that listen at, or lead to, an address of the world.
 
-    A rank finds those addresses in its environment; what is there speaks for `torch.distributed`, for TensorFlow's
-    servers and for whatever else reads `MASTER_ADDR` or `TF_CONFIG`. Ranks of Ringtrain say themselves that they
-    have met: connections of theirs may come and go, and be reset, between two looks.
+    Connections that existed when this object was created are ignored, because another program may have used the port.
+    Ranks find the addresses in their environment, so a connection indicates that `torch.distributed`, TensorFlow's
+    servers or other code that reads `MASTER_ADDR` or `TF_CONFIG` works. Ranks of Ringtrain report their rendezvous
+    themselves: their connections may be opened and reset between two looks.
     """
 
     def __init__(self, world: World, tables: Path = Path("/proc/self/net")) -> None:
         named = (split_address(address)[1] for address in (*world.ring_addresses, *world.tf_addresses))
-        self._ports = {*named, world.master_port} - {0}  # to which a socket that only listens is connected
+        self._ports = {*named, world.master_port} - {0}  # a socket that only listens has 0 as its peer port
         self._tables = [tables / name for name in _TABLES]
         self._before = set(self._connections() or ())
         self._pause_s = _SOONEST_S
@@ -33,13 +33,13 @@ class AgentWorldContact:
         self.found = False
 
     def is_due(self) -> bool:
-        """Whether to look again before the kernel may have forgotten what came since the last time."""
+        """Return whether the next look is due, before the kernel forgets connections since the last one."""
         return not self.found and time.monotonic() >= self._look_at
 
     def look(self) -> bool:
-        """Whether there is such a connection now."""
+        """Return whether such a connection exists now."""
         connections = self._connections()
-        # Where nothing is known, nothing is said.
+        # If the kernel's table cannot be read, assume contact.
         self.found = connections is None or any(
             int(end.rpartition(":")[2], 16) in self._ports for pair in connections - self._before for end in pair
         )
@@ -48,10 +48,10 @@ class AgentWorldContact:
         return self.found
 
     def _connections(self) -> set[tuple[str, str]] | None:
-        """Both ends of each connection, as the kernel writes them; None: it does not tell."""
+        """Return both ends of each connection in the kernel's notation; None if the table cannot be read."""
         try:
             tables = [table.read_text() for table in self._tables if table.exists()]
-        except OSError:  # a sandbox may forbid it, and training goes on
+        except OSError:  # a sandbox may forbid it; training continues
             return None
         rows = [line.split() for table in tables for line in table.splitlines()[1:]]
         return {(row[1], row[2]) for row in rows} if tables else None

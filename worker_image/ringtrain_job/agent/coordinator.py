@@ -1,7 +1,7 @@
-"""The agent's side of the Coordinator service: registered once, and again after the launcher was restarted.
+"""Client of the Coordinator service: registers the agent, and again after a restart of the launcher.
 
-Two threads: one registers and then follows the launcher's orders, one sends the ranks' state, at every change and
-as a heartbeat. Both go on through a launcher that is away; the agent's main loop decides how long.
+One thread registers and then follows the launcher's orders. The other sends the ranks' state at every change and as a
+heartbeat. Both continue while the launcher is away; the agent's main loop decides for how long.
 """
 
 import logging
@@ -24,32 +24,35 @@ from ringtrain_job.control.wire import order_from_message
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
-# A launcher that starts somewhat later than its workers is no problem; after so long it is one, and said as often.
+# A launcher that starts a little later than its workers is normal. From this time on the log shows the problem, and
+# repeats it at this interval.
 _SAY_EVERY_S = 5.0
 _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True)
 class AgentRegistered:
-    """The launcher has taken this agent in; `histories`: what an earlier agent has left of its slots."""
+    """Message: the launcher has registered this agent. `histories`: state of its slots that an earlier agent left."""
 
     histories: tuple[SlotHistory, ...]
 
 
 @dataclass(frozen=True)
 class LeaveNoted:
-    """The launcher knows that this agent leaves, and has all its lines."""
+    """Message: the launcher knows that this agent leaves, and has all its lines."""
 
 
 Message = Order | Refusal | AgentRegistered | LeaveNoted
-# What the launcher says, a signal that this process got, or what another thread asks the main thread to do.
+# A message of the launcher, a signal to this process, or work for the main thread from another thread.
 Event = Message | signal.Signals | Callable[[], None]
 
 
 class AgentCoordinatorClient:
-    """Keeps one agent registered. `deliver` gets the launcher's messages; heartbeats carry what `state` gives, and
-    `acknowledged` is called with a state that the launcher has taken note of. `data_members`: the file in which
-    ranks read the job's data workers."""
+    """Client that keeps one agent registered.
+
+    `deliver` receives the launcher's messages. Heartbeats contain the result of `state`, and `acknowledged` is called
+    with each state that the launcher has recorded. `data_members`: file in which ranks find the job's data workers.
+    """
 
     def __init__(
         self,
@@ -86,36 +89,36 @@ class AgentCoordinatorClient:
 
     @property
     def registered(self) -> bool:
-        """Whether the launcher has ever taken this agent in."""
+        """Whether the launcher has ever registered this agent."""
         return self._registered.is_set()
 
     def start(self) -> None:
-        """Begin to dial."""
+        """Begin to connect."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Leave: the launcher sees the order stream end. Calls under way end when their channel is closed."""
+        """Leave: end the order stream. Running calls end when their channel is closed."""
         self._closed.set()
         self._changed.set()
         if self._orders is not None:
             self._orders.cancel()
 
     def join(self) -> None:
-        """Wait for the threads, once closed."""
+        """Wait for the threads after `close`."""
         for thread in self._threads:
             thread.join(self._config.call_s)
 
     def changed(self) -> None:
-        """The state is another than was sent: send it now."""
+        """Send the state now, because it has changed."""
         self._changed.set()
 
     def heard(self) -> None:
-        """The launcher has answered a call."""
+        """Record an answer of the launcher."""
         self._heard = time.monotonic()
 
     def silent_s(self) -> float:
-        """How long the launcher has not answered any call."""
+        """Return the seconds since the launcher's last answer."""
         return time.monotonic() - self._heard
 
     def _follow_orders(self) -> None:
@@ -133,7 +136,7 @@ class AgentCoordinatorClient:
 
     def _register(self) -> bool:
         request = pb.RegisterRequest(**message_fields(self._registration()))
-        # Not waiting for the channel to be ready: then the error says why it is not, and not only that time is up.
+        # Without wait_for_ready, the error contains the cause, not only that the deadline has passed.
         reply = self._stub.Register(request, timeout=self._config.call_s)
         self.heard()
         if not reply.accepted:
@@ -184,7 +187,7 @@ class AgentCoordinatorClient:
             if state.leaving and state.drained:
                 self._deliver(LeaveNoted())
             if not reply.known and self._orders is not None:
-                self._orders.cancel()  # makes the other thread register again
+                self._orders.cancel()  # the other thread then registers again
 
     def _note_problem(self, error: grpc.RpcError) -> None:
         if self._closed.is_set():
@@ -196,7 +199,7 @@ class AgentCoordinatorClient:
             self._closed.set()
 
     def _say_problem(self, problem: str) -> None:
-        """Keep the newest problem, and tell it every few seconds for as long as there is one."""
+        """Record the newest problem, and log it every few seconds while it lasts."""
         with self._saying:
             self.last_problem = problem
             now, silent_s = time.monotonic(), self.silent_s()

@@ -1,4 +1,4 @@
-"""Processes that ran one after the other as one rank."""
+"""Consecutive processes of one rank."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from ringtrain_job.control.model import ENDED, RankPhase, RankState
 class RankLife:
     """A rank, or a life of an elastic job's slot, and its processes.
 
-    `adopted`: somebody else started it, and tells how it ended. `dismissed`: it was told to leave; `reason`: why it
-    leaves or is stopped. `last`: how its first process ended, which is how it ends when no other has to be waited for.
-    `reported`: the launcher knows how it ended.
+    `adopted`: another program started it and reports its end. `dismissed`: it was ordered to leave; `reason`: the
+    reason why it leaves or is stopped. `last`: end of its first process, which becomes the rank's end once its other
+    processes have ended. `reported`: the launcher knows how it ended.
     """
 
     state: RankState
@@ -30,7 +30,7 @@ class RankLife:
 
     @property
     def runs(self) -> bool:
-        """Whether the rank has processes."""
+        """Whether the rank has running processes."""
         return self.process is not None and self.state.phase is RankPhase.RUNNING
 
     @property
@@ -39,8 +39,11 @@ class RankLife:
         return self.runs and self.stop is not None and self.stop.asked
 
     def ended(self, code: int, why: str, problem: RankState | None, order: int) -> RankState:
-        """The state after an end with `code`, negative for a signal; `why`: of a failure. `problem`: how it failed in
-        spite of code 0. `order`: of the ends of this pod's ranks."""
+        """Return the state after an exit with `code`, which is negative for a signal.
+
+        `why`: cause of a failure. `problem`: state to report instead, for a rank that failed although its code is 0.
+        `order`: position among the exits of this pod's ranks.
+        """
         if problem is not None:
             return replace(problem, exit_order=order, life=self.state.life, formation=self.state.formation)
         sent = self.stop.sent if self.stop is not None else frozenset[int]()
@@ -56,7 +59,7 @@ class RankLife:
         )
 
     def shown(self, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> RankState:
-        """The state for the launcher; see `AgentRanks.states`."""
+        """Return the state for the launcher; see `AgentRanks.states`."""
         state = self.state
         if state.phase not in ENDED:
             return state
@@ -70,9 +73,10 @@ class RankLife:
 
 
 def exit_phase(code: int, sent: Set[int]) -> RankPhase:
-    """Meaning of an exit. `code`: as `os.waitstatus_to_exitcode` gives it; `sent`: signals that asked it to stop.
+    """Return the phase after an exit. `code`: as returned by `os.waitstatus_to_exitcode`; `sent`: signals that asked it
+    to stop.
 
-    After it was asked to stop, anything but 0 counts as stopped, except a death by a signal that was not sent.
+    After a request to stop, any code but 0 counts as stopped, except death by a signal that was not sent.
     """
     if code == 0:
         return RankPhase.SUCCEEDED

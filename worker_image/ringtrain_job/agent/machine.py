@@ -1,4 +1,4 @@
-"""What the ranks of this worker use of their machine: one thread that looks now and then, and is cheap."""
+"""Sampling of this worker's resource use, on one thread with a limited cost."""
 
 import importlib
 import logging
@@ -19,19 +19,20 @@ from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, sample_in
 
 
 class AgentGpus:
-    """The GPUs that this container has; none without driver or package."""
+    """GPUs of this container; none without driver or package."""
 
     def __init__(self) -> None:
         self._library: Any = None
         self._devices: list[Any] | None = None
 
     def look(self) -> tuple[GpuUse, ...]:
-        """What each GPU is doing. The first look may take the driver a second; one that fails is asked no more."""
+        """Return the use of each GPU. The first call may take the driver a second; after a failure no further call is
+        made."""
         try:
             if self._devices is None:
                 self._devices = self._find()
             return tuple(self._use(device) for device in self._devices)
-        except Exception:  # its errors have no common class where its import fails
+        except Exception:  # pynvml's errors have no common class if its import fails
             self._devices = []
             return ()
 
@@ -49,18 +50,19 @@ class AgentGpus:
 
 log = logging.getLogger(__name__)
 
-# Every second in the first minute, then less and less often: a short run is seen, and a long one fills no disk.
+# Every second in the first minute, then at growing intervals: a short run is visible, and a long one does not fill the
+# disk.
 _SHORTEST_S, _LONGEST_S, _SLOWER = 1.0, 10.0, 60.0
-# A look is followed by so many times the processor time that it took: 0.4 % of a core, whatever there is to see.
+# A sample is followed by a pause of this multiple of its processor time: at most 0.4 % of a core.
 _REST = 250
-# Of its limit a worker used so much at the last look: a kill that nobody counts was for memory.
+# Memory use of the last sample, as a fraction of the limit, from which an uncounted kill is attributed to memory.
 _NEARLY_ALL = 0.9
 _PRESSURE = Path("/proc/pressure/io")
 
 
 @dataclass(frozen=True)
 class _Counters:
-    """What grows: bytes over the network, seconds of waiting for disks, processor seconds by process."""
+    """Counters that only grow: bytes over the network, seconds of waiting for disks, processor seconds by process."""
 
     at: float
     received: int
@@ -70,7 +72,7 @@ class _Counters:
 
 
 class AgentMachineSampler:
-    """Looks at the processes below `ranks()`, pids by rank. Safe to call from many threads."""
+    """Sampler of the processes below `ranks()`, which returns pids by rank. Thread-safe."""
 
     def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None) -> None:
         self._worker = worker
@@ -83,7 +85,7 @@ class AgentMachineSampler:
         self._last: MachineSample | None = None
 
     def look(self) -> MachineSample | None:
-        """What is used now, rates since the look before; None without ranks, and at the first look."""
+        """Return a sample, with rates since the previous one; None without ranks, and at the first call."""
         pids = self._ranks()
         if not pids:
             return None
@@ -104,20 +106,21 @@ class AgentMachineSampler:
         return sample
 
     def note(self, sample: MachineSample) -> None:
-        """By this sample a kill is explained."""
+        """Store a sample that explains a later kill."""
         with self._lock:
             self._last = sample
 
     def why_ended(self, rank: int, code: int) -> str:
-        """What memory has to do with the end of a rank by `code`, negative for a signal; empty: nothing, it seems.
+        """Return the role of memory in the end of a rank by `code`, which is negative for a signal; empty if there was
+        none.
 
-        Besides the rank itself the kernel may have killed a process of it, such as a loader, without which the
-        rank has failed then.
+        Instead of the rank itself, the kernel may have killed one of its child processes, such as a loader, without
+        which the rank then failed.
         """
         kills, limit = self._memory.kills(), self._memory.limit
         with self._lock:
             last, counted = self._last, kills > self._kills
-            if counted:  # one kill explains one rank; of a process of a rank, all that there were
+            if counted:  # one kill explains one rank; kills of child processes are all attributed to it
                 self._kills = self._kills + 1 if code == -signal.SIGKILL else kills
         used = last.memory if last else 0.0
         if not counted and (code != -signal.SIGKILL or used < _NEARLY_ALL * limit):
@@ -155,7 +158,7 @@ class AgentMachineSampler:
 
 
 class AgentMachineThread:
-    """Gives what `machine` sees to `tell`, until it is closed."""
+    """Thread that passes samples of `machine` to `tell` until it is closed."""
 
     def __init__(self, machine: AgentMachineSampler, tell: Callable[[MachineSample], None]) -> None:
         self._machine = machine
@@ -164,11 +167,11 @@ class AgentMachineThread:
         self._thread = threading.Thread(target=self._run, name="ringtrain-machine", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to sample."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -177,7 +180,7 @@ class AgentMachineThread:
             spent = time.thread_time()
             try:
                 sample = self._machine.look()
-            except Exception as exc:  # a sandbox's /proc may lack anything; no training ends for this
+            except Exception as exc:  # a sandbox's /proc may be incomplete; training must not fail for this
                 log.info("what ranks use of the machine is not looked at any more: %r", exc)
                 return
             if sample is not None:
@@ -186,12 +189,12 @@ class AgentMachineThread:
 
     @staticmethod
     def pause_after(cost_s: float, running_s: float) -> float:
-        """Seconds until the next look, after one that took `cost_s` of a processor."""
+        """Return the seconds until the next sample, after one that took `cost_s` of processor time."""
         return max(min(_LONGEST_S, max(_SHORTEST_S, running_s / _SLOWER)), _REST * cost_s)
 
 
 def _rank_process_trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
-    """Processor seconds and resident bytes of each process of each rank."""
+    """Return processor seconds and resident bytes of each process of each rank."""
     found: dict[int, dict[int, tuple[float, int]]] = {rank: {} for rank in pids}
     every, children = {}, defaultdict(list)
     for process in psutil.Process().children(recursive=True):
@@ -201,7 +204,7 @@ def _rank_process_trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[fl
     for rank, root in pids.items():
         for pid in _process_tree(root, children):
             with suppress(psutil.Error, KeyError):
-                if (used := _process_use(every[pid]))[1]:  # a process that has ended has no memory any more
+                if (used := _process_use(every[pid]))[1]:  # a process that has ended has no memory
                     found[rank][pid] = used
     return found
 
@@ -219,7 +222,7 @@ def _process_use(process: psutil.Process) -> tuple[float, int]:
 
 
 def _disk_wait_s() -> float | None:
-    """Seconds in which at least one task waited for a disk, since some moment; the whole machine's."""
+    """Return the seconds in which at least one task of the machine waited for a disk, since boot; None if unknown."""
     try:
         first = _PRESSURE.read_text().splitlines()[0]
         return int(first.rpartition("total=")[2]) / 1e6
@@ -228,6 +231,6 @@ def _disk_wait_s() -> float | None:
 
 
 def _share_of(used: float, limit: float) -> str:
-    """`7.9 of 8.0 GiB`: the unit once, if it is the same."""
+    """Format `7.9 of 8.0 GiB`, with a single unit if both are equal."""
     (number, unit), whole = sample_in_bytes(used).split(), sample_in_bytes(limit)
     return f"{number} of {whole}" if whole.endswith(unit) else f"{number} {unit} of {whole}"

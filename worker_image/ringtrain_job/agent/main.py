@@ -1,6 +1,6 @@
-"""`ringtrain agent`: join, start the ranks, watch them and the launcher, ship everything, leave.
+"""`ringtrain agent`: register, start the ranks, watch them and the launcher, send all output, leave.
 
-Its main loop says what each event means, until the attempt is over for this worker.
+The main loop handles events until the attempt is over for this worker.
 """
 
 import logging
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 
 def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[str, str]) -> int:
-    """Run `command` as the ranks of one worker to the end of the attempt; returns the agent's exit code.
+    """Run `command` as the ranks of one worker to the end of the attempt; return the agent's exit code.
 
-    `inherited`: the pod's environment, which the ranks get with theirs added.
+    `inherited`: the pod's environment, to which the ranks' variables are added.
     """
     if not command and config.agents_start_ranks:
         raise ConfigurationError("an agent of a ring job needs a command: `ringtrain agent -- CMD…`")
@@ -52,7 +52,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
     def deliver(number: int, _: object) -> None:
-        events.put(signal.Signals(number))  # SimpleQueue.put may be interrupted by itself
+        events.put(signal.Signals(number))  # SimpleQueue.put is reentrant
 
     with ExitStack() as stack:
         stack.enter_context(signal_handler(deliver, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT))
@@ -70,32 +70,32 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
 
 
 def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
-    """Write lines of logs to this process's own output, and return how many there are."""
+    """Print log lines to this process's own output; return their number."""
     count = 0
     for chunk in chunks:
         if chunk.stream is LogStream.LOG:
             count += chunk.lines
-            with suppress(OSError):  # nobody reads
+            with suppress(OSError):  # stdout is closed
                 sys.stdout.buffer.write(prefixed_records(chunk.rank, chunk.data))
                 sys.stdout.buffer.flush()
     return count
 
 
 _TICK_S = 0.5
-# While ranks are stopping: the end of a process that is not this one's child is seen by looking.
+# Shorter while ranks stop: the end of a process that is not a child is only seen by polling.
 _STOPPING_TICK_S = 0.1
 
 
 @dataclass(frozen=True)
 class AgentEnding:
-    """How the agent ends."""
+    """Exit code and verdict with which the agent ends."""
 
     exit_code: int
     verdict: Verdict
 
 
 class AgentLifecycle:
-    """Runs in the main thread, which is the one that started the ranks and that gets signals."""
+    """Main loop. Runs on the main thread, which started the ranks and receives signals."""
 
     def __init__(self, config: AgentConfig, pod: AgentPod, events: "queue.SimpleQueue[Event]") -> None:
         self._config = config
@@ -109,7 +109,7 @@ class AgentLifecycle:
         self._notice_ends_at: float | None = None
 
     def run(self) -> AgentEnding:
-        """Handle events until the attempt is over for this worker. No rank is left when this returns."""
+        """Handle events until the attempt is over for this worker. No rank runs when this returns."""
         try:
             while self._ending is None:
                 event = self._next_event()
@@ -140,16 +140,16 @@ class AgentLifecycle:
                 if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
                     self._pod.saving = True
                     self._stop_ranks(self._config.save_s)
-                elif failure.reason is Reason.NOT_FINITE:  # nobody was lost: there is nothing to wait for
+                elif failure.reason is Reason.NOT_FINITE:  # no rank was lost: there is nothing to wait for
                     self._stop_ranks()
                 else:
                     self._term_at = time.monotonic() + self._config.follow_s
                 self._pod.stopping = True
                 self._pod.coordinator.changed()
             case Release(verdict):
-                self._pod.reap()  # what ended before now ended by itself
+                self._pod.reap()  # ranks that ended before now ended by themselves
                 if self._pod.leaving and verdict.failure is not None and verdict.failure.pod == self._config.pod:
-                    self._end_by_signal()  # that this pod leaves is why the attempt ends
+                    self._end_by_signal()  # this pod's stop request is the reason for the end of the attempt
                 else:
                     self._ending = AgentEnding(agent_exit_code(verdict, self._own_ranks()), verdict)
             case Refusal(reason, misconfigured):
@@ -168,14 +168,15 @@ class AgentLifecycle:
             self._pod.reap()
             return
         if self._pod.leaving:
-            if number == signal.SIGINT:  # a person presses Ctrl-C again: no more grace
+            if number == signal.SIGINT:  # a second Ctrl-C ends the grace period
                 self._pod.ranks.kill()
                 self._notice_ends_at = None
             return
         log.info("asked to stop by %s", number.name)
         self._pod.leaving = number.name
         if self._config.living and self._verdict is None:
-            # The launcher forms the next world without these ranks: they hand over and are told to leave.
+            # The launcher forms the next world without these ranks: they hand over their state and receive an order to
+            # leave.
             self._notice_ends_at = time.monotonic() + self._config.notice_s
         else:
             self._pod.saving = True
@@ -192,7 +193,7 @@ class AgentLifecycle:
             self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, reason)
 
     def _stop_ranks(self, within_s: float | None = None) -> None:
-        self._pod.reap()  # what ended before now ended by itself
+        self._pod.reap()  # ranks that ended before now ended by themselves
         self._pod.ranks.stop(self._config.grace_s if within_s is None else within_s)
 
     def _check_clocks(self) -> None:
@@ -258,7 +259,7 @@ class AgentLifecycle:
 
     def _stop_and_wait(self) -> None:
         self._stop_ranks()
-        # A process that is stuck in the kernel outlives even SIGKILL: leave it to whoever ends this container.
+        # A process that is stuck in the kernel survives even SIGKILL: leave it to the end of this container.
         give_up_at = time.monotonic() + 3 * self._config.grace_s
         while not self._pod.ranks.all_ended and time.monotonic() < give_up_at:
             event = self._next_event()
@@ -271,7 +272,7 @@ class AgentLifecycle:
 
 
 def agent_exit_code(verdict: Verdict, own_ranks: range) -> int:
-    """The exit code of the agent that runs `own_ranks` when the attempt ends with `verdict`."""
+    """Return the exit code of the agent with `own_ranks` at the end of an attempt with `verdict`."""
     failure = verdict.failure
     if failure is None or failure.reason is Reason.NOT_ASSEMBLED:
         return verdict.exit_code

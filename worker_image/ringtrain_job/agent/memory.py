@@ -1,4 +1,4 @@
-"""How much memory this worker's container uses, may use, and whether the kernel has killed for it."""
+"""Memory use and limit of this worker's container, and number of processes killed by the kernel for lack of memory."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _ROOT, _OWN, _VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("
 
 @dataclass(frozen=True)
 class _GroupFiles:
-    """Files of a memory group, and fields in them, of one version of cgroups."""
+    """File and field names of a memory cgroup, for one version of cgroups."""
 
     limit: str
     used: str
@@ -32,9 +32,9 @@ _V2 = _GroupFiles("memory.max", "memory.current", "memory.peak", "memory.events"
 
 
 class MemoryCgroup:
-    """The group with the tightest limit of those that this process is in, or the machine where none has a limit.
+    """The cgroup with the lowest limit of those of this process, or the machine if none has a limit.
 
-    `root`, `own`: where groups are mounted, and the file that says which this process is in.
+    `root`: mount point of cgroups. `own`: file that names the cgroups of this process.
     """
 
     def __init__(self, root: Path = _ROOT, own: Path = _OWN) -> None:
@@ -47,7 +47,7 @@ class MemoryCgroup:
                 self.limit, self._names, self._tightest = limit, names, folder
 
     def used(self) -> int:
-        """Bytes in use, without page cache that the kernel gives back first: Kubernetes' working set."""
+        """Return the bytes in use, without page cache that the kernel can reclaim at once: Kubernetes' working set."""
         current = _cgroup_number(self._tightest / self._names.used) if self._tightest != Path() else None
         if current is None:
             memory = psutil.virtual_memory()
@@ -55,11 +55,12 @@ class MemoryCgroup:
         return max(0, current - (_cgroup_field(self._tightest / "memory.stat", self._names.cache) or 0))
 
     def peak(self) -> int | None:
-        """The most bytes that were ever in use, cache among them; None: the kernel does not keep that."""
+        """Return the highest number of bytes ever in use, including cache; None if the kernel does not record it."""
         return _cgroup_number(self._tightest / self._names.peak) if self._tightest != Path() else None
 
     def kills(self) -> int:
-        """How many processes the kernel has killed for want of memory, in this container or on this machine."""
+        """Return the number of processes that the kernel has killed for lack of memory, in this container or on this
+        machine."""
         for names in (_V1, _V2):
             found = _cgroup_field(self._own / names.events, "oom_kill") if self._own != Path() else None
             if found is not None:
@@ -68,7 +69,7 @@ class MemoryCgroup:
 
 
 def _memory_cgroups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]:
-    """The memory groups of this process, its own one first, then those around it."""
+    """Yield the memory cgroups of this process, its own one first, then its ancestors."""
     for line in _cgroup_lines(own):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
@@ -78,7 +79,7 @@ def _memory_cgroups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]
 
 
 def _cgroups_upwards(mount: Path, path: str) -> Iterator[Path]:
-    # In a container the path may be that of the node, while its own group is mounted as the root of all.
+    # In a container the path may be that of the node, while the container's own cgroup is mounted as the root.
     folder = mount / path.strip("/")
     folder = folder if folder.is_dir() else mount
     yield folder
@@ -95,7 +96,7 @@ def _cgroup_lines(path: Path) -> list[str]:
 
 
 def _cgroup_number(path: Path) -> int | None:
-    """The number in a file; None: none is there, or no limit ("max")."""
+    """Return the number in a file; None if there is none, or no limit ("max")."""
     text = "".join(_cgroup_lines(path)[:1])
     return int(text) if text.isdecimal() else None
 

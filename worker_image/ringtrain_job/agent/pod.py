@@ -1,4 +1,4 @@
-"""Everything that an agent holds open."""
+"""Resources of an agent."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentPod:
-    """Everything that an agent holds open: ranks, spool, threads, channel, its own service."""
+    """Resources of an agent: ranks, spool, threads, channel, and its own service."""
 
     def __init__(
         self, config: AgentConfig, program: RankProgram, events: "queue.SimpleQueue[Event]", stack: ExitStack
@@ -86,7 +86,7 @@ class AgentPod:
         ports = config.ports
         self._ring_ports = self._held.take(ports.ring_base, config.slots)
         self._tf_ports = self._held.take(ports.tf_base, config.slots)
-        # In an elastic job any worker may come to have the first rank.
+        # In an elastic job any worker may get the first rank.
         leads = config.elastic or config.position == 0
         self._master_port = self._held.take(ports.master, 1)[0] if leads else 0
         self._agent_port = self._serve(self._starter, stack) if self._starter else 0
@@ -138,11 +138,11 @@ class AgentPod:
         self.coordinator.changed()
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
         return self._world_files.fitted(variables, world)
 
     def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
-        """Count lives and log records of slots on from where an earlier agent of this worker was."""
+        """Continue the numbers of lives and log records of slots after those of an earlier agent of this worker."""
         for history in histories if self._config.elastic else ():
             if self._slots is not None:
                 self.ranks.number_from(history.slot, history.life)
@@ -150,7 +150,7 @@ class AgentPod:
             self._spool.go_on(LogStream.REPORT, history.slot, history.report_records)
 
     def follow(self, order: Prepare | Form) -> None:
-        """Make `order` come true, bit by bit."""
+        """Follow `order` step by step."""
         if self._starter is not None:
             self._held.release()
             _make_agent_directory(self._config.checkpoint_dir)
@@ -161,7 +161,7 @@ class AgentPod:
             log.error("ignored an order of an elastic job: the ranks of this agent are started once")
 
     def act(self) -> None:
-        """Do what the newest order of an elastic job makes due."""
+        """Execute the due actions of the newest order of an elastic job."""
         if self._slots is not None:
             self._slots.act(starting=not (self.leaving or self.stopping))
         elif self._starter is not None:
@@ -170,17 +170,17 @@ class AgentPod:
             self._look_for_contact(self._contact)
 
     def prepare_start(self, slot: int) -> None:
-        """A process is about to start in `slot`: give it its ports, and make the job's folder."""
+        """Release the ports of `slot` for the process that is about to start, and create the job's folder."""
         local_rank = slot - self._config.first_rank
         self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
         _make_agent_directory(self._config.checkpoint_dir)
 
     def started(self, process: RankProcess) -> None:
-        """A process runs in a slot."""
+        """Collect the output of a started process."""
         self._collect([process])
 
     def say(self, slot: int, line: str) -> None:
-        """Put `line` into the slot's log."""
+        """Add `line` to the slot's log."""
         self._spool.put(LogStream.LOG, slot, f"{line}\n".encode(errors="replace"))
 
     def _tell_machine(self, sample: MachineSample) -> None:
@@ -192,43 +192,44 @@ class AgentPod:
         self._spool.offer(LogStream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
-        """The launcher is to be told the state of the ranks now."""
+        """Send the ranks' state to the launcher now."""
         self.coordinator.changed()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have the main thread do `work` soon."""
+        """Schedule `work` on the main thread."""
         self._post(work)
 
     def _acknowledged(self, state: AgentState) -> None:
         if self._slots is not None and any(rank.phase in ENDED for rank in state.ranks):
             self.ranks.note_reported(state.ranks)
-            self._post(lambda: None)  # the main thread looks what may be done now
+            self._post(lambda: None)  # wakes the main thread, which evaluates its slots
 
     def collect(self, process: RankProcess) -> None:
-        """Read what a rank writes that another program has started."""
+        """Collect the output of a rank that another program starts."""
         self._collect([process])
 
     def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """A rank runs that another program has started."""
+        """Record a running rank that another program has started."""
         self.ranks.adopt(process, life, formation)
         self.coordinator.changed()
 
     def ranks_joined(self) -> None:
-        """A rank that another program had started was in the job's world, and so all were."""
+        """Record that all ranks have joined the world, because a rank that another program started has."""
         self.ranks.note_joined()
 
     def stop_ranks(self, reason: str, ranks: Collection[int] | None = None) -> None:
-        """Whoever starts the ranks asks `ranks`, or all, to end."""
+        """Request the end of `ranks`, or all, for the program that starts them."""
         self.ranks.stop(self._config.grace_s, reason, ranks)
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """A rank has ended that another program had started."""
+        """Record the end of a rank that another program had started."""
         if self.ranks.note_exit(rank, code, problem):
             self._rank_is_over(rank)
 
     def reap(self) -> None:
-        """Take note of ended processes, and go on stopping ranks; when no rank is left, leave nothing else either."""
-        # Before the launcher can know that all have ended.
+        """Record ended processes, and continue to stop ranks. After the last rank, kill the processes that ranks have
+        left."""
+        # Before the launcher can learn that all ranks have ended.
         if self._contact is not None and not self._contact.found:
             self._look_for_contact(self._contact)
         for rank in self.ranks.reap(self._starter.note_exit if self._starter else lambda *_: None):
@@ -260,7 +261,7 @@ class AgentPod:
         collector.start()
 
     def drained(self) -> bool:
-        """Whether the end has come, no rank runs, and all that ranks wrote is in the launcher's files."""
+        """Return whether the attempt ends, no rank runs, and all output of ranks is in the launcher's files."""
         return (
             (self.stopping or bool(self.leaving))
             and self.ranks.all_ended
@@ -269,17 +270,17 @@ class AgentPod:
         )
 
     def unshipped(self) -> Iterable[LogChunk]:
-        """What was read from ranks and is not in the launcher's files."""
+        """Return output of ranks that is not in the launcher's files."""
         if self._spool.empty:
             return ()
         self._shipper.stop()
         return self._spool.rest()
 
     def state(self) -> AgentState:
-        """What the launcher is told at every heartbeat."""
+        """Return the state for the launcher's next heartbeat."""
         follower = self._slots or self._starter
         order = follower.order if follower is not None else 0
-        drained = self.drained()  # first, as the order: what they cover is in the states that follow
+        drained = self.drained()  # first, like the order: the states collected below are newer
         shown = self.ranks.started or self._config.elastic
         return AgentState(self._states() if shown else (), drained, self.leaving, order)
 
@@ -323,15 +324,15 @@ class AgentPod:
 
 
 def _describe_rank_command(command: Sequence[str]) -> dict[str, Any]:
-    """What this agent runs, and where."""
+    """Return the command, directory and commit of this agent's ranks."""
     told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": agent_commit_of(Path.cwd())}
     return {name: value for name, value in told.items() if value}
 
 
 def _make_agent_directory(path: str) -> None:
-    """Make the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
+    """Create the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
     try:
         if path:
             Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as exc:  # for the ranks to fail of, if they write there at all
+    except OSError as exc:  # ranks fail later if they write there
         log.warning("%s=%s cannot be made: %s", contract.ENV_CHECKPOINT_DIR, path, exc)

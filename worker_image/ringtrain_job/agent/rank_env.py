@@ -1,4 +1,4 @@
-"""The environment that training code finds."""
+"""Environment variables of training code."""
 
 import json
 import math
@@ -13,15 +13,15 @@ from ringtrain.shared.place import RankPlace
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.control.model import World
 
-# glibc hands blocks above its threshold back to the kernel at every free; gradients are such blocks, and faulting
-# their pages in again was a third of an allreduce's time on loopback. 4 GiB keeps them.
+# glibc returns blocks above its threshold to the kernel at every free. Gradients are such blocks, and faulting their
+# pages in again took a third of an allreduce's time on loopback. With 4 GiB glibc retains them.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
 
 def rank_environment(
     config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """All variables of one rank, by docs/contract.md; `inherited` are those of the pod."""
+    """Return all variables of one rank, as in docs/contract.md; `inherited`: variables of the pod."""
     own = rank_variables(config, world, config.first_rank + local_rank)
     return {**pod_defaults(config.slots, cores), **inherited, **own}
 
@@ -29,29 +29,29 @@ def rank_environment(
 def slot_environment(
     config: AgentConfig, slot: int, socket: str, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """All variables of a process that is told its worlds on `socket`: none of them says which rank it is."""
+    """Return all variables of a process that receives its worlds on `socket`; none of them contains its rank."""
     own = {**_job_variables(config), contract.ENV_SLOT: str(slot), contract.ENV_AGENT_SOCKET: socket}
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_WORLD}
     return {**pod_defaults(config.slots, cores), **kept, **own}
 
 
 def pod_defaults(slots: int, cores: int) -> dict[str, str]:
-    """Variables that all ranks of a pod get unless the pod has them."""
+    """Return variables that all ranks of a pod get unless the pod sets them."""
     return {
         **MALLOC,
         "OMP_NUM_THREADS": str(max(1, cores // slots)),
-        # Lines are to be in the log when they are printed, not when a buffer is full: a killed rank has no later.
+        # Log lines at once instead of when a buffer is full: a killed rank cannot flush it.
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
-    """Variables that tell `rank`, one of this worker's, its place in the world and its job."""
+    """Return the variables about world and job for `rank`, which is one of this worker's."""
     return _rank_world_variables(config, world, rank_place_in_gang(config, rank), config.position)
 
 
 def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
-    """The same for the process in `slot`, a member of the formation `world`."""
+    """Return the variables about world and job for the process in `slot`, a member of the generation `world`."""
     own = {
         contract.ENV_FORMATION: str(world.formation),
         contract.ENV_COMMITTED: str(world.committed),
@@ -62,17 +62,19 @@ def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[st
 
 
 def rank_place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
-    """Of `rank`, one of this worker's, in a world of all workers and all their slots."""
+    """Return the place of `rank`, one of this worker's, in a world of all workers with all their slots."""
     local_rank = rank - config.first_rank
     position = config.position
     return RankPlace(rank, config.world_size, local_rank, config.slots, position, config.workers)
 
 
 def rank_place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
-    """Of the process in `slot`, where each worker has `slots` slots, and of its pod among the pods: they count in
-    the order of their first ranks, and have as many ranks as are members. The local rank is that of the slot,
-    which a process keeps with the device that it has chosen by it: where the pod has a gap, it may be no smaller
-    than the local size."""
+    """Return the place of the process in `slot`, and the index of its pod. Each worker has `slots` slots.
+
+    Pods are numbered in the order of their first ranks, and their size is the number of members in them. The local rank
+    is the slot's, because a process has chosen its device by it. If the pod has a gap, it may be greater than or equal
+    to the local size.
+    """
     pods: dict[int, list[int]] = {}
     for rank, member in enumerate(world.members):
         pods.setdefault(member.slot // slots, []).append(rank)
@@ -98,7 +100,7 @@ def _rank_place_variables(world: World, place: RankPlace, pod: int) -> dict[str,
         "GROUP_RANK": pod,
         "MASTER_ADDR": world.master_address,
         "MASTER_PORT": world.master_port,
-        # Of jax.distributed, whose coordinator rank 0 starts.
+        # For jax.distributed, whose coordinator runs in rank 0.
         "JAX_COORDINATOR_ADDRESS": host_port(world.master_address, world.master_port),
         "JAX_NUM_PROCESSES": place.size,
         "JAX_PROCESS_ID": place.rank,
@@ -110,7 +112,7 @@ def _rank_place_variables(world: World, place: RankPlace, pod: int) -> dict[str,
     return {name: str(value) for name, value in variables.items()}
 
 
-# What a process must not take from its pod's environment before it has been told a world.
+# Variables that a process must not inherit from its pod before it has received a world.
 _OF_A_WORLD = frozenset(
     {
         *_rank_place_variables(World(1, (), (), "", 0), RankPlace(0, 1, 0, 1, 0, 1), 0),
@@ -124,7 +126,7 @@ _OF_A_WORLD = frozenset(
 
 
 def _job_variables(config: AgentConfig) -> dict[str, str]:
-    """Variables that are the same in every world of the attempt."""
+    """Return the variables that are the same in every world of the attempt."""
     job = {
         contract.ENV_ATTEMPT: str(config.job.attempt),
         contract.ENV_TIMEOUT: f"{config.timeout_s:g}",
@@ -150,13 +152,13 @@ def _job_variables(config: AgentConfig) -> dict[str, str]:
 
 
 def rank_tf_config(world: World, rank: int) -> str:
-    """TF_CONFIG in which every rank is a `worker` and its index is its rank."""
+    """Return a TF_CONFIG in which every rank is a `worker` whose index is its rank."""
     cluster = {"worker": list(world.tf_addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores that this process may use: its affinity, cut to the container's CPU limit."""
+    """Return the number of cores that this process may use: its affinity, limited to the container's CPU limit."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = cgroup.read_text().split()

@@ -1,6 +1,7 @@
-"""The ranks of this pod: started, watched, stopped as whole process groups.
+"""The ranks of this pod: started, watched, and stopped as whole process groups.
 
-In an elastic job a rank's number is its slot, which has one process after the other: its lives."""
+In an elastic job a rank's number is its slot, in which one process runs after the other: its lives.
+"""
 
 import errno
 import os
@@ -25,23 +26,25 @@ from ringtrain_job.agent.stopping import RankStop
 from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
 
 _SWEEP_S = 5.0
-# No other attempt finds another program; memory or processes that are short may be there later.
+# Another attempt does not fix these errors, unlike a lack of memory or processes.
 NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
 class AgentRanks:
-    """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may ask for `states`."""
+    """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may call `states`."""
 
     def __init__(self, first: int, count: int) -> None:
         self._lock = threading.Lock()
         self._lives = {rank: RankLife(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
-        # Says why a rank has ended by a code, where that is known and its code does not tell.
+        # Returns the cause of an exit if it is known and the exit code does not show it.
         self.why_ended: Callable[[int, int], str] = lambda *_: ""
         self._exits = 0
 
     def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
-        """Start every rank; `environment(local_rank)` is its environment. One that cannot be executed has failed
-        with the code that a shell gives: 127 not found, 126 not executable."""
+        """Start every rank; `environment(local_rank)` returns its environment.
+
+        A rank that cannot be executed fails with a shell's exit code: 127 not found, 126 not executable.
+        """
         started = [
             self._start(RankState(rank, RankPhase.RUNNING), command, environment(local_rank))
             for local_rank, rank in enumerate(self._lives)
@@ -51,8 +54,10 @@ class AgentRanks:
     def start_life(
         self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
     ) -> RankProcess | None:
-        """Start another process in the slot `state.rank`, whose former one has ended; None if it cannot be
-        executed. `state` says which life it is and, where it has a world already, of which formation."""
+        """Start another process in the slot `state.rank`, whose previous one has ended; None if it cannot be executed.
+
+        `state` contains its life and, if it has a world already, its generation.
+        """
         return self._start(replace(state, phase=RankPhase.RUNNING), command, environment)
 
     def _start(self, state: RankState, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess | None:
@@ -66,18 +71,20 @@ class AgentRanks:
         return process
 
     def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
-        """Count a rank that somebody else has started, and whose end `note_exit` will tell, as running.
+        """Record a running rank that another program has started, and whose end `note_exit` reports.
 
-        `life`, `formation`: in an elastic job, which process of its slot it is, and of which world. If whoever
-        started it dies, the rank's process becomes a child of this one. Its end is no news then.
+        `life`, `formation`: in an elastic job, the number of the process in its slot, and its generation. If the
+        program that started it dies, the rank's process becomes a child of this one, and its exit is then ignored here.
         """
         with self._lock:
             state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=formation)
             self._lives[process.rank] = RankLife(state, process, RankStop(process.pid), adopted=True)
 
     def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
-        """Take note of processes that ended, and go on stopping ranks; returns the ranks that have ended. `other` gets
-        pid and wait status of processes that are no ranks."""
+        """Record processes that have ended, and continue to stop ranks; return the ranks that have ended.
+
+        `other` is called with pid and wait status of processes that are not ranks.
+        """
         own = [(rank, life.process) for rank, life in self._lives.items() if not life.adopted]
         by_pid = {process.pid: rank for rank, process in own if process}
         ended = []
@@ -91,12 +98,12 @@ class AgentRanks:
         return ended + self._go_on_stopping()
 
     def stop(self, grace_s: float, reason: str = "", ranks: Collection[int] | None = None) -> None:
-        """Ask all `ranks` that run to stop within `grace_s`, as `agent/stopping.py` does it, for `reason`."""
+        """Request running `ranks` to stop within `grace_s` for `reason`; see `agent/stopping.py`."""
         for stop in self._stops(ranks, reason):
             stop.ask(grace_s)
 
     def kill(self, reason: str = "", ranks: Collection[int] | None = None) -> None:
-        """Kill all `ranks` that run, for `reason`."""
+        """Kill running `ranks`, for `reason`."""
         for stop in self._stops(ranks, reason):
             stop.kill()
 
@@ -108,12 +115,12 @@ class AgentRanks:
 
     @property
     def stopping(self) -> bool:
-        """Whether any rank that runs was asked to stop."""
+        """Whether a running rank was asked to stop."""
         with self._lock:
             return any(life.is_stopping for life in self._lives.values())
 
     def _go_on_stopping(self) -> list[int]:
-        """Do what is due for ranks that were asked to stop; returns those that have ended."""
+        """Execute due actions for ranks that were asked to stop; return those that have ended."""
         with self._lock:
             lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
         table = living_processes() if lives else {}
@@ -123,46 +130,46 @@ class AgentRanks:
         return [rank for rank, _ in over]
 
     def dismiss(self, rank: int, reason: str) -> None:
-        """A rank was told to leave: however it ends, that was asked for, for `reason`."""
+        """Record that a rank was ordered to leave for `reason`: any exit then counts as requested."""
         with self._lock:
             self._lives[rank] = replace(self._lives[rank], dismissed=True, reason=reason)
 
     def update(self, rank: int, life: int, **changes: Any) -> None:
-        """Change what is known of the process that is life number `life` of a slot, if it still is the newest."""
+        """Change the state of life `life` of a slot, if it is still the newest."""
         with self._lock:
             found = self._lives[rank]
             if found.state.life == life:
                 self._lives[rank] = replace(found, state=replace(found.state, **changes))
 
     def note_joined(self) -> None:
-        """All ranks of this pod count as having met others."""
+        """Record that all ranks of this pod have joined the world."""
         with self._lock:
             for rank, life in self._lives.items():
                 self._lives[rank] = replace(life, state=replace(life.state, joined=True))
 
     def pids(self) -> dict[int, int]:
-        """Pid of each rank's (or slot's) process that runs."""
+        """Return the pid of each running rank (or slot)."""
         return {process.rank: process.pid for process in self._running()}
 
     def running(self) -> list[int]:
-        """Ranks (or slots) that have a process."""
+        """Return the ranks (or slots) with a running process."""
         with self._lock:
             return [rank for rank, life in self._lives.items() if life.state.phase is RankPhase.RUNNING]
 
     def state(self, rank: int) -> RankState:
-        """What is known of one rank, complete or not."""
+        """Return the state of one rank, even if its output is not complete."""
         with self._lock:
             return self._lives[rank].state
 
     def number_from(self, rank: int, life: int) -> None:
-        """Lives of a slot that has had no process here count on from `life`, the last one in an earlier pod."""
+        """Continue the lives of a slot without a process here after `life`, the last one in an earlier pod."""
         with self._lock:
             found = self._lives[rank]
             if found.state.phase is RankPhase.WAITING and found.state.life < life:
                 self._lives[rank] = replace(found, state=replace(found.state, life=life))
 
     def note_reported(self, states: Sequence[RankState]) -> None:
-        """The launcher knows `states`."""
+        """Record that the launcher knows `states`."""
         ended = {state.rank: state.life for state in states if state.phase in ENDED}
         with self._lock:
             for rank, life in self._lives.items():
@@ -170,25 +177,25 @@ class AgentRanks:
                     self._lives[rank] = replace(life, reported=True)
 
     def reported(self, rank: int) -> bool:
-        """Whether the launcher knows how the last process of a slot ended."""
+        """Return whether the launcher knows how the last process of a slot ended."""
         with self._lock:
             return self._lives[rank].reported
 
     def stopped(self, rank: int) -> bool:
-        """Whether a signal has stopped the rank's process."""
+        """Return whether a signal has stopped the rank's process."""
         with self._lock:
             life = self._lives[rank]
         return life.process is not None and life.runs and is_stopped(life.process.pid)
 
     def clear(self, rank: int) -> None:
-        """Kill what an ended rank has left behind in its process group."""
+        """Kill the processes that an ended rank has left in its process group."""
         with self._lock:
             life = self._lives[rank]
         if life.process is not None and life.state.phase in ENDED:
             signal_group(life.process.pid, signal.SIGKILL)
 
     def sweep(self) -> None:
-        """Kill what ended ranks have left behind, whatever group it is in; returns when nothing is left."""
+        """Kill the processes that ended ranks have left in any group; return when none is left."""
         for life in self._lives.values():
             if life.process is not None:
                 signal_group(life.process.pid, signal.SIGKILL)
@@ -206,24 +213,24 @@ class AgentRanks:
 
     @property
     def all_ended(self) -> bool:
-        """Whether no rank runs (any more)."""
+        """Whether no rank runs."""
         return not self._running()
 
     def not_started(self) -> list[tuple[int, str]]:
-        """Ranks whose program could not be executed, each with the line that says why."""
+        """Return the ranks whose program could not be executed, each with its error line."""
         with self._lock:
             states = [life.state for life in self._lives.values() if life.process is None]
         return [(state.rank, state.log_tail[-1]) for state in states if state.phase is RankPhase.FAILED]
 
     def first_failure(self) -> RankState | None:
-        """The rank of this pod that failed first."""
+        """Return the rank of this pod that failed first."""
         with self._lock:
             failed = [life.state for life in self._lives.values() if life.state.phase is RankPhase.FAILED]
         return min(failed, key=lambda state: state.exit_order, default=None)
 
     def states(self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> tuple[RankState, ...]:
-        """All ranks. One that ended is still shown as running until its output is `complete`, so that its log's
-        `tail` can go with its failure."""
+        """Return the states of all ranks. An ended rank is reported as running until its output is `complete`, so that
+        its log's `tail` is sent with its failure."""
         now = time.monotonic()
         with self._lock:
             return tuple(life.shown(now, complete, tail) for life in self._lives.values())
@@ -234,8 +241,9 @@ class AgentRanks:
         return [life.process for life in lives if life.process and life.runs]
 
     def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> bool:
-        """The first process of the rank has ended with `code`, negative for a signal; returns whether the rank has
-        ended: others of one that is being stopped may go on. `problem`: how it failed in spite of code 0."""
+        """Record that the rank's first process has ended with `code`, negative for a signal; return whether the rank
+        has ended. Other processes of a rank that is being stopped may continue. `problem`: state to report for a rank
+        that failed although its code is 0."""
         self._exits += 1
         why = self.why_ended(rank, code) if code else ""
         with self._lock:
@@ -248,7 +256,7 @@ class AgentRanks:
         return over
 
     def _conclude(self, rank: int, last: RankState) -> None:
-        """The rank has ended as `last` says."""
+        """Record the end of the rank with the state `last`."""
         with self._lock:
             life = self._lives[rank]
             self._lives[rank] = replace(life, state=last, exited_at=time.monotonic())

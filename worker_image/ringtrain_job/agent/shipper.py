@@ -1,4 +1,4 @@
-"""One thread that hands the spool to the launcher, chunk by chunk, until the launcher says it is in the files."""
+"""Thread that sends the spool to the launcher in chunks until the launcher has stored them."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ from ringtrain_job.logs.store import LogChunk
 
 log = logging.getLogger(__name__)
 
-# 1 MiB: a call's fixed cost is below 1 % of its time from here on, and a lost one is cheap to repeat.
+# 1 MiB: from here on, a call's fixed cost is below 1 % of its time, and a lost call is cheap to repeat.
 _BATCH_BYTES = 1 << 20
 _RETRY_S = 0.2
 _LOOK_S = 0.5
@@ -23,14 +23,14 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class AgentLogShipperEvents:
-    """`on_contact`: a call was answered. `on_empty`: everything in the spool has become durable."""
+    """Callbacks of the shipper. `on_contact`: a call was answered. `on_empty`: the whole spool has become durable."""
 
     on_contact: Callable[[], None]
     on_empty: Callable[[], None]
 
 
 class AgentLogShipper:
-    """Ships what is in `spool`, and tells `events`. `header`: of every request."""
+    """Sender of the chunks in `spool`. `header`: fields of every request."""
 
     def __init__(
         self, stub: Any, spool: AgentLogSpool, header: dict[str, Any], call_s: float, events: AgentLogShipperEvents
@@ -44,21 +44,21 @@ class AgentLogShipper:
         self._thread = threading.Thread(target=self._run, name="ringtrain-shipper", daemon=True)
 
     def start(self) -> None:
-        """Begin to ship."""
+        """Begin to send."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ship no more: what is left stays in the spool."""
+        """Stop sending; unsent chunks stay in the spool."""
         self._closed.set()
         self.join()
 
     def close(self) -> None:
-        """Stop, whatever is left. A call under way ends when its channel is closed."""
+        """Stop, even with unsent chunks. A running call ends when its channel is closed."""
         self._closed.set()
         self._spool.close()
 
     def join(self) -> None:
-        """Wait for the thread, once stopped or closed."""
+        """Wait for the thread after `stop` or `close`."""
         self._thread.join(self._call_s)
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class AgentLogShipper:
                 self._events.on_empty()
 
     def _ship(self, chunks: list[LogChunk]) -> bool:
-        """Offer `chunks` to the launcher; returns whether it has taken all of them."""
+        """Send `chunks` to the launcher; return whether it has stored all of them."""
         try:
             reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
         except grpc.RpcError as error:

@@ -1,8 +1,7 @@
 """Lines on their way to the launcher: in memory, then on disk, then dropped and counted.
 
-Nothing here waits for the network. A record gets its sequence when it is taken in; what a bound makes the spool
-drop gets none, but is counted, and the next record of that rank that fits is preceded by a line that says how many
-are missing.
+No method waits for the network. A record gets its sequence number when it is added. Records dropped because of a limit
+get none but are counted, and the rank's next record that fits is preceded by a line with their number.
 """
 
 import itertools
@@ -19,17 +18,17 @@ from ringtrain_job.logs.store import LogChunk
 
 MEMORY_BYTES = 16 << 20
 DISK_BYTES = 1 << 30
-# A chunk costs memory beyond its data: count it, so that many tiny ones stay within the bound, too.
+# A chunk needs memory in addition to its data. Counting it keeps many small chunks within the limit.
 _OVERHEAD = 200
 _FRAME = struct.Struct("<BIQII")
-# The disk's part is cut into so many: the space of one comes back when it has been read.
+# Number of files of the disk part; the space of one is freed when it has been read.
 _FILES = 8
 
 
 class AgentLogSpool:
-    """First in, first out. Safe to call from many threads.
+    """First-in, first-out queue of log chunks. Thread-safe.
 
-    `memory_bytes`, `disk_bytes`: bounds. The disk part is in unnamed temporary files, made when they are needed.
+    `memory_bytes`, `disk_bytes`: limits. The disk part uses unnamed temporary files, created when needed.
     """
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES) -> None:
@@ -45,7 +44,7 @@ class AgentLogSpool:
         self._changed = threading.Condition()
 
     def put(self, stream: LogStream, rank: int, data: bytes) -> None:
-        """Take in whole records of one rank."""
+        """Add whole records of one rank."""
         if not data:
             return
         with self._changed:
@@ -58,23 +57,23 @@ class AgentLogSpool:
             self._changed.notify_all()
 
     def offer(self, stream: LogStream, rank: int, data: bytes) -> None:
-        """Take in a record that is not the rank's own, and that nobody misses: where it has no place it is dropped
-        without a word.
-        """
+        """Add a record that may be lost, and that the rank did not write. If there is no room, it is dropped without a
+        count."""
         with self._changed:
             if not self._unsaid[stream, rank]:
                 self._store(stream, rank, count_records(data), data)
             self._changed.notify_all()
 
     def go_on(self, stream: LogStream, rank: int, last: int) -> None:
-        """The next record of a rank that has had none here comes after `last`, an earlier agent's."""
+        """Continue the numbering of a rank without records here after `last`, the number of an earlier agent's last
+        one."""
         with self._changed:
             self._next.setdefault((stream, rank), last + 1)
 
     def take(self, limit_bytes: int, timeout_s: float) -> list[LogChunk]:
-        """The oldest chunks, about `limit_bytes` of them. The same ones until `done` is called.
+        """Return the oldest chunks, about `limit_bytes` of them. Returns the same chunks until `done` is called.
 
-        Waits up to `timeout_s` for the first; empty when there is none.
+        Waits up to `timeout_s` for the first chunk; the list is empty if there is none.
         """
         with self._changed:
             if self._in_flight:
@@ -89,7 +88,7 @@ class AgentLogSpool:
             return self._in_flight
 
     def done(self, durable: dict[tuple[LogStream, int], int]) -> bool:
-        """Forget what was taken, up to the sequences that are `durable`; returns whether that is all of it."""
+        """Delete the taken chunks up to the `durable` sequence numbers; return whether none is left."""
         with self._changed:
             self._in_flight = [
                 chunk
@@ -99,12 +98,12 @@ class AgentLogSpool:
             return not self._in_flight
 
     def dropped(self) -> dict[int, int]:
-        """Log records dropped so far, by rank."""
+        """Return the number of dropped log records by rank."""
         with self._changed:
             return dict(self._dropped)
 
     def finish(self, rank: int) -> None:
-        """The rank writes no more: say what was dropped of it, even beyond the bound."""
+        """Add the line about dropped records, even beyond the limit, because the rank has ended."""
         with self._changed:
             for stream in LogStream:
                 self._say_dropped(stream, rank, force=True)
@@ -112,12 +111,12 @@ class AgentLogSpool:
 
     @property
     def empty(self) -> bool:
-        """Whether everything taken in is durable."""
+        """Whether all added records are durable."""
         with self._changed:
             return not (self._in_flight or self._memory or self._disk.waiting)
 
     def rest(self) -> Iterator[LogChunk]:
-        """Everything that is not durable, in its order; it is gone from here then."""
+        """Yield and remove all chunks that are not durable, in order."""
         with self._changed:
             taken, self._in_flight = self._in_flight, []
         yield from taken
@@ -125,7 +124,7 @@ class AgentLogSpool:
             yield chunk
 
     def close(self) -> None:
-        """Wake whoever waits in `take`, and give the disk space back."""
+        """Wake threads that wait in `take`, and free the disk space."""
         with self._changed:
             self._closed = True
             self._disk.close()
@@ -168,7 +167,7 @@ class AgentLogSpool:
 
 
 def coalesce_spooled_chunks(chunks: Sequence[LogChunk]) -> list[LogChunk]:
-    """`chunks` with neighbours of the same rank and stream joined: fewer writes, same order."""
+    """Join consecutive chunks of the same rank and stream: fewer writes, same order."""
     joined = []
     for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):
         parts = list(run)
@@ -178,7 +177,7 @@ def coalesce_spooled_chunks(chunks: Sequence[LogChunk]) -> list[LogChunk]:
 
 
 class _SpoolDiskQueue:
-    """Chunks in temporary files, each gone when it has been read. A disk that fails takes nothing more."""
+    """Queue of chunks in temporary files, each deleted once it has been read. After a disk error it accepts no more."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -218,7 +217,7 @@ class _SpoolDiskQueue:
 
 
 class _SpoolDiskFile:
-    """A run of frames in an unnamed file: written at its end, read from its beginning."""
+    """Queue of frames in an unnamed file: appended at its end, read from its beginning."""
 
     def __init__(self) -> None:
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="ringtrain-spool-", buffering=0)  # noqa: SIM115

@@ -1,7 +1,7 @@
-"""Starters of a worker's ranks where its agent does not start them, found by entry points.
+"""Starters of a worker's ranks for jobs whose agents do not start them, found by entry points.
 
-`ringtrain.agent.starters`, by the name of the job's backend: a function that takes a `StarterContext` and returns a
-`RankStarter`. The agent names none.
+The entry point in `ringtrain.agent.starters` with the name of the job's backend is a function that takes a
+`StarterContext` and returns a `RankStarter`.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -18,10 +18,10 @@ STARTERS: Final = "ringtrain.agent.starters"
 
 
 class RankStarter(Protocol):
-    """Let another program start this worker's ranks. Called in the agent's main thread.
+    """Interface to a program that starts this worker's ranks. Called on the agent's main thread.
 
-    `threads`: of the agent's server that its services may hold at the same time. `order`: number of the newest order of
-    an elastic job that has been followed.
+    `threads`: number of the agent's server threads that its services may occupy at the same time. `order`: number of
+    the newest order of an elastic job that has been followed.
     """
 
     threads: int
@@ -31,54 +31,56 @@ class RankStarter(Protocol):
         """Add services to the agent's gRPC server, which the launcher alone may call."""
 
     def begin(self, world: World) -> None:
-        """Ranks of `world` may start: all agents have registered."""
+        """Permit ranks of `world` to start: all agents have registered."""
 
     def follow(self, order: Prepare | Form) -> None:
-        """Carry out `order`, the newest of an elastic job, from now on."""
+        """Follow `order`, the newest of an elastic job, from now on."""
 
     def act(self) -> None:
-        """Do what the newest order makes due. Called about twice a second."""
+        """Execute due actions of the newest order. Called about twice a second."""
 
     def note_exit(self, pid: int, status: int) -> None:
-        """A child of the agent that is no rank has ended, with this wait status."""
+        """Record the end, with wait status `status`, of a child of the agent that is not a rank."""
 
     @property
     def running(self) -> bool:
-        """Whether a child lives that was started for the ranks."""
+        """Whether a child that was started for the ranks is alive."""
 
     def close(self) -> None:
-        """Take no more ranks, and remove what was made."""
+        """Accept no more ranks, and remove created files."""
 
 
 class RankSink(Protocol):
-    """The agent as a starter calls it, in the agent's main thread. `stopping`: no rank is to begin any more;
-    `saving`: ranks were asked to stop, and have their pods' grace period."""
+    """Interface of the agent for a starter, on the agent's main thread.
+
+    `stopping`: no further rank may start. `saving`: ranks were asked to stop, and have their pods' grace period.
+    """
 
     stopping: bool
     saving: bool
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
 
     def collect(self, process: RankProcess) -> None:
-        """Read what a rank writes; its `pid` is not known yet."""
+        """Collect the output of a rank; its `pid` is not known yet."""
 
     def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """The rank runs; `life`, `formation`: in an elastic job."""
+        """Record a running rank; `life`, `formation`: in an elastic job."""
 
     def ranks_joined(self) -> None:
-        """A rank was in the job's world, and so all were."""
+        """Record that all ranks have joined the world, because one has."""
 
     def stop_ranks(self, reason: str, ranks: Collection[int] | None = None) -> None:
-        """Ask `ranks`, or all, to end."""
+        """Request the end of `ranks`, or all."""
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """The rank ended with `code` (negative: a signal); `problem`: what it is to be reported as instead."""
+        """Record the end of a rank with `code` (negative: a signal). `problem`: state to report instead."""
 
 
 @dataclass(frozen=True)
 class StarterContext:
-    """`environment`: the pod's. `post`: hands a function to the main thread, which calls it soon."""
+    """Inputs of a starter. `environment`: the pod's. `post`: schedules a function on the main thread."""
 
     config: AgentConfig
     environment: Mapping[str, str]
@@ -87,7 +89,7 @@ class StarterContext:
 
 
 def open_starter(context: StarterContext) -> RankStarter | None:
-    """Open the starter of the job's backend; None where the agent starts the ranks. Raises ConfigurationError."""
+    """Open the starter of the job's backend; None if the agent starts the ranks. Raises ConfigurationError."""
     if context.config.agents_start_ranks:
         return None
     for point in entry_points(group=STARTERS, name=context.config.backend):

@@ -1,11 +1,12 @@
-"""Stopping a rank, whoever asks: the kubelet, the launcher, who started it, a change of an elastic world, a person.
+"""Orderly stop of a rank, requested by the kubelet, the launcher, its starter, an elastic world's change, or a person.
 
-1. SIGTERM goes, once, to the topmost processes of the rank that catch or ignore it. A shell stands aside for what it
-   has started: `bash run.sh` would end at once, and the rank with it. Any other process that has one of them below
-   it, and would end by SIGTERM, gets it too. What is below a process that answers (loader workers) is left alone until
-   that has ended, and so is what is beside it (`tee`). Where no process answers, all get SIGTERM.
-2. The rank has ended when its first process and all that got the signal have ended, or after its grace period.
-3. Then what is left gets SIGTERM, and SIGKILL a second later.
+1. SIGTERM is sent once to the topmost processes of the rank that catch or ignore it. A shell is skipped in favour of
+   its children: `bash run.sh` would end at once, and the rank with it. Any other process that would end by SIGTERM but
+   has such a process below it gets the signal, too. Descendants of a process that handles the signal (loader workers)
+   are left alone until it has ended, and so are its siblings (`tee`). If no process handles SIGTERM, all get it.
+2. The rank has ended when its first process and all processes that got the signal have ended, or after its grace
+   period.
+3. Then the remaining processes get SIGTERM, and SIGKILL a second later.
 """
 
 import logging
@@ -21,28 +22,29 @@ from ringtrain.shared.proc import ProcessView, answers_signal, living_processes,
 
 log = logging.getLogger(__name__)
 
-# Between SIGTERM and SIGKILL for what a rank has left: to remove files of its own. A container's end gives none.
+# Seconds between SIGTERM and SIGKILL for remaining processes, to remove their files. The end of a container grants
+# none.
 LEFT_S: Final = 1.0
 
 
 class RankStop:
-    """Stops the processes of one rank. Not thread-safe."""
+    """Stop of one rank's processes. Not thread-safe."""
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`pid`: the rank's first process, the leader of a session of its own."""
+        """Create a stop for the rank whose first process, a session leader, is `pid`."""
         self._pid = pid
         self._clock = clock
         first = process_view(pid)
-        # The rank's processes as they were seen last.
+        # Processes of the rank at the last look.
         self._seen = {pid: first} if first else {}
         self._got: set[int] = set()
         self._grace_ends: float | None = None
         self._kill_at: float | None = None
-        # The signals that were sent from here.
+        # Signals that were sent from here.
         self.sent: frozenset[int] = frozenset()
 
     def ask(self, grace_s: float) -> None:
-        """Ask the rank to stop within `grace_s`. A second request changes nothing."""
+        """Request the rank to stop within `grace_s`. A second request changes nothing."""
         if self._grace_ends is None:
             self._grace_ends = self._clock() + grace_s
             self.look()
@@ -58,13 +60,13 @@ class RankStop:
         return self._grace_ends is not None
 
     def look(self, table: Mapping[int, ProcessView] | None = None) -> bool:
-        """Do what is due; returns whether there is nothing more to wait for. `table`: all processes, as of now."""
+        """Execute due actions; return whether nothing is left to wait for. `table`: all current processes."""
         if self._grace_ends is None:
             return True
         before, here = self._seen, self._find(living_processes() if table is None else table)
         if self._kill_at is None:
             self._ask_processes(here)
-            # The workers of a loader that has ended would hold its pipe open for seconds.
+            # Workers of a loader that has ended would hold its pipe open for seconds.
             ended = self._got - here.keys()
             orphans = [pid for pid in here.keys() - self._got if pid in before and before[pid].parent in ended]
             self._send(orphans, signal.SIGTERM)
@@ -82,8 +84,8 @@ class RankStop:
         return True
 
     def _find(self, table: Mapping[int, ProcessView]) -> Mapping[int, list[int]]:
-        """The rank's living processes, each with its children: the session, what is below it, and what was seen there
-        before and has lost its parent."""
+        """Return the rank's live processes, each with its children: the session, its descendants, and processes seen
+        there before that have lost their parent."""
         children = defaultdict(list)
         for view in table.values():
             children[view.parent].append(view.pid)
@@ -99,16 +101,16 @@ class RankStop:
         return here
 
     def _ask_processes(self, here: Mapping[int, list[int]]) -> None:
-        """Send SIGTERM to whoever is to get it, and has not: a script may start another program meanwhile."""
+        """Send SIGTERM to processes that should get it and have not: a script may have started another program."""
         found = self._topmost(self._pid, here) if self._pid in here else []
         if not found and not self.sent:
-            # Parents first: a shell must not see the end of its program, and go on.
+            # Parents first: a shell must not see the end of its program and continue.
             found = sorted(here, key=lambda pid: (self._seen[pid].started, pid))
         self._send(found, signal.SIGTERM)
         self._got.update(found)
 
     def _topmost(self, pid: int, here: Mapping[int, list[int]]) -> list[int]:
-        """Processes from `pid` down that are to get SIGTERM now."""
+        """Return the processes from `pid` down that should get SIGTERM now."""
         if pid in self._got:
             return []
         runner = only_runs_others(pid)
@@ -121,7 +123,7 @@ class RankStop:
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-                # A stopped process gets its signal when it goes on, and not before.
+                # A stopped process receives its signal only when it continues.
                 os.kill(pid, signal.SIGCONT)
         if pids:
             self.sent |= {number}

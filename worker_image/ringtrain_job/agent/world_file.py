@@ -1,4 +1,4 @@
-"""A world whose addresses are too long for environment variables, in a file that the ranks of a pod read."""
+"""File for a world whose addresses are too long for environment variables; the ranks of a pod read it."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain_job.control.model import World
 
-# The kernel refuses a program a variable of 128 KiB, and a rank may start programs whose variables are longer.
+# The kernel limits a variable to 128 KiB, and a rank may start programs with longer variables.
 MOST_BYTES = 100_000
-# A rank that is told a formation may still read its file when the next one is given to others.
+# A rank that has received a generation may still read its file when the next one is sent to others.
 _KEPT = 2
 
 
 class AgentWorldFiles:
-    """The files of one agent, made when the first is needed; gone when `stack` is."""
+    """World files of one agent, created when needed and deleted with `stack`."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -26,10 +26,10 @@ class AgentWorldFiles:
         self._written: dict[int, Path] = {}
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` that tell a rank `world`, where a variable that is too long gives way to the world's file.
+        """Return `variables` of a rank in `world`, with the world's file in place of those that are too long.
 
-        `TF_CONFIG`, which TensorFlow reads from a variable alone, becomes one that TensorFlow refuses: a rank that
-        found none would train by itself. Raises ConfigurationError where the file cannot be written.
+        `TF_CONFIG`, which TensorFlow reads only from the environment, is replaced by a value that TensorFlow rejects: a
+        rank without one would train alone. Raises ConfigurationError if the file cannot be written.
         """
         fitted = dict(variables)
         long = [name for name in (contract.ENV_RING_ADDRESSES, "TF_CONFIG") if is_too_long(fitted.get(name, ""))]
@@ -75,11 +75,12 @@ class AgentWorldFiles:
 
 
 def is_too_long(value: str) -> bool:
-    """Whether a program can't be given `value` as a variable, or could hardly."""
+    """Return whether `value` is too long for an environment variable, or nearly so."""
     return len(os.fsencode(value)) > MOST_BYTES
 
 
 def unusable_tf_config(size: int, task: Mapping[str, object]) -> str:
-    """A `TF_CONFIG` that TensorFlow refuses with a TypeError that says where the cluster of `size` workers is."""
+    """Return a `TF_CONFIG` that TensorFlow rejects with a TypeError that names the file with the cluster of `size`
+    workers."""
     where = f"workers, of which {size} are too many for TF_CONFIG: see {contract.ENV_WORLD_FILE}"
     return json.dumps({"cluster": {where: f"{size} addresses"}, "task": dict(task)})

@@ -1,1 +1,1 @@
-"""Ranks of an elastic job: processes that are started, told their worlds, and ended one by one."""
+"""Ranks of an elastic job: processes that are started, given their worlds, and ended one by one."""

@@ -1,4 +1,4 @@
-"""What a rank and its agent say to each other on the rank's Unix socket; docs/contract.md has the table."""
+"""Messages between a rank and its agent on the rank's Unix socket; docs/contract.md lists them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,18 @@ from typing import Any
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain_job.control.model import FORMATIONS
 
-# 64 KiB: a rank's messages have three numbers; the agent's, which have addresses of all ranks, are not read here.
+# 64 KiB: a rank's messages contain three numbers. The agent's, with the addresses of all ranks, are not read here.
 MOST_BYTES = 64 << 10
 _MOST_STEPS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The rank has left `formation` (0: it was in none) and waits for a world. `lost_steps`: what leaving cost.
-    `unshared`: it has not given to others what it alone may hold. `adopted`: the formation since which it has all
-    of the state."""
+    """Message: the rank has left `formation` (0: it was in none) and waits for a world.
+
+    `lost_steps`: number of steps discarded by leaving. `unshared`: it has not sent state that it may be the only one to
+    have. `adopted`: generation since which it has the whole state.
+    """
 
     formation: int
     committed: int
@@ -28,14 +30,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Joined:
-    """The ranks of `formation` have met."""
+    """Message: the ranks of `formation` have completed the rendezvous."""
 
     formation: int
 
 
 @dataclass(frozen=True)
 class Committed:
-    """The rank has committed `step`."""
+    """Message: the rank has committed `step`."""
 
     step: int
 
@@ -44,7 +46,7 @@ FromRank = Ready | Joined | Committed
 
 
 def parse_slot_message(line: bytes) -> FromRank:
-    """What a rank says in `line`; ConfigurationError says what is wrong with it. Further fields are ignored."""
+    """Parse a message of a rank. ConfigurationError contains the problem. Unknown fields are ignored."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -68,23 +70,23 @@ def parse_slot_message(line: bytes) -> FromRank:
 
 
 def slot_world_message(formation: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """The rank is a member of `formation`, whose variables are `environment`."""
+    """Return the message: the rank is a member of `formation`, whose variables are `environment`."""
     return {"type": "world", "formation": formation, "environment": dict(environment)}
 
 
 def slot_change_message(formation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
-    """`formation` is being prepared: leave now (`urgent`), or at the next commit, when the ranks `leaving` of the
-    present one hand over what they hold."""
+    """Return the message: `formation` is being prepared; leave now (`urgent`) or at the next commit, at which the ranks
+    `leaving` of the current generation hand over their state."""
     return {"type": "change", "formation": formation, "urgent": urgent, "leaving": list(leaving)}
 
 
 def slot_leave_message(reason: str) -> dict[str, Any]:
-    """The rank is not wanted any more: end with code 0."""
+    """Return the message: the slot is no longer requested; end with code 0."""
     return {"type": "leave", "reason": reason}
 
 
 def slot_error_message(text: str) -> dict[str, Any]:
-    """What the rank said could not be taken."""
+    """Return the message: the rank's message was invalid."""
     return {"type": "error", "message": text}
 
 

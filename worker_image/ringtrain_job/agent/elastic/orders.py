@@ -1,4 +1,4 @@
-"""What is to be done about one slot so that the newest order comes true. Pure; asked again after every change."""
+"""Decision on one slot's next action according to the newest order. Pure functions, called after every change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from ringtrain_job.control.model import Form, Prepare, World
 
 
 class ElasticSlotAction(Enum):
-    """One thing to do about a slot."""
+    """One action on a slot."""
 
     START = auto()
     WORLD = auto()
@@ -20,9 +20,12 @@ class ElasticSlotAction(Enum):
 
 @dataclass(frozen=True)
 class ElasticSlotOrder:
-    """The newest order. `since`: when this formation was first spoken of; `urgent_since`: since when processes of
-    earlier formations have to be out of them. `members`: life by slot, once they are chosen. `former`: the last
-    formation that was made."""
+    """The newest order.
+
+    `since`: time of the first order for this generation. `urgent_since`: time from which processes of earlier
+    generations have to leave. `members`: life by slot, once they are chosen. `former`: world of the last generation
+    that was formed.
+    """
 
     formation: int
     slots: frozenset[int]
@@ -35,7 +38,7 @@ class ElasticSlotOrder:
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """Ranks of the former formation that are not in this one."""
+        """Ranks of the previous generation that are not in this one."""
         members = () if self.former is None else self.former.members
         return tuple(rank for rank, member in enumerate(members) if member.slot not in self.slots)
 
@@ -44,10 +47,10 @@ class ElasticSlotOrder:
 class OwnSlot:
     """One slot and its newest process.
 
-    `startable`: no process runs, the launcher knows how the last one ended, and its pause is over. `formation`:
-    whose world the process has, or had last. `parked`: it waits for a world. `last_change`: formation and urgency of
-    the newest change that it was told. `left_since`: when it was told to leave.
-    `stopped_since`: when it was first seen that a signal has stopped it, as SIGSTOP does.
+    `startable`: no process runs, the launcher knows how the last one ended, and its backoff is over. `formation`:
+    generation whose world the process has, or had last. `parked`: it waits for a world. `last_change`: generation and
+    urgency of the newest change message that it received. `left_since`: time at which it was ordered to leave.
+    `stopped_since`: time at which it was first seen stopped by a signal (SIGSTOP).
     """
 
     slot: int
@@ -63,8 +66,8 @@ class OwnSlot:
 
 @dataclass(frozen=True)
 class SlotDeadlines:
-    """Seconds: `fence_s` from being told to leave to SIGKILL, `stopped_fence_s` for a process that is stopped and
-    cannot leave."""
+    """Deadlines in seconds from the order to leave to SIGKILL: `fence_s`, and `stopped_fence_s` for a process that is
+    stopped by a signal and cannot leave."""
 
     fence_s: float
     stopped_fence_s: float
@@ -73,9 +76,10 @@ class SlotDeadlines:
 def current_slot_order(
     order: Prepare | Form, former: ElasticSlotOrder | None, restart: bool, now: float
 ) -> ElasticSlotOrder:
-    """`order`, which came at `now` after `former`, in a job whose ranks are restarted (`restart`) or live on.
+    """Return `order`, received at `now` after `former`, as an ElasticSlotOrder. `restart`: the job restarts its ranks
+    in each generation.
 
-    An order that comes again, as to an agent that has registered again, keeps its times.
+    A repeated order, for example after a new registration, retains its times.
     """
     formation = order.formation if isinstance(order, Prepare) else order.world.formation
     same = former is not None and former.formation == formation
@@ -93,14 +97,15 @@ def current_slot_order(
 def next_slot_action(
     order: ElasticSlotOrder, slot: OwnSlot, deadlines: SlotDeadlines, now: float
 ) -> ElasticSlotAction | None:
-    """The next thing to do about `slot`; None: nothing now."""
+    """Return the next action on `slot`; None if nothing is due."""
     if order.restart:
         return _restarted_slot_action(order, slot)
     return _running_slot_action(order, slot, deadlines, now) if slot.running else _absent_slot_action(order, slot)
 
 
 def _restarted_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
-    """Each member gets one process in each formation; what is left of an earlier one is ended first."""
+    """Return the action if ranks restart in each generation: one process per member, after processes of earlier
+    generations have ended."""
     if slot.formation >= order.formation:
         return None
     if not slot.running:
@@ -111,7 +116,7 @@ def _restarted_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlo
 def _absent_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if slot.slot not in order.slots or not slot.startable:
         return None
-    # A member that has ended is a loss, or has done its work: the launcher says by `Prepare` what follows.
+    # A member that has ended is a loss or has finished: the launcher decides by `Prepare`.
     return None if order.members.get(slot.slot) == slot.life else ElasticSlotAction.START
 
 
@@ -120,14 +125,14 @@ def _running_slot_action(
 ) -> ElasticSlotAction | None:
     if slot.left_since is not None:
         return ElasticSlotAction.KILL if now >= slot.left_since + deadlines.fence_s else None
-    # Its peers would find it by its silence within this time; in a world of its own it has none.
+    # Its peers would detect the silence within this time. In a world with one rank there are none.
     if slot.stopped_since is not None and now >= slot.stopped_since + deadlines.fence_s:
         return ElasticSlotAction.KILL
     if slot.formation >= order.formation and not slot.parked:
         return None
     if slot.parked:
         return _parked_slot_action(order, slot)
-    if slot.formation == 0:  # on its way: it has not been in any world, and holds up no rank
+    if slot.formation == 0:  # it is starting: it has not been in any world and blocks no rank
         unwanted = slot.slot not in order.slots and now >= order.since + deadlines.fence_s
         stuck = slot.stopped_since is not None and now >= slot.stopped_since + deadlines.stopped_fence_s
         return ElasticSlotAction.KILL if unwanted or stuck else None
@@ -142,8 +147,8 @@ def _running_slot_action(
 def _parked_slot_action(order: ElasticSlotOrder, slot: OwnSlot) -> ElasticSlotAction | None:
     if order.world and order.members.get(slot.slot) == slot.life and slot.formation < order.formation:
         return ElasticSlotAction.WORLD
-    # A member of the former world is sent away when the next one is made: what it holds may be needed before,
-    # unless nobody is to be in that.
+    # A member of the previous world leaves when the next one is formed, because its state may be needed until then,
+    # unless the next one has no members.
     is_made = order.world is not None or not order.slots
     unwanted = slot.slot not in order.slots and (is_made or slot.formation == 0)
     return ElasticSlotAction.LEAVE if unwanted else None

@@ -1,4 +1,4 @@
-"""The slots of an elastic job's worker: processes that come and go one by one while the agent stays."""
+"""Slots of an elastic job's worker: their processes start and end one by one while the agent continues."""
 
 import logging
 import signal
@@ -40,47 +40,47 @@ from ringtrain_job.control.model import Form, Member, Prepare, RankPhase, RankSt
 
 log = logging.getLogger(__name__)
 
-# Between a process that ended without having got a world and the slot's next one: nothing, then doubling to this.
+# Longest backoff before the next start in a slot whose process ended without a world: 0 at first, then doubling.
 _LONGEST_PAUSE_S = 30.0
 _UNWANTED = "this slot is not wanted in the next formation"
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What the ranks run, and the environment they inherit."""
+    """The ranks' command, and the environment they inherit."""
 
     command: Sequence[str]
     inherited: Mapping[str, str]
 
 
 class ElasticSlotHost(Protocol):
-    """What slots need of the agent; used in its main thread, but for `changed`."""
+    """Interface of the agent for its slots. All methods run on the main thread, except `changed`."""
 
     def prepare_start(self, slot: int) -> None:
-        """A process is about to start in `slot`: its ports are for that process to take."""
+        """Prepare the start of a process in `slot`: release its ports."""
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """`variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
 
     def started(self, process: RankProcess) -> None:
-        """A process runs in a slot."""
+        """Record a started process."""
 
     def say(self, slot: int, line: str) -> None:
-        """Put `line` into the slot's log."""
+        """Add `line` to the slot's log."""
 
     def changed(self) -> None:
-        """The launcher is to be told the state of the ranks now."""
+        """Send the ranks' state to the launcher now."""
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have the main thread do `work` soon."""
+        """Schedule `work` on the main thread."""
 
 
 @dataclass(frozen=True)
 class _Said:
-    """What was said to the newest process of a slot, and since when something is expected of it.
+    """Messages sent to the newest process of a slot, and start times of its deadlines.
 
-    `without_world`: how many processes in a row ended without having got a world; `start_at`: not before this time
-    is the next one started.
+    `without_world`: number of consecutive processes that ended without a world. `start_at`: earliest time of the next
+    start.
     """
 
     last_change: tuple[int, bool] | None = None
@@ -92,7 +92,8 @@ class _Said:
 
 
 class ElasticSlots:
-    """Follows the launcher's `Prepare` and `Form`. All but what sockets call is the main thread's."""
+    """Executor of the launcher's `Prepare` and `Form` orders. Runs on the main thread, except the callbacks of
+    sockets."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ElasticSlots:
             self._sockets.close()
 
     def follow(self, order: Prepare | Form) -> None:
-        """Make `order`, the newest, come true, from now on."""
+        """Follow `order`, the newest one, from now on."""
         self._current = current = current_slot_order(order, self._current, not self._config.living, self._clock())
         self._number = order.number
         if current.world is not None:
@@ -131,7 +132,7 @@ class ElasticSlots:
         log.info("formation %d %s", current.formation, "begins" if current.world else "is being prepared")
 
     def act(self, starting: bool) -> None:
-        """Do what is due now; `starting`: whether processes may be started (the pod is not about to end)."""
+        """Execute the actions that are due. `starting`: processes may be started (the pod is not about to end)."""
         if self._current is None:
             return
         for slot in self._own:
@@ -140,13 +141,13 @@ class ElasticSlots:
             while (action := self._next_action(self._current, slot, starting, now)) is not None:
                 if not self._do(self._current, slot, action, now):
                     break
-        # Only now: what is said of ranks together with this number must be younger than the order.
+        # Set last: the state of ranks that is sent with this number must be newer than the order.
         if self.order != self._number:
             self.order = self._number
             self._host.changed()
 
     def ended(self, slot: int) -> None:
-        """The process in `slot` is gone: so is, soon, what it has left behind."""
+        """Clean up after the end of the process in `slot`, and kill the processes that it left."""
         state = self._ranks.state(slot)
         self._ranks.clear(slot)
         if self._sockets is not None:
@@ -162,7 +163,7 @@ class ElasticSlots:
         return next_slot_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:
-        """See whether a signal has stopped the process in `slot`: it does nothing then that may be waited for."""
+        """Record whether a signal has stopped the process in `slot`. It cannot react to messages then."""
         said = self._said[slot]
         since = (now if said.stopped_since is None else said.stopped_since) if self._ranks.stopped(slot) else None
         if since != said.stopped_since:
@@ -172,7 +173,7 @@ class ElasticSlots:
         state, said = self._ranks.state(slot), self._said[slot]
         running = state.phase is RankPhase.RUNNING
         fresh = state.phase is RankPhase.WAITING
-        # An order that lists a slot may be older than the end of its program.
+        # An order with this slot may be older than the end of its program.
         finished = state.phase is RankPhase.SUCCEEDED and self._config.living
         return OwnSlot(
             slot=slot,
@@ -190,7 +191,7 @@ class ElasticSlots:
         )
 
     def _do(self, order: ElasticSlotOrder, slot: int, action: ElasticSlotAction, now: float) -> bool:
-        """Do `action`; False: look at the slot again later, not at once."""
+        """Execute `action`; return False if the slot should be evaluated later, not at once."""
         match action:
             case ElasticSlotAction.START:
                 self._start(order, slot)
@@ -215,8 +216,8 @@ class ElasticSlots:
         return True
 
     def _forget_leaver(self, slot: int) -> None:
-        """Once the next formation is made, a process that was told to leave waits for no world, though it may not
-        have ended yet: with its slot wanted again, it would be taken for a newcomer."""
+        """Remove a leaving process from the candidates for a world once the next generation is formed. Otherwise, if
+        its slot is requested again before it ends, it would be taken for a process that joins."""
         if self._said[slot].left_since is not None:
             life = self._ranks.state(slot).life
             self._ranks.update(slot, life, parked=False, formation=0, joined=False)
@@ -309,7 +310,7 @@ class ElasticSlots:
 
     def _joined(self, caller: Member, message: Joined) -> None:
         state = self._ranks.state(caller.slot)
-        if message.formation == state.formation and not state.parked:  # else it has been told something newer
+        if message.formation == state.formation and not state.parked:  # otherwise it has received a newer order
             self._ranks.update(caller.slot, caller.life, joined=True)
             self._host.changed()
 
@@ -333,6 +334,6 @@ class ElasticSlots:
             adopted=message.adopted,
             joined=False,
         )
-        if self._said[caller.slot].left_since is not None:  # it was told on a connection that it has closed
+        if self._said[caller.slot].left_since is not None:  # it received the message on a connection that it has closed
             self._send_to_slot(caller.slot, slot_leave_message(_UNWANTED))
         self._host.changed()

@@ -1,6 +1,6 @@
-"""The Unix sockets on which an agent speaks with its ranks: one for each life of a slot, one thread for all.
+"""Unix sockets between an agent and its ranks: one for each life of a slot, one thread for all.
 
-Nothing here waits for a rank: a stopped process does not read, and what it has not read is kept until it is gone.
+No call blocks on a rank: a stopped process does not read, and its unread messages are stored until it ends.
 """
 
 import logging
@@ -25,13 +25,13 @@ from ringtrain_job.control.model import Member
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 << 10
-# The kernel's bound for a path is 107 bytes; a slot and a life have at most 21.
+# The kernel limits a path to 107 bytes; a slot and a life have at most 21.
 _MOST_PATH = 80
 
 
 @dataclass
 class _RankConnection:
-    """What a rank has sent and not ended by a newline, and what it has yet to read."""
+    """Connection of a rank: an unfinished received line, and the bytes that wait to be sent."""
 
     caller: Member
     socket: socket.socket
@@ -51,8 +51,11 @@ class _Listening:
 
 
 class ElasticRankSockets:
-    """Serves a socket for each process. In the server's thread `on_connection(caller, opened)` is called when a
-    rank has connected and when it has closed, and `on_message(caller, message)` for everything that it says."""
+    """Server with one socket for each process.
+
+    On the server's thread, `on_connection(caller, opened)` is called when a rank connects and when it disconnects, and
+    `on_message(caller, message)` for each of its messages.
+    """
 
     def __init__(
         self, on_connection: Callable[[Member, bool], None], on_message: Callable[[Member, FromRank], None]
@@ -60,7 +63,7 @@ class ElasticRankSockets:
         self._on_connection = on_connection
         self._on_message = on_message
         self._directory = _make_rank_socket_directory()
-        self._listening: dict[Member, _Listening] = {}  # used by the server's thread alone, as all below
+        self._listening: dict[Member, _Listening] = {}  # used by the server's thread alone, like all attributes below
         self._selector = selectors.DefaultSelector()
         self._work: deque[Callable[[], None]] = deque()
         self._closed = False
@@ -71,7 +74,7 @@ class ElasticRankSockets:
         self._thread.start()
 
     def open(self, caller: Member) -> Path:
-        """The path of a socket for `caller`, which listens."""
+        """Open a listening socket for `caller`; return its path."""
         path = self.path(caller)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(str(path))
@@ -82,11 +85,11 @@ class ElasticRankSockets:
         return path
 
     def path(self, caller: Member) -> Path:
-        """Where the socket of `caller` is, or was."""
+        """Return the path of the socket of `caller`, which may be closed."""
         return self._directory / f"{caller.slot}-{caller.life}"
 
     def send(self, caller: Member, message: dict[str, Any]) -> None:
-        """Have the rank told `message`; dropped if it is not connected."""
+        """Send `message` to the rank; drop it if the rank is not connected."""
         data = line_of(message)
 
         def send() -> None:
@@ -97,7 +100,7 @@ class ElasticRankSockets:
         self._do(send)
 
     def forget(self, caller: Member) -> None:
-        """The process has ended."""
+        """Close the socket of a process that has ended."""
         self._do(lambda: self._remove(caller))
 
     def close(self) -> None:
@@ -108,7 +111,7 @@ class ElasticRankSockets:
 
     def _do(self, work: Callable[[], None]) -> None:
         self._work.append(work)
-        with suppress(OSError):  # full: it is awake anyway; closed: there is nothing left to do
+        with suppress(OSError):  # full: the thread wakes anyway; closed: nothing to do
             self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
@@ -133,11 +136,11 @@ class ElasticRankSockets:
     def _accept(self, listening: _Listening) -> None:
         try:
             accepted, _ = listening.socket.accept()
-        except OSError:  # it has gone again, or there are no descriptors left
+        except OSError:  # it disconnected, or no descriptors are free
             return
         accepted.setblocking(False)
         if listening.connection is not None:
-            self._read(listening.connection)  # a rank may close its connection and open the next at once
+            self._read(listening.connection)  # a rank may close its connection and open the next one at once
         if listening.connection is not None:
             text = f"slot {listening.caller.slot} has a connection to its agent already; a rank opens one at a time"
             with accepted, suppress(OSError):
@@ -181,7 +184,7 @@ class ElasticRankSockets:
 
     def _complain(self, connection: _RankConnection, text: str) -> None:
         log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
-        if len(connection.waiting) < MOST_BYTES:  # a rank that does not read them gets no more
+        if len(connection.waiting) < MOST_BYTES:  # a rank that does not read gets no further errors
             self._queue(connection, line_of(slot_error_message(text)))
 
     def _queue(self, connection: _RankConnection, data: bytes) -> None:
@@ -220,7 +223,7 @@ class ElasticRankSockets:
         if listening is None:
             return
         with suppress(OSError):
-            listening.path.unlink()  # first: who sees the connection end finds no file
+            listening.path.unlink()  # first, so that a process that sees the connection end finds no file
         if listening.connection is not None:
             self._drop(listening.connection)
         self._selector.unregister(listening.socket)
@@ -236,7 +239,7 @@ class ElasticRankSockets:
 
 
 def _make_rank_socket_directory() -> Path:
-    """A directory that only this user can enter, with a path short enough for a socket in it."""
+    """Create a directory that only this user can enter, with a path short enough for a socket in it."""
     made = tempfile.mkdtemp(prefix="ringtrain-")  # mode 0700
     if len(os.fsencode(made)) <= _MOST_PATH:
         return Path(made)
