@@ -1,1 +1,1 @@
-"""The job's coordinator: barrier, verdict, log store, `/status` and `/metrics`."""
+"""The job's coordinator: assembles the gang, decides the verdict, stores the logs, serves `/status` and `/metrics`."""

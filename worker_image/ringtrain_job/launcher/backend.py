@@ -1,6 +1,6 @@
-"""Interface of what starts the ranks of an attempt and decides when it has ended.
+"""Interface of the code that starts the ranks of an attempt and decides when the attempt has ended.
 
-`launcher/registry.py` finds them. The launcher names none.
+Backends are plugins, found by `launcher/registry.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,41 +14,43 @@ AskWorkers = Callable[[int, Mapping[int, int]], None]
 
 @dataclass(frozen=True)
 class HandOver:
-    """The answer to a stop request that leaves the ranks to the launcher which comes next."""
+    """Answer to a stop request: leave the ranks to the launcher that comes next."""
 
 
 class Backend(Protocol):
-    """Start the ranks of an attempt and decide when it has ended. Called on the main loop's thread, but for `ask`,
-    `ranks` and `status`, which any thread may call."""
+    """Start the ranks of an attempt and decide when it has ended. All methods run on the main loop's thread, except
+    `ask`, `ranks` and `status`, which any thread may call."""
 
     @property
     def ranks(self) -> int:
-        """Ranks of the world that was made last."""
+        """Number of ranks of the current world."""
 
     @property
     def ask(self) -> AskWorkers | None:
-        """Asks for another number of workers, from PUT /workers: that number, and by worker the newest pod that has
-        ended. None: the number is fixed."""
+        """Callable that requests another number of workers (PUT /workers), or None if the number is fixed. Arguments:
+        the number of workers and, by worker, the newest pod that has ended."""
 
     def begin(self) -> None:
-        """The launcher's ports are open, and agents may register."""
+        """Begin; the launcher's ports are open, and agents may register."""
 
     def tick(self) -> Verdict | None:
-        """Do what is due; return how the attempt ended, when it has."""
+        """Do the work that is due; return the verdict once the attempt has ended."""
 
     def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
-        """The launcher was asked to stop. Return how the attempt ends by that; None: it goes on for now, and this is
-        called again. `by_person`: the whole job is meant, and not this pod alone."""
+        """Handle a stop request; return the verdict if it ends the attempt.
+
+        None: the attempt goes on for now, and this method is called again. `by_person`: the request is for the whole
+        job, not for this pod alone.
+        """
 
     def stop(self, verdict: Verdict) -> None:
-        """Have all ranks stop."""
+        """Order all ranks to stop."""
 
     def is_quiet(self) -> bool:
-        """Return whether all ranks have stopped and all agents have sent their logs. Called again and again after
-        `stop`."""
+        """Return whether all ranks have stopped and all agents have sent their logs. Polled after `stop`."""
 
     def close(self) -> None:
-        """End everything that was started, within some seconds."""
+        """End every started process and thread within some seconds."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return entries of /status."""
+        """Return this backend's entries of /status."""

@@ -13,15 +13,15 @@ from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.launcher.formation_state import FormationRules
 from ringtrain_job.launcher.plugins import check_plugins
 
-# Of all agents together: 70 cost a launcher less than a tenth of a core, see bench/scale/README.md.
+# All agents together: 70 heartbeats per second cost a launcher less than a tenth of a core (bench/scale/README.md).
 _HEARTBEATS_PER_S = 70
 _OTLP_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(Settings):
-    """How the world of an elastic job may change. `start_ranks`: wanted until another number is put. `formation`:
-    the last that a launcher before this one is known to have made."""
+    """Limits on the changes of an elastic job's world. `start_ranks`: number of ranks until PUT /workers sets another.
+    `formation`: the last generation that an earlier launcher is known to have formed."""
 
     rules: FormationRules = setting(lambda env, seen: FormationRules.read(env, world_size=seen.world_size))
     start_ranks: int = integer(
@@ -40,7 +40,7 @@ def _read_elastic(env: EnvironmentVariables, seen: Any) -> ElasticSettings | Non
 
 
 def _read_sites(env: EnvironmentVariables, workers: int) -> tuple[str, ...]:
-    """The site of each worker, by index; empty: all are in one."""
+    """Return the site of each worker, by index; empty if all workers are at one site."""
     said = env.optional(contract.ENV_WORKER_SITES)
     sites = tuple(said.split(",")) if said else ()
     if sites and len(sites) != workers:
@@ -51,7 +51,7 @@ def _read_sites(env: EnvironmentVariables, workers: int) -> tuple[str, ...]:
 
 
 def _read_otel(env: EnvironmentVariables) -> tuple[str, ...]:
-    """What is sent to OpenTelemetry's receiver: traces, logs, both or nothing."""
+    """Return the signals sent to OpenTelemetry's receiver: traces, logs, both or none."""
     asked = env.words(contract.ENV_OTEL)
     if not set(asked) <= {"traces", "logs"}:
         expected = "expected traces, logs, or both with a comma"
@@ -64,7 +64,7 @@ def _read_otel(env: EnvironmentVariables) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(PodSettings):
-    """Settings of a launcher. `sinks`: where reports go beside the attempt's files, by name."""
+    """Settings of a launcher. `sinks`: names of the sinks that receive reports in addition to the attempt's files."""
 
     port: int = tcp_port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER)
     status_port: int = tcp_port(contract.ENV_STATUS_PORT, contract.PORT_STATUS)
@@ -94,62 +94,69 @@ class LauncherConfig(PodSettings):
 
     @property
     def status_tokens(self) -> tuple[str, ...]:
-        """Tokens of which `/status` asks for one. Empty where control is plain."""
+        """Tokens that `/status` accepts; empty if the control channel is not encrypted."""
         return () if self.secrets.tls is None else self.tokens
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The operator's, the job's. `PUT /workers` asks for one, also where control is plain: any user of this
-        machine may come there. The tokens of the page are made of them; without any it is not served."""
+        """The operator's and the job's token. `PUT /workers` requires one even if the control channel is not encrypted,
+        because any user of this machine can connect. The page derives its tokens from them and is not served without
+        any."""
         return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property
     def lost_after_s(self) -> float:
-        """Silence after which an agent counts as lost: sooner than ranks give up on a peer (timeout_s)."""
+        """Seconds of silence after which an agent counts as lost: less than timeout_s, after which ranks give up on a
+        peer."""
         return self.timeout_s / 4
 
     @property
     def heartbeat_s(self) -> float:
-        """How often an agent is to call when nothing changes; 0: as often as it does by itself."""
+        """Interval in seconds at which an idle agent sends heartbeats; 0: the agent's default."""
         paced = self.workers / _HEARTBEATS_PER_S
         return min(paced, self.timeout_s / 4) if paced > min(2.0, self.timeout_s / 16) else 0.0
 
     @property
     def silence_s(self) -> float:
-        """The same for an agent that calls seldom, and whose connection stands: gRPC looks after that itself."""
+        """Seconds of silence after which an agent with an open connection and a long heartbeat interval counts as lost.
+        gRPC itself detects broken connections."""
         return max(self.lost_after_s, 3 * self.heartbeat_s)
 
     @property
     def behind_s(self) -> float:
-        """How long workers that come at the same time may keep a launcher busy that gets a tenth of a core."""
+        """Longest time in seconds for which workers that connect at the same time can occupy a launcher with a tenth of
+        a core."""
         return 10 * self.crowd_s
 
     @property
     def vacancy_s(self) -> float:
-        """How long a new pod's agent waits for the end of its predecessor's connection: well inside a call."""
+        """Seconds that a new pod's agent waits for the end of its predecessor's connection; shorter than the deadline
+        of a call."""
         return max(1.0, self.timeout_s / 6) / 2
 
     @property
     def hand_over_s(self) -> float:
-        """How long a launcher that is asked to stop looks whether the whole job is, or its own pod alone."""
+        """Seconds that a launcher waits after a stop request to see whether the whole job is stopped, or only its own
+        pod."""
         return self.settle_s
 
     @property
     def settle_s(self) -> float:
-        """How long after the first failed exit to wait for others that may be its cause."""
+        """Seconds to wait after the first failed exit for other exits that may be its cause."""
         return min(2.0, self.timeout_s / 10)
 
     @property
     def drain_s(self) -> float:
-        """How long agents may take to stop their ranks, which may save first, and to hand over the last lines."""
+        """Seconds that agents may take to stop their ranks, which may save first, and to send the last log lines."""
         return max(self.timeout_s, self.pod_grace_s)
 
     @property
     def connections(self) -> int:
-        """Descriptors for those who connect, and for the launcher's own files."""
+        """File descriptors for connections of workers and data workers, and for the launcher's own files."""
         return self.workers + self.data_workers + 256
 
     @property
     def open_files(self) -> int:
-        """Descriptors that a launcher needs: a log for each rank, connections of each worker, and its own."""
+        """File descriptors that a launcher needs: a log for each rank, connections of each worker, and its own
+        files."""
         return self.world_size + 4 * self.workers + 256

@@ -1,8 +1,8 @@
-"""The launcher's stdout: the merged log and the lines of progress, written by one thread.
+"""The launcher's stdout: the merged log and the progress lines, written by one thread.
 
-Whoever reads the launcher's stdout may be slow or gone. The files never wait for it: what does not fit in a
-bounded buffer is left out here, counted, and said. On a terminal the newest line of progress stays below all
-others.
+The reader of the launcher's stdout may be slow or may have closed it. Log files never wait for it: if a bounded buffer
+is full, lines are omitted here, counted, and the count is printed. On a terminal the newest progress line stays below
+all other lines.
 """
 
 import os
@@ -21,22 +21,24 @@ from ringtrain_job.launcher.throughput import (
     throughput_warnings,
 )
 
-# A shorter bar says nothing, a longer one no more.
+# A bar that is shorter is not readable; a longer one adds nothing.
 _LEAST_BAR, _MOST_BAR = 10, 40
 _BETWEEN: Final = "  "
 
 
 @dataclass(frozen=True)
 class ConsoleProgressBar:
-    """`left_s`: seconds until the last step, None where that is not known."""
+    """Contents of a progress line. `left_s`: seconds until the last step; None if unknown."""
 
     progress: Progress
     speed: Speed | None
     left_s: float | None
 
     def line(self, columns: int) -> str:
-        """`Step 40/300  13 %  [####------]  3 min left  5120.3 images/sec  loss: 0.412`, no longer than `columns`:
-        what is last is left out, the bar first of all."""
+        """Return `Step 40/300  13 %  [####------]  3 min left  5120.3 images/sec  loss: 0.412`.
+
+        The line has at most `columns` characters. Parts are omitted from the end, the bar first.
+        """
         head, *others = self._parts()
         whole = head
         shown = []
@@ -54,7 +56,7 @@ class ConsoleProgressBar:
 
     @property
     def _percent(self) -> int:
-        """Rounded down: 100 is when no step is left."""
+        """Percentage of completed steps, rounded down: 100 only if no step is left."""
         return min(100, 100 * self.progress.step // (self.progress.total_steps or 1))
 
     def _parts(self) -> list[str]:
@@ -81,9 +83,9 @@ _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
 class LauncherConsole:
-    """Writes to file descriptor `fd` in the order of `show`. `bound`: bytes that may be waiting.
+    """Writer to file descriptor `fd`, in the order of the calls to `show`. `bound`: bytes that may be queued.
 
-    `person`: somebody may look at the terminal that `fd` perhaps is; a pod's is read by `kubectl logs`.
+    `person`: `fd` may be a terminal that a person reads; a pod's stdout is read by `kubectl logs`.
     """
 
     def __init__(self, fd: int, bound: int = _BOUND, person: bool = False) -> None:
@@ -101,7 +103,7 @@ class LauncherConsole:
         self._thread.start()
 
     def show(self, text: bytes) -> None:
-        """Queue `text`, which ends with a newline; never blocks."""
+        """Queue `text`, which ends with a newline. Does not block."""
         with self._changed:
             if self._is_lost:
                 return
@@ -115,11 +117,11 @@ class LauncherConsole:
 
     @property
     def progress_every_s(self) -> float:
-        """Seconds from one line of progress to the next: a terminal has one, and a pipe has them all."""
+        """Seconds between progress lines: a terminal shows only the newest, a pipe shows all."""
         return 0.1 if self._terminal else 1.0
 
     def show_progress(self, bar: ConsoleProgressBar | None, text: str) -> None:
-        """Show `text`, a line or nothing; on a terminal `bar` in its place and in that of the bar before it."""
+        """Show `text`, a line or nothing. On a terminal, `bar` replaces `text` and the previous bar."""
         if not self._terminal:
             self.show(text.encode())
             return
@@ -128,7 +130,7 @@ class LauncherConsole:
             self._queue(b"")
 
     def close(self, timeout_s: float) -> None:
-        """Write what is waiting, for at most `timeout_s`, clear the line of progress, and stop."""
+        """Write the queue for at most `timeout_s`, clear the progress line, and stop."""
         with self._changed:
             if self._left_out:
                 self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
@@ -142,7 +144,8 @@ class LauncherConsole:
         self._changed.notify_all()
 
     def _above_progress(self, text: bytes) -> bytes:
-        """`text` in place of the line of progress, and below it that line, shortened: one that wraps stays."""
+        """Return `text` in place of the progress line, followed by that line. The line is shortened, because one that
+        wraps could not be cleared."""
         columns = _terminal_columns(self._fd) - len("^C")
         line = b"" if self._progress is None else self._progress.line(columns).encode()
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
@@ -162,12 +165,12 @@ class LauncherConsole:
                 view = memoryview(text)
                 while view:
                     view = view[os.write(self._fd, view) :]
-            except OSError:  # nobody reads any more: the files have everything
+            except OSError:  # stdout was closed: the files have everything
                 self._is_lost = True
 
 
 def _terminal_columns(terminal: int) -> int:
-    """The width of `terminal`; of one that does not tell, or is gone by now, the usual one."""
+    """Return the width of `terminal`, or the default if it is unknown."""
     try:
         return os.get_terminal_size(terminal).columns or _USUAL_COLUMNS
     except OSError:

@@ -1,4 +1,5 @@
-"""Which data workers are alive: the launcher's whole part in the input. Ranks ask data workers themselves."""
+"""Registry of live data workers, the launcher's only part in the input pipeline. Ranks read from data workers
+directly."""
 
 import logging
 import threading
@@ -12,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class LauncherDataMembers:
-    """The data workers that announce themselves. Safe to call from many threads; `clock` is monotonic.
+    """Data workers that have announced themselves. Thread-safe; `clock` is monotonic.
 
-    A data worker that is silent for `lost_after_s` is taken out. A launcher that has just started does not know
-    who is there: it says nothing, and ranks go on with those that they know, until one has announced itself.
+    A data worker that is silent for `lost_after_s` is removed. A launcher that has just started does not know the data
+    workers: until one announces itself it sends no list, and ranks continue with the ones they know.
     """
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
@@ -27,7 +28,8 @@ class LauncherDataMembers:
         self._said: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
 
     def announce(self, member: DataMember) -> str:
-        """Take in a heartbeat; why it is refused, or "". A new process takes the place of the one before it."""
+        """Record a heartbeat; return the reason for a refusal, or "". A new process replaces the previous one of its
+        index."""
         config = self._config
         if member.job_uid != config.job.uid:
             return f"job uid {member.job_uid!r}; this launcher is of {config.job.uid!r}"
@@ -43,14 +45,14 @@ class LauncherDataMembers:
         return ""
 
     def news(self, version: str) -> str:
-        """The members as the ranks' file has them, unless that has `version` already; "" for nothing to say."""
+        """Return the members file for ranks, or "" if `version` is current or nothing is known."""
         if not self._config.data_workers:
             return ""
         text, known = self._text()
         return "" if known == version else text
 
     def _text(self) -> tuple[str, str]:
-        """What the file has and its digest; made anew when a data worker has come or gone, not for each agent."""
+        """Return the members file and its digest. Rebuilt only if a data worker has joined or left."""
         alive = self._alive()
         members = tuple(alive.values())
         if not alive and self._clock() < self._knows_from:
@@ -61,7 +63,7 @@ class LauncherDataMembers:
         return self._said[1:]
 
     def status(self) -> dict[str, Any]:
-        """The part of `/status`, but for the wait that ranks report."""
+        """Return the entry of `/status`, without the waiting time that ranks report."""
         alive = self._alive()
         with self._lock:
             known = {index: member for index, (member, _) in sorted(self._heard.items())}

@@ -1,4 +1,4 @@
-"""The host discovery script of an elastic run: which hosts and slots are wanted now."""
+"""The host discovery script of an elastic run: reads the hosts and slots that are requested now."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, chec
 log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 1.0
-# A script may ask a cloud's API; one that hangs must not hide that the world could change.
+# A script may call a cloud's API. A script that hangs must not block changes of the world.
 _DEADLINE_S: Final = 10.0
 FIRST_ANSWER_WITHIN_S: Final = _DEADLINE_S
 _POLL_S: Final = 0.1
@@ -25,25 +25,25 @@ _MOST_BYTES: Final = 64 << 10
 
 
 class RunWorld(Protocol):
-    """The world of an elastic run, as far as its hosts matter."""
+    """The part of an elastic run's world that host discovery needs."""
 
     def ask_slots(self, slots: frozenset[int]) -> None:
-        """Have ranks in `slots`."""
+        """Request ranks in `slots`."""
 
     def workers_in_use(self) -> frozenset[int]:
-        """Workers whose agents are needed for the world that runs, or that is made now."""
+        """Return the workers whose agents the current world, or the one being formed, needs."""
 
     def attached_workers(self) -> frozenset[int]:
-        """Workers whose agents are connected."""
+        """Return the workers whose agents are connected."""
 
     def failed_processes(self) -> Mapping[tuple[int, int], str]:
-        """Ranks that failed by themselves, or were killed, by slot and life; in words."""
+        """Return ranks that failed by themselves or were killed: by slot and life, a description."""
 
 
 class HostDiscovery:
-    """Runs `script` every second in a thread, and has the world and the hosts' agents follow.
+    """Thread that runs `script` every second and adapts the requested slots and the hosts' agents.
 
-    A script that fails, or lists what cannot be, is said once, and its last answer holds.
+    A script that fails, or prints an invalid list, is logged once, and its last valid output stays in force.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HostDiscovery:
         self._thread.start()
 
     def close(self) -> None:
-        """Run the script no more; agents stay as they are."""
+        """Stop running the script. Agents are not changed."""
         self._closed.set()
         self._thread.join(_DEADLINE_S)
 
@@ -90,7 +90,7 @@ class HostDiscovery:
         return hosts
 
     def _see(self, now: float) -> None:
-        """Take in what has failed on hosts since the last look."""
+        """Record new agent ends and rank failures in the host table."""
         if self._agents is None:
             return
         for worker in self._world.attached_workers():
@@ -105,14 +105,14 @@ class HostDiscovery:
             log.warning("%s", text)
 
     def _move(self, now: float) -> None:
-        """Start agents where ranks are wanted, and let those go that have none."""
+        """Start agents for workers that need ranks, and release agents that have none."""
         if self._agents is None:
             return
         running = self._agents.running()
         for worker in self._table.idle(running, self._world.workers_in_use()):
             log.info("host %s is let go", self._table.host_of(worker))
             self._agents.let_go(worker)
-        # An agent whose ssh was lost may not have ended yet: the next one would be refused.
+        # An agent whose ssh connection broke may still run. A second one would be refused.
         for worker, host in self._table.due(running | self._world.attached_workers(), now):
             others = [name for name in self._table.machines if name != host]
             log.info("worker %d is started on host %s", worker, host)
@@ -125,7 +125,10 @@ class HostDiscovery:
 
 
 def run_discovery_script(script: str, deadline_s: float, closed: threading.Event) -> str:
-    """What the shell command `script` prints. ConfigurationError when it fails, is late, or `closed` is set."""
+    """Return the output of the shell command `script`.
+
+    Raises ConfigurationError if it fails, exceeds `deadline_s`, or `closed` is set.
+    """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = start_child(["/bin/sh", "-c", script], os.environ, **pipes)
     try:

@@ -1,4 +1,4 @@
-"""The launcher of an elastic job: what the machine of `launcher/formation.py` decides, done and written down."""
+"""Backend of an elastic job: applies the decisions of the state machine in `launcher/formation.py`."""
 
 import logging
 import signal
@@ -27,13 +27,13 @@ from ringtrain_job.launcher.verdict import GangView, lost_peer
 
 log = logging.getLogger(__name__)
 
-# With a thousand workers a look takes a tenth of a second or more: one is taken when something has changed, and as
-# often as this for what only time changes.
+# With a thousand workers, one evaluation takes a tenth of a second or more. It runs after each change, and at this
+# interval for conditions that depend on time alone.
 _LOOK_S = 0.5
 
 
 class ElasticBackend:
-    """Keeps the world of an elastic job: asks the machine, gives its orders, says what changes."""
+    """Backend of an elastic job: advances the state machine, sends its orders, logs each change of the world."""
 
     def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
         config, snapshot = context.config, context.status
@@ -53,7 +53,7 @@ class ElasticBackend:
         self._seen, self._looked = -1, 0.0
         kept = self._journal.read() if snapshot.store.resumed else None
         if kept is None:
-            # Of a number that no order of a launcher before this one can have had.
+            # The start number is higher than any order of an earlier launcher.
             known = settings.formation
             orders = FormationOrders(number=time.time_ns() // 1_000_000, urgent=known > 0)
             self._state = FormationState(number=known + 1, orders=orders)
@@ -62,7 +62,7 @@ class ElasticBackend:
             self._state, self._asked = kept
             if self._state.phase is FormationPhase.RUNNING:
                 self._met = self._state.number
-        self._recoveries = self._state.losses.recoveries  # that the log has told
+        self._recoveries = self._state.losses.recoveries  # recoveries that were logged
         self._note_members()
 
     @property
@@ -70,7 +70,7 @@ class ElasticBackend:
         return len(self._state.members)
 
     def begin(self) -> None:
-        """Have the world follow its host discovery script, if it has one."""
+        """Start the host discovery script, if the job has one."""
         script, hosts, rules = self._settings.discovery_script, self._hosts, self._settings.rules
         if not script:
             return
@@ -81,7 +81,8 @@ class ElasticBackend:
         self._discovery = HostDiscovery(script, table, rules, self, hosts)
 
     def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
-        """The whole job is meant where a person or all agents say so; else this pod alone is taken away."""
+        """Return the verdict, or HandOver, after a stop request. The whole job is stopped if a person or all agents
+        request it; otherwise only this pod is deleted."""
         self._requested_at = self._clock() if self._requested_at is None else self._requested_at
         if by_person or self._gang.all_leaving() or not self._gang.any_rank_started():
             view = WorldView(self._gang.slots(), self._asked)
@@ -89,7 +90,7 @@ class ElasticBackend:
         return HandOver() if self._clock() - self._requested_at >= self._config.hand_over_s else None
 
     def stop(self, verdict: Verdict) -> None:
-        self._end_discovery()  # agents that end later were told to
+        self._end_discovery()  # agents that end from now on were ordered to
         self._gang.give(Stop(verdict))
 
     def is_quiet(self) -> bool:
@@ -99,17 +100,17 @@ class ElasticBackend:
         self._end_discovery()
 
     def may_end(self) -> bool:
-        """Return whether the attempt is over once all ranks have ended well."""
+        """Return whether the attempt may end once all ranks have succeeded."""
         return True
 
     def before_preparing(self) -> None:
-        """The next generation is prepared."""
+        """Hook: the next generation is about to be prepared."""
 
     def after_forming(self, order: Formed) -> None:
-        """Agents have the order to start a new generation."""
+        """Hook: agents have received the order to start a new generation."""
 
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
-        """Return how the attempt ends because what started its ranks has failed; None: it has not."""
+        """Return the verdict if the process that starts the ranks has failed, else None."""
         return None
 
     def _end_discovery(self) -> None:
@@ -118,9 +119,9 @@ class ElasticBackend:
             self._discovery = None
 
     def ask(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
-        """Have ranks on the first `workers` workers. ConfigurationError when that is out of the job's bounds.
+        """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's bounds.
 
-        `gone`: by worker, the newest pod of which it is known that it does not run any more.
+        `gone`: by worker, the incarnation of the newest pod that is known to have ended.
         """
         self._gang.mark_workers_lost(gone or {})
         rules, slots = self._settings.rules, self._config.slots
@@ -132,7 +133,7 @@ class ElasticBackend:
         self.ask_slots(frozenset(range(workers * slots)))
 
     def ask_slots(self, slots: frozenset[int]) -> None:
-        """Have ranks in `slots`."""
+        """Request ranks in `slots`."""
         with self._lock:
             if slots != self._asked:
                 log.info("ranks that are wanted: %d, %d until now", len(slots), len(self._asked))
@@ -140,7 +141,7 @@ class ElasticBackend:
         self._gang.notice()
 
     def workers_in_use(self) -> frozenset[int]:
-        """Workers with a rank in the formation that runs; all, while one is made."""
+        """Return the workers with a rank in the running generation; while one is being formed, all workers."""
         with self._lock:
             state = self._state
         if state.phase is not FormationPhase.RUNNING:
@@ -148,11 +149,11 @@ class ElasticBackend:
         return frozenset(process.slot // self._config.slots for process in state.members)
 
     def attached_workers(self) -> frozenset[int]:
-        """Workers whose agents are connected."""
+        """Return the workers whose agents are connected."""
         return self._gang.attached_workers()
 
     def failed_processes(self) -> dict[tuple[int, int], str]:
-        """Ranks that have failed and not because of another one, by slot and life; in words."""
+        """Return ranks that failed, but not because of another rank: by slot and life, a description."""
         found = {}
         for exit in self._gang.view().exits:
             state = exit.state
@@ -162,7 +163,7 @@ class ElasticBackend:
         return found
 
     def tick(self) -> Verdict | None:
-        """Look, decide, act; returns how the attempt ended, when it has."""
+        """Evaluate the state machine and apply its decision; return the verdict once the attempt has ended."""
         now, changes = self._clock(), self._gang.changes
         if changes == self._seen and now - self._looked < _LOOK_S:
             return None
@@ -182,7 +183,7 @@ class ElasticBackend:
         if decided.end is not None:
             return self._verdict(decided.end, view, gang) if self.may_end() else None
         if decided.order is not None:
-            self._seen = -1  # what follows may be due at once
+            self._seen = -1  # a follow-up decision may be due at once
             self._log_decision(before, decided.state, view, gang)
         if decided.order is not None or decided.state.steps.held != before.steps.held:
             self._journal.write(decided.state, self._asked)
@@ -230,12 +231,12 @@ class ElasticBackend:
             self.after_forming(order)
 
     def _sites_of_workers(self) -> dict[int, str]:
-        """By worker whose agent has come; nothing in a job without sites."""
+        """Return the sites of workers whose agents have registered; empty for a job without sites."""
         came = self._gang.registrations() if self._sites.are_named else {}
         return {worker: self._sites.of(worker, one.node) for worker, one in came.items()}
 
     def _slots(self) -> dict[int, SlotView]:
-        """All slots; a worker whose site is not known yet has not come."""
+        """Return all slots. A worker whose site is not known yet counts as not registered."""
         slots = dict(self._gang.slots())
         members = {process.slot for process in self._state.members}
         named = self._sites_of_workers()
@@ -250,7 +251,7 @@ class ElasticBackend:
             self._snapshot.keep_ranks(members)
 
     def _log_decision(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
-        """A sentence for each change of the world."""
+        """Log one line for each change of the world."""
         if after.phase is FormationPhase.RUNNING:
             if before.phase is not FormationPhase.RUNNING:
                 names = in_ranges(process.slot for process in after.members)
@@ -272,7 +273,7 @@ class ElasticBackend:
         )
 
     def _log_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
-        """A training that begins anew, or at an older commit, must not look like one that goes on."""
+        """Record and log a loss of state: training starts again from scratch or from an older commit."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
         now, then = after.steps, before.steps
         lost_now = now.training < now.committed and then.training == then.committed
@@ -349,13 +350,13 @@ class ElasticBackend:
 
 
 def open_elastic(context: BackendContext) -> ElasticBackend | None:
-    """Return the backend of an elastic job whose agents start the ranks; None for another."""
+    """Return the backend of an elastic job whose agents start the ranks; None for another job."""
     config = context.config
     return ElasticBackend(context) if config.elastic is not None and config.agents_start_ranks else None
 
 
 def _why_new_formation(before: FormationState, view: WorldView) -> str:
-    """Why a formation is prepared though nobody was lost."""
+    """Return the reason for a new generation that no loss requires."""
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
     if leaving:

@@ -1,4 +1,4 @@
-"""Why an elastic attempt is over: its program has ended, or going on cannot help."""
+"""End conditions of an elastic attempt: its program has ended, or a further generation cannot help."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from ringtrain_job.control.model import RankPhase, RankState, Reason
 from ringtrain_job.launcher.members import MemberProcess, SlotView, Standing, WorldView, wanted_slots
 from ringtrain_job.launcher.verdict import lost_peer
 
-# So many processes of a slot may end by an error of their own, one after the other, without a step between.
+# Limit on consecutive processes of a slot that end by an error of the program without a step in between.
 OWN_FAILURES = 3
-# So many formations may be lost by such errors, of whichever slots, without a step between.
+# Limit on generations lost to such errors, in any slot, without a step in between.
 FRUITLESS_FORMATIONS = 5
-# A signal by which a program ends itself; the others come from outside.
+# Signals that a program raises itself; other signals come from outside.
 _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
 
 
 class Ruin(StrEnum):
-    """Why an attempt cannot go on."""
+    """Reason why an attempt cannot continue."""
 
     NOT_ASSEMBLED = "not assembled"
     TOO_FEW = "too few"
@@ -30,13 +30,13 @@ class Ruin(StrEnum):
     NOT_FENCED = "not fenced"
 
 
-# What a ruin is called in the termination message, where no rank's end says more.
+# Reasons in the termination message for which no rank's exit gives a better one.
 RUIN_REASON = {Ruin.NOT_ASSEMBLED: Reason.NOT_ASSEMBLED, Ruin.TOO_FEW: Reason.AGENT_LOST}
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The attempt is over. `ruin`: None when it has succeeded; `slot`: the one to blame, if one is."""
+    """End of the attempt. `ruin`: None if it succeeded; `slot`: the slot that caused it, if any."""
 
     ruin: Ruin | None = None
     slot: int | None = None
@@ -44,8 +44,10 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class OwnFailures:
-    """Processes of a slot that ended by an error of their own, one after the other; `at`: how often its step had
-    grown at the last, `highest`: the highest step, `text`: the error's last line."""
+    """Consecutive processes of a slot that ended by an error of the program.
+
+    `at`: number of step advances at the last failure. `highest`: highest step then. `text`: last line of the error.
+    """
 
     slot: int
     instance: str
@@ -60,10 +62,11 @@ class OwnFailures:
 class FormationSteps:
     """Progress of the training.
 
-    `highest`: the highest step that was seen; `last`: the one that was seen last, which is lower after a training
-    began anew; `advances`: how often it grew. `training`: the step that the training which goes on now has committed;
-    `committed`: the same, or, before this training has committed more, of the one whose state was lost; `held`: the
-    last formation in which a step was, or which ranks left by plan: all its members had the state.
+    `highest`: highest step seen. `last`: step seen last, lower than `highest` after training restarted from a
+    checkpoint. `advances`: number of increases of the step. `training`: step committed by the current training.
+    `committed`: the same or, until the current training passes it, the step committed by the training whose state was
+    lost. `held`: last generation in which a step was committed, or that ranks left by plan: all its members had the
+    state.
     """
 
     highest: int = 0
@@ -76,8 +79,8 @@ class FormationSteps:
 
 @dataclass(frozen=True)
 class LossRecord:
-    """Losses of an attempt. `failures`: see OwnFailures. `fruitless`: formations, since the last step, in which a
-    process ended by an error of its own."""
+    """Losses of an attempt. `failures`: see OwnFailures. `fruitless`: generations since the last step in which a
+    process ended by an error of the program."""
 
     failures: tuple[OwnFailures, ...] = ()
     fruitless: tuple[int, ...] = ()
@@ -87,7 +90,7 @@ class LossRecord:
 
 
 def own_process_error(state: RankState) -> bool:
-    """Whether a process ended by an error of its own, and not because another was lost or something killed it."""
+    """Return whether a process ended by an error of the program, not because it lost a peer or was killed."""
     if state.phase is not RankPhase.FAILED or lost_peer(state.log_tail, -1) is not None:
         return False
     return not state.signal or state.signal in _OWN_SIGNALS
@@ -96,10 +99,11 @@ def own_process_error(state: RankState) -> bool:
 def count_failures(
     known: Sequence[OwnFailures], slots: Sequence[SlotView], steps: FormationSteps, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
-    """`known` and what has failed since. A process that never was in a world does not count beside `survivors`.
+    """Return `known` updated with new failures. If there are `survivors`, processes that were never in a world do not
+    count.
 
-    A training that began anew goes on at a lower step than before, so its steps count. The same error, before the
-    job has come further than at the time before, is the same failure all the same.
+    A training that restarted from a checkpoint continues at a lower step, and its steps count as progress. The same
+    error before the training has passed the step of its previous occurrence counts as a repetition.
     """
     failures = {mark.slot: mark for mark in known}
     for slot in slots:
@@ -118,18 +122,22 @@ def count_failures(
 
 
 def _is_state_lost(text: str) -> bool:
-    """Whether a process ended because a part of the state was lost with others: it goes on from a checkpoint."""
+    """Return whether a process ended because part of the state was lost with other ranks. It resumes from a
+    checkpoint."""
     return f"{StateLost.__name__}:" in text
 
 
 def _may_follow_from_loss(text: str) -> bool:
-    """Whether another formation may help ranks that all ended so. Where those that had the state were lost while
-    they gave it away, a rank that took it and one that has just begun make other calls."""
+    """Return whether another generation may help ranks that all ended with this error.
+
+    If ranks are lost while they send the state, a rank that received it and a rank that has just started make different
+    calls.
+    """
     return _is_state_lost(text) or f"{MismatchError.__name__}:" in text
 
 
 def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures]) -> bool:
-    """Whether every member has ended by an error of its own: the program's, which is met again."""
+    """Return whether every member ended by an error of the program, which would occur again."""
     own = {(mark.slot, mark.instance, mark.life) for mark in failures if not _may_follow_from_loss(mark.text)}
     return bool(where) and all((process.slot, process.instance, process.life) in own for process in where)
 
@@ -137,7 +145,7 @@ def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequenc
 def find_elastic_attempt_end(
     where: Mapping[MemberProcess, Standing], losses: LossRecord, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
-    """How the attempt has ended, or None. `where`: the members of the last formation."""
+    """Return the end of the attempt, or None. `where`: standing of the members of the last generation."""
     worst = max(losses.failures, key=lambda mark: mark.count, default=None)
     if worst is not None and worst.count >= OWN_FAILURES:
         return AttemptEnd(Ruin.OWN_ERROR, worst.slot)
@@ -154,5 +162,5 @@ def find_elastic_attempt_end(
     lost = [process.slot for process in others if process.slot in wanted]
     if not lost:
         return AttemptEnd()
-    # What the others had is lost, and those that could tell it have ended: the checkpoint has to.
+    # Lost ranks held the state, and ranks that could send it have ended: resume from a checkpoint.
     return None if restarts else AttemptEnd(Ruin.NO_SURVIVOR, lost[0])

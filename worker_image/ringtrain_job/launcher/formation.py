@@ -1,8 +1,8 @@
-"""When the world of an elastic job changes, and who is in the next one: pure, asked at every tick.
+"""State machine of an elastic job's generations: when the world changes, and which processes are members.
 
-`advance_formation(state, rules, view, now)` gives the next state, and an order or an end where one is due.
-Formations only grow. A formation is made only when no process can still be in an earlier one; every wait for one
-has an end.
+`advance_formation(state, rules, view, now)` is a pure function. It returns the next state, and an order or an end if
+one is due. Generation numbers only grow. A generation is formed only if no process can still be in an earlier one.
+Every wait has a deadline.
 """
 
 from collections.abc import Collection, Iterable
@@ -30,7 +30,8 @@ from ringtrain_job.launcher.members import (
 
 @dataclass(frozen=True)
 class Formed:
-    """Order: the members of `formation` are chosen, by rank. `committed`: the last step, also if none has it."""
+    """Order: the members of generation `formation` are chosen, by rank. `committed`: last committed step, even if no
+    member has it."""
 
     formation: int
     members: tuple[MemberProcess, ...]
@@ -41,7 +42,7 @@ class Formed:
 
 @dataclass(frozen=True)
 class FormationDecision:
-    """What `advance_formation` decided."""
+    """Result of `advance_formation`: the next state, and an order or an end if one is due."""
 
     state: FormationState
     order: Prepare | Formed | None = None
@@ -49,11 +50,11 @@ class FormationDecision:
 
 
 def advance_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
-    """The state after `view` was seen at `now`, and what is due."""
+    """Return the state after `view` was observed at `now`, and the order or end that is due."""
     state = _note_formation_view(state, rules, view, now)
     end = find_elastic_attempt_end(standing_in_formation(state, view), state.losses, view, restarts=rules.restarts)
     if end is not None and end.ruin is Ruin.NO_SURVIVOR and _others_may_return((), state, view):
-        # This launcher may have been cut off from all: they come back one after the other.
+        # This launcher may have lost all connections; agents reconnect one after the other.
         since = now if state.times.bereft_at is None else state.times.bereft_at
         if now - since < rules.timeout_s:
             return FormationDecision(replace(state, times=replace(state.times, bereft_at=since)))
@@ -64,49 +65,49 @@ def advance_formation(state: FormationState, rules: FormationRules, view: WorldV
     known = max((slot.order for slot in view.slots.values()), default=0)
     state = replace(state, orders=replace(state.orders, number=max(state.orders.number, known)))
     if highest > (state.number if state.phase is FormationPhase.RUNNING else state.number - 1):
-        # Of a launcher whose notes are lost: processes are in a formation that it knows nothing of.
+        # The journal of an earlier launcher is lost: processes are in a generation that this one does not know.
         return _prepare_formation(replace(state, number=highest), rules, view, now, urgent=True)
     due = _running_formation if state.phase is FormationPhase.RUNNING else _preparing_formation
     return due(state, rules, view, now)
 
 
 def standing_in_formation(state: FormationState, view: WorldView) -> dict[MemberProcess, Standing]:
-    """Where each member of the last formation is."""
+    """Return the standing of each member of the last generation."""
     return {process: member_standing(process, state.formed, view) for process in state.members}
 
 
 def joined_formation(state: FormationState, rules: FormationRules, view: WorldView) -> bool:
-    """Whether all members have met in the formation that runs."""
+    """Return whether all members have joined the running generation."""
     if state.phase is not FormationPhase.RUNNING:
         return False
     return all(_has_met(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
 def _others_may_return(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
-    """Whether there is a member outside `slots` of which nobody knows that it has ended."""
+    """Return whether a member outside `slots` is not known to have ended."""
     return any(process.slot not in slots and may_return(process, view) for process in state.members)
 
 
 def _formation_holders(state: FormationState) -> list[MemberProcess]:
-    """The members of the last formation that are known to have had the state: they were in one whose members all
-    had it. Who has joined since may have got it or not."""
+    """Return the members of the last generation that are known to have had the state: those of a generation in which
+    all members had it. A process that joined later may or may not have received it."""
     return [process for process in state.members if process.joined <= state.steps.held]
 
 
 def _have_state(slots: Collection[int], state: FormationState, view: WorldView) -> bool:
-    """Whether the process in one of `slots` is known to have the state, or says that it has got it."""
+    """Return whether the process in one of `slots` is known to have the state or reports that it has received it."""
     got = [process for process in state.members if view.slots[process.slot].state.adopted == state.formed]
     return any(process.slot in slots and is_newest(process, view) for process in [*_formation_holders(state), *got])
 
 
 def _has_shared(process: MemberProcess, formation: int, view: WorldView) -> bool:
-    """Whether `process` has left `formation` with all others at a commit, not because of a loss."""
+    """Return whether `process` left `formation` together with all others at a commit, not because of a loss."""
     rank = view.slots[process.slot].state
     return is_newest(process, view) and rank.formation == formation and rank.parked and not rank.unshared
 
 
 def _committed(members: Iterable[MemberProcess], view: WorldView) -> int:
-    """The highest step that one of `members` has committed."""
+    """Return the highest step that one of `members` has committed."""
     done = (view.slots[process.slot].state.committed for process in members if is_newest(process, view))
     return max(done, default=0)
 
@@ -119,7 +120,7 @@ def _has_met(process: MemberProcess, state: FormationState, rules: FormationRule
 
 
 def _note_formation_view(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationState:
-    """Count errors of programs, and measure a recovery that is complete."""
+    """Count errors of the program, and record the duration of a recovery that is complete."""
     steps, losses, times, step = state.steps, state.losses, state.times, view.progressed
     has_advanced = step > steps.last
     steps = replace(steps, highest=max(steps.highest, step), last=step, advances=steps.advances + has_advanced)
@@ -144,16 +145,16 @@ def _note_formation_view(state: FormationState, rules: FormationRules, view: Wor
 
 
 def _alive_members(state: FormationState, view: WorldView) -> dict[int, MemberProcess]:
-    """Members of the last formation that may still have its state, by slot."""
+    """Return the members of the last generation that may still have its state, by slot."""
     ended = (Standing.GONE, Standing.FINISHED)
     return {process.slot: process for process, at in standing_in_formation(state, view).items() if at not in ended}
 
 
 def _staying_members(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
-    """Slots of members that are in the next formation, wanted or not.
+    """Return the slots of members that stay in the next generation, requested or not.
 
-    After a loss these are all that live: nobody has handed over what it has. Otherwise members leave that were
-    told to, with what was said first: the others have what leavers had.
+    After a loss these are all live members, because no member has sent its state. Otherwise members that were ordered
+    to leave do so: the remaining ones have the same state.
     """
     if rules.restarts:
         return frozenset()
@@ -166,17 +167,17 @@ def _staying_members(state: FormationState, rules: FormationRules, view: WorldVi
 def _running_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
     members = standing_in_formation(state, view)
     standings = set(members.values())
-    if Standing.UNKNOWN in standings:  # this launcher process has just begun: its agents come, or are lost
+    if Standing.UNKNOWN in standings:  # this launcher has just started: its agents register soon or are lost
         return FormationDecision(state)
     if standings & {Standing.GONE, Standing.LEFT}:
         return _prepare_after_loss(state, rules, view, now)
     wanted = wanted_slots(view, again=True)
     inside = frozenset(process.slot for process, at in members.items() if at is not Standing.FINISHED)
     staying = _staying_members(state, rules, view)
-    met = joined_formation(state, rules, view)  # before that, some may not have heard of this formation
+    met = joined_formation(state, rules, view)  # before that, some may not have received this generation
     if inside - wanted - staying and met:
         return _prepare_formation(state, rules, view, now, urgent=False)
-    # What would join a world that is about to end, or that is full, waits.
+    # A process that could join waits if the world is full or about to end.
     open_to_more = Standing.FINISHED not in standings and len(members) - len(staying - wanted) < rules.max_ranks
     new = newcomer_members(state.members, wanted, view, stopped=rules.restarts) if open_to_more else set()
     since = (now if state.times.newcomer_at is None else state.times.newcomer_at) if new else None
@@ -189,14 +190,14 @@ def _running_formation(state: FormationState, rules: FormationRules, view: World
 
 
 def _form_again(state: FormationState, slots: frozenset[int]) -> FormationDecision:
-    """The order to be in the formation that runs: told again with other slots, or by a launcher started again."""
+    """Repeat the order for the running generation with other slots, or after a restart of the launcher."""
     orders = replace(state.orders, number=state.orders.number + 1, slots=slots, given=True)
     order = Formed(state.number, state.members, slots, orders.number, state.steps.committed)
     return FormationDecision(replace(state, orders=orders), order)
 
 
 def _prepare_after_loss(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
-    """Begin the next formation because this one has lost something."""
+    """Prepare the next generation because of a loss."""
     state = replace(state, times=replace(state.times, lost_at=state.times.lost_at or now))
     return _prepare_formation(state, rules, view, now, urgent=True)
 
@@ -204,10 +205,10 @@ def _prepare_after_loss(state: FormationState, rules: FormationRules, view: Worl
 def _prepare_formation(
     state: FormationState, rules: FormationRules, view: WorldView, now: float, *, urgent: bool
 ) -> FormationDecision:
-    """Begin the next formation."""
+    """Prepare the next generation."""
     if state.number >= rules.formation_limit:
         return FormationDecision(state, end=AttemptEnd(Ruin.FORMATION_LIMIT))
-    # What `_staying_members` keeps from now on of those that live.
+    # Of the live members, `_staying_members` returns only these from now on.
     named = wanted_slots(view, again=rules.restarts) | _staying_members(state, rules, view)
     slots = named & frozenset(_alive_members(state, view))
     orders = replace(state.orders, slots=slots, prepared=state.orders.number + 1, urgent=urgent)
@@ -217,7 +218,7 @@ def _prepare_formation(
 
 
 def _tell_formation(state: FormationState, rules: FormationRules, view: WorldView) -> FormationDecision:
-    """The order to prepare, as it is now."""
+    """Return the order to prepare, with the current slots."""
     slots = _named_formation(state, rules, view)
     orders = replace(state.orders, number=state.orders.number + 1, slots=slots, given=True)
     order = Prepare(state.number, tuple(sorted(slots)), orders.urgent, rules.restarts, orders.number)
@@ -225,7 +226,7 @@ def _tell_formation(state: FormationState, rules: FormationRules, view: WorldVie
 
 
 def _named_formation(state: FormationState, rules: FormationRules, view: WorldView) -> frozenset[int]:
-    """Slots that orders to prepare name. Those of living members that were told to leave are not among them."""
+    """Return the slots that orders to prepare contain, without live members that were ordered to leave."""
     staying = _staying_members(state, rules, view)
     told = frozenset() if rules.restarts else frozenset(_alive_members(state, view)) - staying
     return (wanted_slots(view, again=rules.restarts) - told) | staying
@@ -256,20 +257,20 @@ def _preparing_formation(
 
 
 def _keeps_something(state: FormationState, view: WorldView) -> bool:
-    """Whether a member is about to be sent away with a part of the state that nobody else may have."""
+    """Return whether a member that is about to leave has part of the state that no other member may have."""
     leavers = frozenset(_alive_members(state, view)) - state.orders.slots
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
 def _still_in_formation(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
-    """Somebody has not left an earlier formation."""
+    """Wait for processes that have not left an earlier generation; end the attempt after a deadline."""
     if state.formed and not state.orders.urgent and not rules.restarts:
-        # All leave at the same commit: who has not followed the others by now is held by something else.
+        # All leave at the same commit. A member that has not followed by now is blocked by something else.
         if state.times.parked_at is not None and now - state.times.parked_at >= rules.timeout_s:
             return _prepare_after_loss(state, rules, view, now)
         return FormationDecision(state)
-    # An agent kills within timeout_s; one that is not heard of is lost within it, and hears the order when it is
-    # back. The rest is for a system that is slow to end processes.
+    # An agent kills its rank within timeout_s. An agent without contact is lost within timeout_s, and receives the
+    # order when it reconnects. The rest of the limit is for systems that end processes slowly.
     if now - max(state.times.began, state.times.away_at) < 3 * rules.timeout_s:
         return FormationDecision(state)
     stuck = [slot.slot for slot in view.slots.values() if slot.runs and (rules.restarts or not slot.state.parked)]
@@ -277,7 +278,7 @@ def _still_in_formation(state: FormationState, rules: FormationRules, view: Worl
 
 
 def _form_world(state: FormationState, rules: FormationRules, view: WorldView, now: float) -> FormationDecision:
-    """Make the formation if those that it waits for are there, or have had their time."""
+    """Form the generation if the processes it waits for are ready, or their deadline has passed."""
     named, staying = _named_formation(state, rules, view), _staying_members(state, rules, view)
     ready = member_candidates(named, view, state.orders.prepared, stopped=rules.restarts, staying=staying)
     finished = Standing.FINISHED in standing_in_formation(state, view).values() and not rules.restarts
@@ -285,13 +286,13 @@ def _form_world(state: FormationState, rules: FormationRules, view: WorldView, n
     if len(ready) < (1 if finished else rules.min_ranks):
         return _too_few_members(replace(state, times=replace(state.times, stateless_at=None)), rules, waited)
     is_stateless = not rules.restarts and _lacks_state({slot.slot for slot in ready}, state, view)
-    # Not since the loss: a launcher that was cut off from all hears of one after the other.
+    # Measured from now, not from the loss: after an interruption agents reconnect one after the other.
     since = (now if state.times.stateless_at is None else state.times.stateless_at) if is_stateless else None
     state = replace(state, times=replace(state.times, stateless_at=since))
     if since is not None and now - since < rules.replace_timeout_s:
         return FormationDecision(state)
     missing = _awaited_slots(state, rules, view, named) - {slot.slot for slot in ready}
-    # Who is about to be ended may hold what no one else does: it hands that over in the next formation.
+    # A process that is about to be ended may be the only one with some state. It sends it in the next generation.
     leaving = any(slot.leaving for slot in ready)
     if missing and not leaving and waited < rules.replace_timeout_s and len(ready) < rules.max_ranks:
         return FormationDecision(state)
@@ -311,7 +312,7 @@ def _form_world(state: FormationState, rules: FormationRules, view: WorldView, n
 
 
 def _lacks_state(ready: Collection[int], state: FormationState, view: WorldView) -> bool:
-    """Whether none of `ready` is known to have the state, and somebody may come back who has it."""
+    """Return whether none of `ready` is known to have the state, while a process that has it may reconnect."""
     is_lacking = state.steps.training > 0 and not _have_state(ready, state, view)
     return is_lacking and _others_may_return(ready, state, view)
 
@@ -319,10 +320,10 @@ def _lacks_state(ready: Collection[int], state: FormationState, view: WorldView)
 def _awaited_slots(
     state: FormationState, rules: FormationRules, view: WorldView, wanted: frozenset[int]
 ) -> frozenset[int]:
-    """Slots without which the formation is not made before `replace_timeout_s`."""
+    """Return the slots that the generation waits for, until `replace_timeout_s`."""
     if not state.formed or (state.orders.urgent and not rules.shrinks):
         return wanted
-    # Members have left for those that are here already: they wait for no one else.
+    # Members have left for the processes that are ready now; they wait for no others.
     here = [view.slots[index] for index in wanted if not (view.slots[index].silent or view.slots[index].lost)]
     return frozenset(slot.slot for slot in here if rules.restarts or (slot.runs and slot.state.parked))
 

@@ -1,4 +1,4 @@
-"""The file that keeps the formations of an elastic job over the death of a launcher process."""
+"""File that preserves an elastic job's generations across restarts of the launcher process."""
 
 import json
 import logging
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 
 class FormationJournal:
-    """The state of the formations in a file, for a launcher process that is started again."""
+    """State of the generations in a file, for a launcher process that restarts."""
 
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.formation
 
     def write(self, state: FormationState, asked: frozenset[int]) -> None:
-        """Replace the file. A disk that is full is said: then a new process learns from the agents."""
+        """Replace the file. If the disk is full, log an error; a new process then learns the state from the agents."""
         orders = {**asdict(state.orders), "slots": sorted(state.orders.slots)}
         document = {**asdict(state), "orders": orders, "asked": sorted(asked)}
         try:
@@ -28,9 +28,10 @@ class FormationJournal:
             log.error("a launcher that is started again will have to make the world anew: %s", exc)
 
     def read(self) -> tuple[FormationState, frozenset[int]] | None:
-        """The state that was written last; None without one that can be read.
+        """Return the last written state; None if there is none that can be read.
 
-        Its times were those of a clock that has ended with its process, and this process has given no order.
+        Its times are reset, because the clock of the previous process has ended. `orders.given` is False, because this
+        process has sent no order.
         """
         try:
             document = json.loads(self._path.read_text())

@@ -1,4 +1,4 @@
-"""State of an elastic job's formations in its launcher, and the rules by which it makes them."""
+"""State of an elastic job's generations in its launcher, and the rules for forming them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +14,7 @@ _WORLD_SIZE = attrgetter("world_size")
 
 
 class FormationPhase(StrEnum):
-    """Where a formation is; the words of `/status`."""
+    """Phase of a generation; the words of `/status`."""
 
     ASSEMBLING = "Assembling"
     RUNNING = "Running"
@@ -23,11 +23,11 @@ class FormationPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FormationRules(Settings):
-    """The user's rules for a world of `world_size` at most.
+    """The user's rules for an elastic world of at most `world_size` ranks.
 
-    `shrinks`: after a loss the job goes on at once, smaller. `restarts`: processes are started anew in every
-    formation. `timeout_s`: within it a rank leaves its formation, or its agent kills it. `sets_aside`: a worker
-    whose processes fail before they are in a world is not wanted any more soon, and does not end the job.
+    `shrinks`: after a loss the job continues at once with fewer ranks. `restarts`: processes are restarted in every
+    generation. `timeout_s`: a rank leaves its generation within this time, or its agent kills it. `sets_aside`: a
+    worker whose processes fail before they join a world is excluded for some time and does not end the job.
     """
 
     shrinks: bool = choice(contract.ENV_ELASTIC, contract.ON_LOSS, made="Shrink".__eq__)
@@ -46,9 +46,9 @@ class FormationRules(Settings):
 class FormationOrders:
     """Orders that were sent to agents.
 
-    `number`: of the last order. `prepared`: the number of the order since which a process's state counts. `slots`:
-    those that the last order named. `given`: this launcher process has sent an order. `urgent`: the formation is
-    prepared because of a loss.
+    `number`: number of the last order. `prepared`: number of the order since which a process's state counts. `slots`:
+    slots in the last order. `given`: this launcher process has sent an order. `urgent`: the generation is prepared
+    because of a loss.
     """
 
     number: int = 0
@@ -60,11 +60,12 @@ class FormationOrders:
 
 @dataclass(frozen=True)
 class FormationTimes:
-    """Since when something lasts, on the clock of this launcher process.
+    """Start times of conditions, on the clock of this launcher process.
 
-    `began`: the present phase. `lost_at`: when the loss was seen that the formation makes good. `bereft_at`: since when
-    all members are known to have finished or are lost; `stateless_at`: since when a formation could be made, but only
-    of others than those that have the state; `away_at`: when an agent with a process was seen as lost last.
+    `began`: the current phase. `lost_at`: the loss that the new generation repairs. `newcomer_at`: a process could
+    join. `parked_at`: a member has left while others have not. `bereft_at`: all members have finished or are lost.
+    `stateless_at`: a generation could be formed, but only of processes without the state. `away_at`: last time at which
+    an agent with a running process was seen as lost.
     """
 
     began: float = 0.0
@@ -78,9 +79,9 @@ class FormationTimes:
 
 @dataclass(frozen=True)
 class FormationState:
-    """State of the formations, which outlives the launcher's process.
+    """State of the generations, which survives a restart of the launcher process.
 
-    `number`: the formation that is prepared or runs; `members` are those of `formed`, the last one made.
+    `number`: the generation that is being prepared or runs. `members`: members of `formed`, the last generation formed.
     """
 
     phase: FormationPhase = FormationPhase.ASSEMBLING

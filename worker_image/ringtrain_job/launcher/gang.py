@@ -1,4 +1,4 @@
-"""What the launcher knows of its agents, and what it wants of them: one lock, one condition, no I/O."""
+"""State of all agents of an attempt, and the order they have: one lock, one condition, no I/O."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,13 @@ from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView
 
 @dataclass
 class RegisteredAgent:
-    """One registered agent. `streams`: how many order streams it has open; `attached`: it has had one
-    since it registered last; `heard`: when it last called.
+    """One registered agent.
 
-    `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order that held when
-    it took the place of an agent that is gone, whose processes were meant. `exits`: of each rank's newest process,
-    or of its first one that failed in this life.
-    `heard_of`: how it is seen while it is heard of, until that changes; `slots_seen`: its slots, and by what
-    they were seen, until one of its ranks changes.
+    `streams`: number of open order streams. `attached`: it has had one since its last registration. `heard`: time of
+    its last call. `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order in
+    force when it replaced a lost agent, which was for that agent's processes. `exits`: by rank, the exit of its newest
+    process or of its first failed process in this life. `heard_of`: cached view of this agent while it is in contact.
+    `slots_seen`: cached views of its slots, and the inputs they were computed from.
     """
 
     registration: Registration
@@ -49,39 +48,39 @@ class RegisteredAgent:
 
 
 class LauncherGang:
-    """All agents of the attempt. Safe to call from many threads; `clock` is monotonic, in seconds."""
+    """All agents of the attempt. Thread-safe; `clock` is monotonic, in seconds."""
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
         self._config = config
         self._clock = clock
-        # How often agents are to call, 0: as often as they do; and what is looked up at every look at every agent.
+        # Heartbeat interval for agents, 0: their default; and limits that every evaluation reads for every agent.
         self.heartbeat_s = config.heartbeat_s
         self._silence_s, self._lost_after_s = config.silence_s, config.lost_after_s
         self._changed = threading.Condition()
         self._agents: dict[int, RegisteredAgent] = {}
-        # Since when agents that have not come are waited for: before the first one, none may have found this host.
+        # Start of the wait for missing agents: before the first registration, this host's name may not resolve yet.
         self._expected_since = clock() + max(0.0, config.start_timeout_s - config.lost_after_s)
-        # When an agent has registered, or asked for orders, last.
+        # Time of the last registration or order stream.
         self._arrived = clock()
-        # Of a backend in which agents may be replaced while ranks run: how long a new one waits for its place.
+        # Set by a backend in which agents may be replaced while ranks run: seconds that a new one waits for its place.
         self.vacancy_s = 0.0
-        # Whether a rank may be started on another worker than the order of ranks has it.
+        # Whether a rank may run on another worker than the rank order implies.
         self.ranks_move = False
-        # Grows with everything that is worth a look; silence is not seen by it.
+        # Counter of changes that require an evaluation. Silence of an agent does not increase it.
         self.changes = 0
-        # What every agent is to do; called after it has changed, from the thread that gave it.
+        # Order for every agent. `on_order` is called after each change, on the thread that changed it.
         self.order: Order | None = None
         self.on_order: Callable[[], None] = lambda: None
         self._lives: dict[int, int] = {}
-        # What `view` had last, and the workers of whose ranks something is new since.
+        # Cached result of `view`, and the workers whose ranks have changed since.
         self._seen = _RankViews.of(config.world_size)
-        # The worker on which each rank was seen last, where ranks move.
+        # Worker on which each rank was seen last, if ranks move.
         self._placed: dict[int, int] = {}
         self._new: set[int] = set()
         self._lost_incarnations: dict[int, int] = {}
 
     def register(self, registration: Registration) -> Refusal | None:
-        """Take an agent in, or say why not. The same instance may register as often as it likes."""
+        """Register an agent; return the reason if it is refused. One instance may register repeatedly."""
         with self._changed:
             refusal = self._mismatch(registration) or self._ended(registration) or self._duplicate(registration)
             if refusal is not None:
@@ -102,18 +101,18 @@ class LauncherGang:
             return None
 
     def is_vacant(self, registration: Registration) -> bool:
-        """Return whether no other agent has the place. It may take a while until the one before is known to be lost."""
+        """Return whether no other agent occupies the worker index. A lost predecessor may be detected late."""
         with self._changed:
             return self._duplicate(registration) is None
 
     def is_replaced(self, index: int, instance: str) -> bool:
-        """Whether another agent has the place of this one."""
+        """Return whether another agent has replaced this one."""
         with self._changed:
             agent = self._agents.get(index)
             return agent is not None and agent.registration.instance != instance
 
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
-        """Take over an agent's state; False when it is not registered here."""
+        """Record an agent's state; return False if the agent is not registered here."""
         with self._changed:
             agent = self._agent(index, instance)
             if agent is None:
@@ -123,44 +122,45 @@ class LauncherGang:
             agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
-            if before != _agent_state_that_matters(agent):  # most syncs are mere heartbeats
+            if before != _agent_state_that_matters(agent):  # most calls are heartbeats without news
                 self._notify()
             return True
 
     def hear(self, index: int, instance: str) -> bool:
-        """An agent has called, and nothing is new; False when it is not registered here."""
+        """Record a heartbeat without news; return False if the agent is not registered here."""
         with self._changed:
             return self._agent(index, instance) is not None
 
     def attach(self, index: int, instance: str) -> bool:
-        """An agent opened its order stream; False when it is not registered here."""
+        """Record an opened order stream; return False if the agent is not registered here."""
         return self._count_stream(index, instance, 1)
 
     def order_for_another(self, index: int) -> Order | None:
-        """The order that held when this agent came and was for the one before it, if there is such an order."""
+        """Return the order that was in force when this agent replaced a lost one and was for that one; None
+        otherwise."""
         with self._changed:
             agent = self._agents.get(index)
             return agent.not_for_it if agent else None
 
     def detach(self, index: int, instance: str) -> None:
-        """An agent's order stream ended."""
+        """Record a closed order stream."""
         self._count_stream(index, instance, -1)
 
     def give(self, order: Order) -> None:
-        """Make `order` what every agent is to do."""
+        """Set the order for every agent."""
         with self._changed:
             self.order = order
             self._notify()
         self.on_order()
 
     def notice(self) -> None:
-        """Wake who waits: something has changed that is not the gang's."""
+        """Wake waiting threads after a change outside the gang."""
         with self._changed:
             self._notify()
 
     def mark_workers_lost(self, gone: Mapping[int, int]) -> None:
-        """The operator knows that no container of these workers' pods runs any more, up to the incarnation given:
-        their agents are lost, however lately they were heard."""
+        """Mark agents as lost although they were in contact recently: the operator knows that no container of their
+        pods runs any more. `gone`: by worker, the newest incarnation that has ended."""
         with self._changed:
             before = dict(self._lost_incarnations)
             for index, incarnation in gone.items():
@@ -169,65 +169,65 @@ class LauncherGang:
                 self._notify()
 
     def lost_workers(self) -> frozenset[int]:
-        """Workers that had registered and have not been heard of for so long that they count as lost."""
+        """Return workers that had registered and have been silent for so long that they count as lost."""
         with self._changed:
             now = self._clock()
             return frozenset(index for index, agent in self._agents.items() if self._is_quiet(agent, now))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something changes, at most `timeout_s`."""
+        """Wait until something changes, for at most `timeout_s`."""
         with self._changed:
             self._changed.wait(timeout_s)
 
     def registrations(self) -> dict[int, Registration]:
-        """Who is registered, by worker index."""
+        """Return the registrations by worker index."""
         with self._changed:
             return {index: agent.registration for index, agent in sorted(self._agents.items())}
 
     @property
     def registered(self) -> int:
-        """How many agents are."""
+        """Number of registered agents."""
         return len(self._agents)
 
     def any_rank_started(self) -> bool:
-        """Whether an agent has started ranks: before a world was given, that is one from an earlier launcher."""
+        """Return whether an agent has started ranks. Before the first order these are ranks of an earlier launcher."""
         with self._changed:
             return any(agent.states for agent in self._agents.values())
 
     def life(self, slot: int) -> int:
-        """Return the highest life of a slot that any agent has reported; 0: none."""
+        """Return the highest life of a slot that any agent has reported, or 0."""
         with self._changed:
             return self._lives.get(slot, 0)
 
     def fresh_workers(self) -> list[int]:
-        """Registered workers that have not started any rank."""
+        """Return the registered workers that have not started any rank."""
         with self._changed:
             return sorted(index for index, agent in self._agents.items() if not agent.states)
 
     def attached_workers(self) -> frozenset[int]:
-        """Workers whose agents have an order stream open."""
+        """Return the workers whose agents have an open order stream."""
         with self._changed:
             return frozenset(index for index, agent in self._agents.items() if agent.streams)
 
     def all_drained(self) -> bool:
-        """Whether every agent that is not lost has handed over everything."""
+        """Return whether every agent that is not lost has sent all its data."""
         with self._changed:
             now = self._clock()
             return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_leaving(self) -> bool:
-        """Whether every agent that is not lost was asked to stop."""
+        """Return whether every agent that is not lost was asked to stop by its system."""
         with self._changed:
             now = self._clock()
             return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_detached(self) -> bool:
-        """Whether no agent is attached any more."""
+        """Return whether no agent has an open order stream."""
         with self._changed:
             return not any(agent.streams for agent in self._agents.values())
 
     def slots(self) -> dict[int, SlotView]:
-        """Return all slots as they are now, those without an agent included."""
+        """Return the current view of all slots, including those without an agent."""
         with self._changed:
             now = self._clock()
             found: dict[int, SlotView] = {}
@@ -238,14 +238,14 @@ class LauncherGang:
     def world_of(
         self, formation: int, members: Sequence[MemberProcess], sites: Mapping[int, str] | None = None
     ) -> World:
-        """What `members`, by rank, must know of each other. `sites`: of each worker, if any."""
+        """Return the world of `members`, which are in rank order. `sites`: by worker, if any."""
         with self._changed:
             return make_formation(
                 formation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
             )
 
     def view(self) -> GangView:
-        """The gang as it is now."""
+        """Return the current view of the gang."""
         with self._changed:
             now = self._clock()
             workers = [self._worker_view(index, now) for index in range(self._config.workers)]
@@ -256,7 +256,7 @@ class LauncherGang:
             return GangView(self._config.slots, workers, seen.ranks, seen.exits, seen.placed)
 
     def _look(self) -> "_RankViews":
-        """Return all ranks, wherever they run."""
+        """Return the views of all ranks, on any worker."""
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
@@ -265,7 +265,7 @@ class LauncherGang:
         return _RankViews(tuple(ranks), exits, dict(self._placed))
 
     def _look_again(self) -> "_RankViews":
-        """The ranks of workers of which something is new; the others are as they were."""
+        """Return the rank views, recomputed only for workers that have changed."""
         slots, ranks = self._config.slots, list(self._seen.ranks)
         exits = {exit.state.rank: exit for exit in self._seen.exits}
         for index in self._new:
@@ -342,7 +342,7 @@ class LauncherGang:
         )
 
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
-        """Return the newest process of a slot, wherever it runs."""
+        """Return the newest process of a slot, on any worker."""
         if not self.ranks_move:
             return agent.states.get(slot) or gang_waiting_for_rank(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
@@ -359,7 +359,7 @@ class LauncherGang:
         agent = self._agents.get(index)
         if agent is None:
             return WorkerView(index, f"{self._config.job.name}-worker-{index}")
-        # An open stream proves little when the other host is gone without a word: then the heartbeats end.
+        # An open stream proves little if the other host disappeared without closing it: then heartbeats stop.
         quiet = self._is_quiet(agent, now) or (agent.attached and not agent.streams)
         if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
             worker = agent.registration
@@ -374,7 +374,8 @@ class LauncherGang:
         return now - self._silent_since(agent) >= (self._silence_s if agent.streams else self._lost_after_s)
 
     def _silent_since(self, agent: RegisteredAgent) -> float:
-        """When it last called; while others come, later: its call may wait for its turn among thousands."""
+        """Return the time of the last call of an agent, or later while others register: among thousands, its call may
+        be queued."""
         return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
 
     def _is_gone(self, registration: Registration) -> bool:
@@ -407,11 +408,11 @@ class LauncherGang:
         if agent is None or agent.registration.instance == registration.instance:
             return None
         if self.order is None and not agent.streams and not agent.states:
-            return None  # its pod was restarted while the gang still assembles: the newer one takes the place
+            return None  # its pod restarted while the gang still assembles: the newer agent replaces it
         if self.vacancy_s and not agent.streams:
-            return None  # the newer one would not be here if the older one were
+            return None  # the existence of the newer pod implies that the older one has ended
         if not agent.streams:
-            # The newer one would not be here if the older one were: do not wait for it any longer.
+            # The existence of the newer pod implies that the older one has ended: stop waiting for it.
             long_ago = self._clock() - self._lost_after_s - self._config.behind_s
             agent.heard, agent.attached = min(agent.heard, long_ago), True
         return Refusal(
@@ -423,7 +424,7 @@ class LauncherGang:
 
 @dataclass(frozen=True)
 class _RankViews:
-    """Ranks as a view shows them."""
+    """States and exits of ranks, as a view contains them."""
 
     ranks: tuple[RankState, ...]
     exits: tuple[RankExit, ...]
@@ -435,18 +436,18 @@ class _RankViews:
 
 
 def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
-    """Return by what two processes of a rank differ that were started one after the other."""
+    """Return the values that differ between two successive processes of a rank."""
     return state.phase, state.exit_order
 
 
 def _state_supersedes(state: RankState, known: RankState) -> bool:
-    """Return whether the exit `state` is of another process than `known` and replaces it: a rank may be started again,
+    """Return whether the exit `state` belongs to another process than `known` and replaces it. A rank may be restarted,
     but a failed one stays failed."""
     return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
 
 
 def gang_waiting_for_rank(rank: int) -> RankState:
-    """The state of a rank that was not started."""
+    """Return the state of a rank that was not started."""
     return RankState(rank, RankPhase.WAITING)
 
 
@@ -459,7 +460,7 @@ def _agent_state_that_matters(agent: RegisteredAgent) -> tuple[object, ...]:
 
 
 def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None = None) -> World:
-    """The world of a complete gang, in the order of `members`. `sites`: of each worker, by index, if any."""
+    """Return the world of a complete gang, in the order of `members`. `sites`: by worker index, if any."""
     first = members[0]
     return World(
         attempt=first.attempt,
@@ -477,8 +478,8 @@ def make_formation(
     registrations: Mapping[int, Registration],
     sites: Mapping[int, str] | None = None,
 ) -> World:
-    """The world of `members`, which are given by rank. `sites`: of each worker, by index, if any."""
-    slots = next(iter(registrations.values())).slots  # the same number in each, or the launcher had refused one
+    """Return the world of `members`, which are in rank order. `sites`: by worker index, if any."""
+    slots = next(iter(registrations.values())).slots  # equal in all registrations; the launcher refuses others
     agents = [registrations[process.slot // slots] for process in members]
     placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
     return World(

@@ -1,6 +1,6 @@
-"""Which hosts an elastic run has: their places among its workers, what has failed there, and who is set aside.
+"""Hosts of an elastic run: their worker indices, their failures, and which of them are excluded for some time.
 
-Nothing here asks a clock, a process or a file.
+This module reads no clock, process or file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,23 +10,24 @@ from typing import Final, Protocol
 from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared.hosts import LOCAL, is_host_name, own_names
 
-# Failures are counted, and a host is remembered, for as long: as nodes of a cluster.
+# Failures are counted, and a host is remembered, for the same time as nodes of a cluster.
 _REMEMBERED_S: Final = 3600.0
-# What ends at the same time, as the ranks of one host, has failed once.
+# Processes that end at the same time, such as the ranks of one host, count as one failure.
 _AT_ONCE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
 class HostCoolDown:
-    """A host that has failed `failures` times within an hour gets no ranks for `first_s`, and twice as long each
-    further time, at most `most_s`. One that was never reached is set aside the first time."""
+    """Backoff for failing hosts. A host that has failed `failures` times within an hour gets no ranks for `first_s`
+    seconds, then twice as long each further time, at most `most_s`. A host that was never reached is excluded at its
+    first failure."""
 
     failures: int = 2
     first_s: float = 10.0
     most_s: float = 600.0
 
     def seconds(self, times: int) -> float:
-        """How long, when it is set aside for the `times`-th time."""
+        """Return the length in seconds of the `times`-th exclusion."""
         return min(self.most_s, self.first_s * 2.0 ** min(times - 1, 30))
 
 
@@ -35,7 +36,7 @@ DEFAULT_COOLDOWN: Final = HostCoolDown()
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """An agent of a host has ended. `reached`: it had been started; `meant`: it was let go; `why`: in words."""
+    """End of a host's agent. `reached`: it had started; `meant`: it was released on purpose; `why`: a description."""
 
     worker: int
     why: str
@@ -44,7 +45,7 @@ class AgentEnd:
 
 
 class HostAgents(Protocol):
-    """Starts agents on hosts and lets them go; no call waits for a host."""
+    """Start and release agents on hosts. No call blocks on a host."""
 
     cooldown: HostCoolDown
 
@@ -52,19 +53,19 @@ class HostAgents(Protocol):
         """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
 
     def let_go(self, worker: int) -> None:
-        """Ask the agent of `worker` to end."""
+        """Request the agent of `worker` to end."""
 
     def running(self) -> frozenset[int]:
-        """Workers whose agents have not ended, or not been started yet."""
+        """Return the workers whose agents have not ended, including those that are still being started."""
 
     def ended(self) -> list[AgentEnd]:
-        """Agents that have ended since this was asked last."""
+        """Return the agents that have ended since the last call."""
 
 
 @dataclass(frozen=True)
 class HostControl:
-    """What an elastic run does with the hosts that its script lists. `agents`: None on this machine alone;
-    `slots_per_host`: of a line without a number. `sites`: names by host, if any."""
+    """Control over the hosts in an elastic run's script. `agents`: None for runs on this machine alone.
+    `slots_per_host`: slots of a line without a number. `sites`: site names by host, if any."""
 
     agents: HostAgents | None = None
     slots_per_host: int = 1
@@ -75,14 +76,15 @@ ONLY_HERE: Final = HostControl()
 
 
 class HostSlots:
-    """The slots of each host name: a host keeps its slots for as long as it is listed."""
+    """Slots by host name. A host retains its slots as long as it is listed."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._owned: dict[str, list[int]] = {}
 
     def assign(self, hosts: Mapping[str, int]) -> frozenset[int]:
-        """Slots for `hosts`, which are counts by name. ConfigurationError when there are too few slots."""
+        """Return the slots for `hosts`, which are counts by name. Raises ConfigurationError if there are too few
+        slots."""
         if sum(hosts.values()) > self._slots:
             raise ConfigurationError(f"it lists {sum(hosts.values())} slots; expected at most {self._slots}")
         kept = {host: self._owned.get(host, [])[:count] for host, count in hosts.items()}
@@ -96,8 +98,8 @@ class HostSlots:
 
 @dataclass
 class _Host:
-    """`worker`: its place, which it has for as long as it has ranks or an agent. `start_at`: not before this time
-    is its agent started again. `leaving`: its agent was let go, and has not ended."""
+    """State of one host. `worker`: its index, retained while it has ranks or an agent. `start_at`: earliest time of the
+    next start of its agent. `leaving`: its agent was released and has not ended."""
 
     worker: int | None = None
     reached: bool = False
@@ -109,9 +111,9 @@ class _Host:
 
 
 class HostTable:
-    """Hosts and their workers, of which each has `slots` slots; at most `most` slots are wanted.
+    """Hosts and their worker indices. Each worker has `slots` slots; at most `most` slots are requested.
 
-    Names of this machine share a worker. Hosts that were listed first get slots first.
+    All names of this machine share a worker. Hosts that were listed first get slots first.
     """
 
     def __init__(self, workers: int, slots: int, most: int, cooldown: HostCoolDown = DEFAULT_COOLDOWN) -> None:
@@ -124,7 +126,7 @@ class HostTable:
         self._wanted: frozenset[int] = frozenset()
 
     def assign(self, listed: Mapping[str, int], now: float) -> frozenset[int]:
-        """The slots that are wanted when `listed` are the slots by host name."""
+        """Return the requested slots. `listed`: number of slots by host name."""
         self._listed = [*(name for name in self._listed if name in listed)]
         self._listed += [name for name in listed if name not in self._listed]
         given: dict[int, dict[str, int]] = {worker: {} for worker in self._workers}
@@ -135,7 +137,7 @@ class HostTable:
                 continue
             host.worker = self._place() if host.worker is None else host.worker
             if host.worker is None:
-                continue  # the places are those of hosts that have not left yet
+                continue  # all worker indices belong to hosts that have not left yet
             names = given[host.worker]
             names[name] = min(listed[name], left, self._slots - sum(names.values()))
             left -= names[name]
@@ -146,7 +148,8 @@ class HostTable:
         return self._wanted
 
     def due(self, taken: Iterable[int], now: float) -> list[tuple[int, str]]:
-        """Workers whose agents are to be started, and where. `taken`: those that have one, or had until now."""
+        """Return workers whose agents must be started, and their hosts. `taken`: workers that have an agent, or had one
+        until now."""
         busy = set(taken)
         return [
             (host.worker, name)
@@ -156,7 +159,7 @@ class HostTable:
         ]
 
     def idle(self, running: Iterable[int], used: frozenset[int]) -> list[int]:
-        """Workers that are let go from now on: those `running` that are neither wanted nor `used`."""
+        """Return the workers to release now: those `running` that are neither requested nor `used`."""
         alive, going = set(running), []
         for host in self._hosts.values():
             if host.worker is None or host.leaving or self._is_wanted(host.worker) or host.worker in used:
@@ -169,12 +172,12 @@ class HostTable:
         return going
 
     def note_reached(self, worker: int) -> None:
-        """The agent of `worker` has registered."""
+        """Record that the agent of `worker` has registered."""
         for host in self._hosts.values():
             host.reached = host.reached or host.worker == worker
 
     def note_end(self, end: AgentEnd, now: float) -> str:
-        """An agent has ended: what to say of it; empty if it was meant to."""
+        """Record the end of an agent; return a log message, or "" if the end was requested."""
         host = self._hosts.get(self.host_of(end.worker))
         if host is None:
             return ""
@@ -185,7 +188,7 @@ class HostTable:
         return ""
 
     def note_failure(self, worker: int, why: str, now: float) -> str:
-        """Something has failed on the host of `worker`: what to say of it; empty if that is known."""
+        """Record a failure on the host of `worker`; return a log message, or "" if the failure is known."""
         name = self.host_of(worker)
         host = self._hosts.get(name)
         if host is None or (host.failed and now - host.failed[-1] < _AT_ONCE_S) or now < host.aside_until:
@@ -204,20 +207,20 @@ class HostTable:
         return f"{why}; host {name} has failed {times} and gets no ranks for {seconds:g} s"
 
     def host_of(self, worker: int) -> str:
-        """The host that has the place; empty without one."""
+        """Return the host of a worker index, or ""."""
         return next((name for name, host in self._hosts.items() if host.worker == worker), "")
 
     def worker_of(self, slot: int) -> int:
-        """The worker that has the slot."""
+        """Return the worker of a slot."""
         return slot // self._slots
 
     def is_wanted_slot(self, slot: int) -> bool:
-        """Whether the last answer gave this slot to a host."""
+        """Return whether the last list assigned this slot to a host."""
         return slot in self._wanted
 
     @property
     def machines(self) -> list[str]:
-        """Hosts that are listed, each once."""
+        """Listed hosts, each once."""
         return list(dict.fromkeys(self._machine(name) for name in self._listed))
 
     def _machine(self, name: str) -> str:
@@ -231,7 +234,7 @@ class HostTable:
         return next((worker for worker in self._workers if worker not in taken), None)
 
     def _forget(self, now: float) -> None:
-        """Hosts without a place that have not failed within the hour."""
+        """Delete hosts without a worker index that have not failed within the hour."""
         for name, host in list(self._hosts.items()):
             host.failed = [at for at in host.failed if now - at < _REMEMBERED_S]
             if not host.failed and now >= host.aside_until:
@@ -241,7 +244,7 @@ class HostTable:
 
 
 def parse_hosts(output: str, slots_per_host: int = 1) -> dict[str, int]:
-    """Slots by host from lines of `host:slots` or `host`; ConfigurationError names the line that is neither."""
+    """Return slots by host from lines of `host:slots` or `host`. ConfigurationError contains the invalid line."""
     hosts: dict[str, int] = {}
     for line in filter(None, map(str.strip, output.splitlines())):
         host, count = line.rsplit(":", 1) if ":" in line else (line, f"{slots_per_host}")
@@ -252,7 +255,7 @@ def parse_hosts(output: str, slots_per_host: int = 1) -> dict[str, int]:
 
 
 def check_only_here(hosts: Iterable[str]) -> None:
-    """ConfigurationError when one of `hosts` is not this machine."""
+    """Raise ConfigurationError if one of `hosts` is not this machine."""
     for host in hosts:
         if host not in own_names():
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""HTTP for programs and people: the launcher's `/status`, `/metrics`, `/healthz`, and pages."""
+"""The launcher's HTTP server: `/status`, `/metrics`, `/healthz`, and pages."""
 
 import contextlib
 import io
@@ -23,38 +23,37 @@ from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import LauncherStatusCollector
 from ringtrain_job.launcher.observers import HttpRoutes
 
-# Anyone may ask here. A request is some hundred bytes, and an answer is taken within moments.
-_MOST_REQUEST_BYTES: Final = 64 << 10  # the operator names up to 4096 workers whose pods have ended
-# Of one event, and of what is said of an image.
+# Requests may come from anyone. A request has some hundred bytes, and clients read an answer within moments.
+_MOST_REQUEST_BYTES: Final = 64 << 10  # the operator lists up to 4096 workers whose pods have ended
+# Characters of an event's kind, and of its text or an image's description.
 _MOST_WORD: Final = 40
 _MOST_TEXT: Final = 1000
 _MOST_CONNECTIONS: Final = 64
 _CONNECTION_S: Final = 10.0
 _LAST_STATE_S: Final = 2.0
-# A client that sends nothing, or takes nothing, for so long must not hold its thread for ever.
+# A client that neither sends nor reads must not occupy its thread forever.
 _SILENCE_S: Final = 10.0
-# Of what was sent and not taken yet. The system asks for more when a third of it was taken: of the MiB that are
-# its default, a slow client takes less in `_SILENCE_S`.
+# Bytes that were sent but not read. The kernel reports more space once a third has been read. With the default of
+# several MiB, a slow client reads less than that in `_SILENCE_S`.
 _SEND_BUFFER: Final = 64 << 10
 
-# Takes the number of workers that are wanted and, by index, incarnations of pods that are gone.
+# Callback: the number of requested workers and, by index, incarnations of pods that have ended.
 AskWorkers = Callable[[int, dict[int, int]], None]
 # Status, content type and body.
 Answer = tuple[int, str, bytes]
-# Takes events of the job's pods ({"time", "kind", "text"}), and texts about their image by name.
+# Callback: events of the job's pods ({"time", "kind", "text"}), and descriptions of their image by name.
 HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
-# Takes the site of each worker, by index, and of each node that a worker may be on; "": its node has no label that
-# names one.
+# Callback: the site of each worker, by index, and of each node that may run a worker; "" if a node has no site label.
 HearSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
 class LauncherHttpServer:
-    """Serves HTTP in threads until it is closed.
+    """HTTP server with a thread for each connection.
 
-    `answer`: the response to GET of a path that `routes` do not serve, by path with query and Authorization;
-    `put`: the same for PUT, with the body. `everywhere`: on all addresses of this host instead of loopback only. On
-    loopback a request must be for this host: a page that a browser shows has another one's name in its `Host`.
-    `is_held`: another process holds `port` and shares it. Raises PortTaken.
+    `answer`: returns the response to a GET that no `routes` serve, from the path with query and the Authorization
+    header; `put`: the same for PUT, with the body. `everywhere`: listen on all addresses of this host, not on loopback
+    alone. On loopback, the `Host` header must name this host, which protects against pages of other sites in a browser.
+    `is_held`: another process has bound `port` and shares it. Raises PortTaken.
     """
 
     called: ClassVar = "port"
@@ -84,7 +83,7 @@ class LauncherHttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; open pages have seen the last state, if their readers took it."""
+        """Stop serving. Open pages receive the last state, if their clients read it in time."""
         for routes in self._routes:
             routes.close(_LAST_STATE_S)
         self._server.shutdown()
@@ -94,14 +93,14 @@ class LauncherHttpServer:
 
 
 class StatusServer(LauncherHttpServer):
-    """The launcher's. `healthy` decides what `/healthz` says.
+    """The launcher's HTTP server.
 
-    `status`: what `/status` answers with; `brief_status`: `/status?brief`.
-    With `tokens`, `/status` is for who shows one of them as a bearer token; `/metrics` and `/healthz`, which hold
-    nothing but figures, are for everyone. `change_tokens`: what `PUT /workers` asks for. Where `/status` is for
-    everyone, who shows none of them gets no line that a rank wrote: any user of this machine may ask.
-    `ask_workers`: of an elastic job, takes what `PUT /workers` says. `hear_pods`: takes what `PUT /pods` says,
-    `hear_sites`: `PUT /sites`.
+    `status` returns the document of `/status`, `brief_status` that of `/status?brief`, and `healthy` decides the answer
+    of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and `/healthz`
+    contain only figures and require none. `change_tokens`: tokens that PUT requests require. If `/status` requires no
+    token, an answer to a client without one of the `change_tokens` omits lines that ranks wrote, because any user of
+    this machine may connect. `ask_workers` receives `PUT /workers` of an elastic job, `hear_pods` receives `PUT /pods`,
+    and `hear_sites` receives `PUT /sites`.
     """
 
     called = "the status port"
@@ -163,7 +162,7 @@ class StatusServer(LauncherHttpServer):
 
 
 def _no_status_listener(*_: object) -> None:
-    """Hears what is put where nobody asked for it."""
+    """Ignore a PUT without a listener."""
 
 
 def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
@@ -219,20 +218,21 @@ def _is_status_count(value: object) -> bool:
 
 
 def _without_output(value: Any) -> Any:
-    """`value` without lines that ranks wrote."""
+    """Return `value` without lines that ranks wrote."""
     if isinstance(value, dict):
         return {key: [] if key == "logTail" else _without_output(inner) for key, inner in value.items()}
     return [_without_output(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_this_host(name: str) -> bool:
-    """Whether a `Host` header names this machine's loopback; a client may leave it out."""
+    """Return whether a `Host` header names this machine's loopback. A client may omit it."""
     host = name.rpartition(":")[0] if re.search(r":[0-9]*$", name) else name
     return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
 class _LimitedHttpServer(ThreadingHTTPServer):
-    """A thread for each connection: few at a time, each for some seconds; for one too many the oldest goes."""
+    """Server with a thread for each connection, a limited number of them, each for some seconds. An excess connection
+    replaces the oldest one."""
 
     daemon_threads = True
 
@@ -252,11 +252,11 @@ class _LimitedHttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def admit(self, request: Any) -> None:
-        """This client has shown a token, and may stay."""
+        """Exempt this request from the limits; its client has sent a valid token."""
         self.strangers.leave(self._entered[request])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is not worth a line."""
+        """Ignore errors of clients that disconnect."""
 
 
 def _shut_http_socket(sock: socket.socket) -> None:
@@ -265,7 +265,7 @@ def _shut_http_socket(sock: socket.socket) -> None:
 
 
 class _HttpReply(io.BufferedIOBase):
-    """Sends what is written, as long as the client goes on to take some of it: `sendall` has one time for all."""
+    """Output stream that sends as long as the client reads some of it. `sendall` has one timeout for all the data."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -279,7 +279,7 @@ class _HttpReply(io.BufferedIOBase):
 
 
 class _HttpRequestBeginning:
-    """Lines of the first bytes of a request; what is longer ends there."""
+    """Line reader for the first bytes of a request; a longer request is cut."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -315,7 +315,7 @@ def _launcher_http_handler(
             self.wfile: Any = _HttpReply(self.connection)
 
         def _is_for_another(self) -> bool:
-            """Whether a request of a page of another name was refused."""
+            """Refuse a request for another host name; return whether it was refused."""
             if not is_local or _is_this_host(self.headers.get("Host") or ""):
                 return False
             self._send(421, "text/plain", b"Host: expected localhost or 127.0.0.1\n")
@@ -348,6 +348,6 @@ def _launcher_http_handler(
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Probes are not worth a line each."""
+            """Do not log requests; probes are frequent."""
 
     return LauncherHttpHandler

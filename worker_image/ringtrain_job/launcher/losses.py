@@ -1,4 +1,4 @@
-"""Who was lost with a formation, and why: kept until the next one is made, as agents tell of what is there."""
+"""Losses of a generation and their causes, recorded until the next generation is formed."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failu
 
 
 class FormationLosses:
-    """Ends of members of the last formation, and of processes that died before they were in one."""
+    """Ends of members of the last generation, and of processes that ended before they joined one."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerView] = {}
@@ -19,7 +19,7 @@ class FormationLosses:
         self._lost_workers: dict[int, WorkerView] = {}
 
     def note(self, state: FormationState, view: WorldView, gang: GangView, now: float) -> None:
-        """Take in what is seen now."""
+        """Record the losses that `view` and `gang` show now."""
         if state.formed != self._formation:
             self._formation, self._exits, self._lost_workers = state.formed, {}, {}
         for exit in gang.exits:
@@ -33,7 +33,7 @@ class FormationLosses:
                 self._add_loss(process, view, now)
 
     def cause(self, state: FormationState, gang: GangView) -> Failure | None:
-        """What the formation was lost of; None when nothing was."""
+        """Return the cause of the generation's loss; None if there was none."""
         members = {(process.slot, process.instance, process.life) for process in state.members}
         exits = [exit for key, exit in self._exits.items() if not members or key in members]
         workers = [self._lost_workers.get(worker.index, worker) for worker in gang.workers]
@@ -41,7 +41,7 @@ class FormationLosses:
         return first_cause(seen, failures_by_time(exits), [workers[index] for index in self._lost_workers])
 
     def of_slot(self, slot: int, gang: GangView) -> Failure | None:
-        """How the newest process of `slot` that failed has failed."""
+        """Return the failure of the newest failed process of `slot`."""
         exits = [exit for exit in [*self._exits.values(), *gang.exits] if exit.state.rank == slot]
         failed = [exit for exit in exits if exit.state.phase is RankPhase.FAILED]
         return first_cause(gang, failed[-1:], []) if failed else None
@@ -49,7 +49,7 @@ class FormationLosses:
     def _add_loss(self, process: MemberProcess, view: WorldView, now: float) -> None:
         slot = view.slots[process.slot]
         if slot.instance == process.instance and not slot.lost and not slot.leaving:
-            return  # its process has been replaced, and its agent is well
+            return  # its process was replaced, and its agent is in contact
         known = self._workers.get(process.instance, WorkerView(slot.worker, f"worker-{slot.worker}"))
         if slot.worker not in self._lost_workers:
             self._lost_workers[slot.worker] = replace(known, silent_since=known.silent_since or now)

@@ -1,4 +1,4 @@
-"""`ringtrain launcher`: barrier, watch, verdict, drain."""
+"""`ringtrain launcher`: assemble the gang of an attempt, watch it, decide the verdict, drain the logs."""
 
 import errno
 import logging
@@ -40,21 +40,22 @@ from ringtrain_job.logs.store import LogStore
 
 log = logging.getLogger(__name__)
 
-# How often the main loop looks at the clock and at signals when nothing else wakes it.
+# Longest interval between two checks of the clock and of signals.
 _TICK_S = 0.2
-# A look that took longer than a moment is followed by so many times as long without one.
+# An iteration longer than _SHORT_S is followed by a pause of _REST times its duration.
 _REST = 4
 _SHORT_S = 0.02
-# Logs of ranks that are open at a time, at the least.
+# Minimum number of rank logs that are open at the same time.
 _FEWEST_LOGS = 16
-# What trying again does not mend, unlike a file server that is away.
+# Errors that a retry does not fix, unlike an unavailable file server.
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
 def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: HostControl = ONLY_HERE) -> int:
-    """Bring the gang of one attempt together, watch it to its end, and return the launcher's exit code.
+    """Assemble the gang of one attempt, watch it to its end, and return the launcher's exit code.
 
-    `command`: that of the launcher, where its backend runs one; `hosts`: of a run that may start agents elsewhere.
+    `command`: the launcher's command, if its backend runs one. `hosts`: control of a run that may start agents on other
+    hosts.
     """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     with ExitStack() as stack:
@@ -93,13 +94,13 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
 
 
 def _launcher_config_told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
-    """What the launcher itself knows of what runs."""
+    """Return the command and the image, as far as the launcher knows them."""
     run = {"command": list(shown_command(command)), "image": config.image}
     return {name: value for name, value in run.items() if value}
 
 
 def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
-    """End as the launcher before this one; its observers may not have finished."""
+    """Repeat the outcome of an attempt that an earlier launcher ended; its observers may not have finished."""
     verdict = read_verdict(attempt.files)
     observers = open_observers(attempt, stack)
     observers.ended(verdict)
@@ -108,7 +109,7 @@ def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
 
 
 def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
-    """The verdict, with a word on a success of which some lines are in no file."""
+    """Return the verdict, with a warning on a success if log lines could not be stored."""
     if verdict.outcome is not Outcome.SUCCEEDED or not store.refused:
         return verdict
     warning = (
@@ -133,7 +134,8 @@ def _launcher_termination_message(
 
 
 def allow_open_files(count: int) -> int:
-    """Have the system allow this process `count` open files, as far as its hard limit goes; how many it allows."""
+    """Raise this process's limit on open files to `count`, up to the hard limit; return how many of `count` it
+    allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -143,8 +145,10 @@ def allow_open_files(count: int) -> int:
 
 
 def most_logs_open(config: LauncherConfig, allowed: int) -> int:
-    """How many ranks' logs may be open at a time where `allowed` files are. ConfigurationError where the workers'
-    connections alone are too many."""
+    """Return the number of rank logs that may be open at the same time. `allowed`: limit on open files.
+
+    Raises ConfigurationError if the workers' connections alone exceed the limit.
+    """
     left = allowed - config.connections
     if left < _FEWEST_LOGS:
         needed = config.connections + _FEWEST_LOGS
@@ -157,7 +161,7 @@ def most_logs_open(config: LauncherConfig, allowed: int) -> int:
 
 
 class _LauncherProcess:
-    """The main loop. The backend decides how the attempt ends, unless a reported loss does."""
+    """Main loop. The backend decides how the attempt ends, unless a reported loss is not finite."""
 
     def __init__(self, status: LauncherStatusSnapshot, stop: "LauncherStopFlag") -> None:
         self._config, self._gang = status.config, status.gang
@@ -171,16 +175,18 @@ class _LauncherProcess:
         return self._status
 
     def healthy(self) -> bool:
-        """Return whether the main loop still turns."""
+        """Return whether the main loop still runs."""
         return time.monotonic() - self._ticked < self._config.timeout_s
 
     def gives_up(self) -> bool:
-        """Return whether somebody is asking that the launcher end at once. Who asks again and again is waiting."""
+        """Return whether a person has requested an immediate end. Also counts as an iteration of the main loop, because
+        the caller polls it while it waits."""
         self._ticked = time.monotonic()
         return self._stop.at_once
 
     def supervise(self) -> Verdict | None:
-        """Watch the attempt until it is decided. None: this launcher is to leave, and the attempt goes on."""
+        """Watch the attempt until it is decided. Returns None if this launcher is to exit while the attempt
+        continues."""
         backend = self._backend
         while True:
             ended: Verdict | HandOver | None = self._diverged() or backend.tick()
@@ -193,7 +199,8 @@ class _LauncherProcess:
             self._tick()
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Return the verdict when all reports are here: the last ones may come after the ends of their ranks."""
+        """Return the final verdict once all reports have arrived; the last ones may arrive after their ranks have
+        ended."""
         failure = verdict.failure
         if verdict.outcome is Outcome.STOPPED or (failure is not None and failure.reason is Reason.NOT_FINITE):
             return verdict
@@ -201,14 +208,14 @@ class _LauncherProcess:
         return self._conclude(diverged) if diverged else verdict
 
     def drain(self, verdict: Verdict) -> None:
-        """Have every agent stop its ranks and hand over its last lines, for at most `drain_s`."""
+        """Order all agents to stop their ranks, and receive the last log lines, for at most `drain_s`."""
         backend, deadline = self._backend, time.monotonic() + self._config.drain_s
         backend.stop(verdict)
         while not backend.is_quiet() and time.monotonic() < deadline and not self._stop.at_once:
             self._tick()
 
     def release(self, verdict: Verdict) -> None:
-        """Let the agents go."""
+        """Release the agents and wait until they disconnect."""
         self._gang.give(Release(verdict))
         deadline = time.monotonic() + self._config.settle_s
         while not self._gang.all_detached() and time.monotonic() < deadline:
@@ -233,7 +240,7 @@ class _LauncherProcess:
         return verdict
 
     def _diverged(self) -> Verdict | None:
-        """Return the end of an attempt that is to fail by a loss that is not finite, where one was reported."""
+        """Return the verdict on the first reported loss that is not finite, if such losses end the attempt."""
         if not self._config.fail_on_nan:
             return None
         with self._status.reports as reports:
@@ -241,7 +248,8 @@ class _LauncherProcess:
         return verdict_on_loss(self._gang.view(), loss) if loss else None
 
     def _with_log_tail(self, verdict: Verdict) -> Verdict:
-        """A rank that hangs, or is gone with its agent, could not send the end of its log: it is in our files."""
+        """Add the log tail of a rank that could not send it, because it hangs or its agent is lost. It is in the log
+        store."""
         failure = verdict.failure
         if failure is None or failure.rank is None or failure.log_tail:
             return verdict
@@ -251,7 +259,7 @@ class _LauncherProcess:
         now = time.monotonic()
         took, self._ticked = now - self._ticked, now
         self._record_status()
-        # A gang of thousands changes all the time while it starts: looking at it must not take all the time.
+        # While thousands of agents register, the gang changes permanently; evaluating it must not take all the time.
         if (rest := _REST * (took - self._waited_s)) > _SHORT_S:
             time.sleep(min(rest, _TICK_S))
         self._gang.wait(_TICK_S)
@@ -271,8 +279,8 @@ class _LauncherProcess:
 
 
 class LauncherStopFlag:
-    """Whether this process was asked to stop. SIGINT comes from a person or `ringtrain run`, for the job: the second
-    one means at once. SIGTERM comes to a pod that is taken away, and may come again."""
+    """Stop requests of this process. SIGINT comes from a person or `ringtrain run` and is for the whole job; a second
+    one requests an immediate end. SIGTERM is sent to a pod that is deleted, possibly several times."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -284,12 +292,12 @@ class LauncherStopFlag:
 
     @property
     def at_once(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether to end without waiting."""
         return self.interrupts > 1
 
 
 def _hand_over(status: LauncherStatusSnapshot) -> int:
-    """Leave the ranks to the launcher that comes next: no order is given, and no outcome is written."""
+    """Leave the ranks to the next launcher: send no order and write no outcome."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
         "of their world, for at most %g s",

@@ -1,4 +1,4 @@
-"""Processes of an elastic job as the launcher sees them: who is in a formation, and who may be in the next one."""
+"""Processes of an elastic job as the launcher sees them: members of a generation, and candidates for the next one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from ringtrain_job.control.model import ENDED, Member, RankPhase, RankState
 
 @dataclass(frozen=True)
 class MemberProcess:
-    """A process that is, or was, in a formation.
+    """A process that is, or was, a member of a generation.
 
-    `instance`: the agent that runs it; `life`: its number in its slot. `joined`: the formation that was its first.
+    `instance`: the agent that runs it. `life`: its number in its slot. `joined`: its first generation.
     """
 
     slot: int
@@ -21,18 +21,18 @@ class MemberProcess:
 
     @property
     def member(self) -> Member:
-        """As agents are told."""
+        """The member as orders contain it."""
         return Member(self.slot, self.life)
 
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot and the newest process in it.
+    """A slot and its newest process.
 
-    `instance`: the agent that has the slot, empty before one registered. `order`: number of the newest order that
-    the agent had when it sent `state`. `silent`: the agent is not heard of now; `lost`: it has not been for so
-    long that it counts as gone. `leaving`: its pod was asked to stop. `pod_ended`: it is lost, and the operator
-    knows that nothing runs in its pod any more.
+    `instance`: the slot's agent; empty before one registered. `order`: number of the newest order that the agent had
+    when it sent `state`. `silent`: the agent is not in contact now. `lost`: it has been silent for so long that it
+    counts as lost. `leaving`: its pod was asked to stop. `pod_ended`: it is lost, and the operator knows that nothing
+    runs in its pod any more.
     """
 
     slot: int
@@ -47,18 +47,18 @@ class SlotView:
 
     @property
     def runs(self) -> bool:
-        """Whether a process runs in it, as far as is known."""
+        """Whether a process is known to run in the slot."""
         return not self.lost and self.state.phase is RankPhase.RUNNING
 
     @property
     def finished(self) -> bool:
-        """Whether the program has ended here by itself with 0."""
+        """Whether the program exited with 0."""
         return self.state.phase is RankPhase.SUCCEEDED
 
 
 @dataclass(frozen=True)
 class WorldView:
-    """All slots of the job, also those that no agent has; `asked`: those that shall have a rank."""
+    """All slots of the job, including those without an agent. `asked`: slots that should have a rank."""
 
     slots: Mapping[int, SlotView]
     asked: frozenset[int]
@@ -71,18 +71,18 @@ class WorldView:
 
 
 class Standing(Enum):
-    """Where a member of a formation is."""
+    """Standing of a member of a generation."""
 
     UNKNOWN = auto()  # its agent has not registered with this launcher yet
-    STARTING = auto()  # it was not told of the formation yet
+    STARTING = auto()  # it has not received the generation yet
     IN = auto()
-    LEFT = auto()  # it waits for another formation
+    LEFT = auto()  # it waits for another generation
     FINISHED = auto()
     GONE = auto()
 
 
 def member_standing(process: MemberProcess, formation: int, view: WorldView) -> Standing:
-    """Where `process`, a member of `formation`, is."""
+    """Return the standing of `process`, a member of `formation`."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
         return Standing.GONE if slot.instance or slot.lost else Standing.UNKNOWN
@@ -101,23 +101,24 @@ def member_standing(process: MemberProcess, formation: int, view: WorldView) -> 
 
 
 def is_newest(process: MemberProcess, view: WorldView) -> bool:
-    """Whether `process` is the newest one of its slot that is known."""
+    """Return whether `process` is the newest known process of its slot."""
     slot = view.slots[process.slot]
     return (slot.instance, slot.state.life) == (process.instance, process.life)
 
 
 def may_return(process: MemberProcess, view: WorldView) -> bool:
-    """Whether `process` may be heard of again: nobody knows that it has ended."""
+    """Return whether `process` may reconnect: it is not known to have ended."""
     slot = view.slots[process.slot]
-    if not slot.instance:  # its agent has not come to this launcher process
+    if not slot.instance:  # its agent has not registered with this launcher process
         return True
     return is_newest(process, view) and slot.state.phase not in ENDED and not slot.pod_ended
 
 
 def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
-    """Slots that shall have a process: those asked for, without pods that leave and programs that have finished.
+    """Return the slots that should have a process: requested slots, except in pods that leave or if the program has
+    finished there.
 
-    `again`: finished ones are run again.
+    `again`: finished programs run again.
     """
     return frozenset(
         index
@@ -129,9 +130,9 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
 def fenced_members(
     members: Sequence[MemberProcess], formation: int, view: WorldView, order: int, *, stopped: bool
 ) -> bool:
-    """Whether no process of an agent that is heard of can still be in a formation.
+    """Return whether no process of an agent in contact can still be in an earlier generation.
 
-    `order`: what agents said before they had this order does not count. `stopped`: no process may run at all.
+    `order`: state that agents sent before they had this order does not count. `stopped`: no process may run at all.
     """
     where = {process.slot: member_standing(process, formation, view) for process in members}
     if Standing.UNKNOWN in where.values():
@@ -151,9 +152,9 @@ def fenced_members(
 def member_candidates(
     wanted: frozenset[int], view: WorldView, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
 ) -> list[SlotView]:
-    """Slots that can be in the next formation: a process waits there, or with `stopped` one can be started.
+    """Return slots that can be in the next generation: a process waits there or, with `stopped`, one can be started.
 
-    `staying`: slots whose processes have the state, and count though their pods were asked to stop.
+    `staying`: slots whose processes have the state and count although their pods were asked to stop.
     """
     return [
         view.slots[index]
@@ -166,10 +167,10 @@ def member_candidates(
 def member_keepers(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, least: int
 ) -> frozenset[int]:
-    """Slots of living `members` that are not wanted and may not leave yet.
+    """Return slots of live `members` that are not requested but may not leave yet.
 
-    Somebody who has the state stays until another one has it. So do as many as are needed for `least` ranks, but
-    for those whose pods were asked to stop: their places are taken by newcomers only when they are gone.
+    At least one process that has the state stays until another one has it. Further processes stay if `least` ranks need
+    them, except those whose pods were asked to stop: newcomers replace those only after they have ended.
     """
     alive = sorted(members, key=lambda process: (process.joined, process.slot))
     unwanted = [process.slot for process in alive if process.slot not in wanted]
@@ -183,7 +184,7 @@ def member_keepers(
 def newcomer_members(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, *, stopped: bool
 ) -> set[int]:
-    """Wanted slots outside the formation that could be in the next one."""
+    """Return requested slots outside the generation that could join the next one."""
     inside = {process.slot for process in members}
     return {index for index in wanted - inside if _is_slot_available(view.slots[index], stopped=stopped)}
 
@@ -197,15 +198,16 @@ def _is_slot_available(slot: SlotView, *, stopped: bool, leaves: bool = True) ->
 def choose_members(
     chosen: Sequence[SlotView], members: Sequence[MemberProcess], formation: int, most: int, *, stopped: bool
 ) -> tuple[MemberProcess, ...]:
-    """The members of `formation` by rank: those of a worker side by side, the oldest worker first.
+    """Return the members of `formation` by rank: ranks of a worker are consecutive, and the oldest worker is first.
 
-    Rank 0 is a process that was in the former formation, if any is. With more than `most`, the oldest are taken.
+    Rank 0 is a member of the previous generation, if there is one. If there are more than `most`, the oldest are
+    chosen.
     """
     former = {(process.slot, process.instance, process.life): process.joined for process in members}
 
     def process_of(slot: SlotView) -> MemberProcess:
         life = slot.state.life + 1 if stopped else slot.state.life
-        # Where the launcher has lost its notes, the processes themselves know that they have been in a world.
+        # If the launcher's journal is lost, the processes themselves report that they have been in a world.
         own = 0 if stopped or members else slot.state.formation
         joined = former.get((slot.slot, slot.instance, life)) or own or formation
         return MemberProcess(slot.slot, slot.instance, life, joined)

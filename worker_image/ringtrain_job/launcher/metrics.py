@@ -1,4 +1,4 @@
-"""The launcher's `/metrics`: the figures of `/status` for Prometheus (docs/reference/metrics.md)."""
+"""The launcher's `/metrics`: figures of `/status` for Prometheus (docs/reference/metrics.md)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,28 +10,28 @@ from prometheus_client.registry import Collector
 
 from ringtrain_job.control.model import RankPhase
 
-# A series for each rank, and for each metric of the user's own, up to so many: larger jobs have those of the job.
+# Limits on the series by rank and by user metric. Larger jobs export only the job's series.
 MOST_RANKS: Final = 64
 MOST_OWN_METRICS: Final = 64
 PARTS: Final = ("input", "compute", "reduction", "update")
 PHASES: Final = ("Waiting", "Running", "Succeeded", "Failed")
 
 Status = Mapping[str, Any]
-# What stands beside a value: nothing, or one label's value.
+# Labels and value of each sample: no label, or the value of one label.
 Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
 class LauncherStatusCollector(Collector):
-    """The figures of `/status` as Prometheus metrics, computed when they are asked for.
+    """Collector that computes the figures of `/status` as Prometheus metrics on request.
 
-    Every series has the labels `job_namespace` and `job_name`; Prometheus itself owns `namespace` and `job`.
+    Every series has the labels `job_namespace` and `job_name`, because Prometheus itself uses `namespace` and `job`.
     """
 
     def __init__(self, status: Callable[[], dict[str, Any]]) -> None:
         self._status = status
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics of this launcher."""
+        """Yield all metrics of this launcher."""
         status = self._status()
         family = _MetricFamilies(str(status.get("namespace", "")), str(status.get("job", "")))
         yield from _gang_metrics(family, status)
@@ -46,7 +46,7 @@ class LauncherStatusCollector(Collector):
 
 
 class _MetricFamilies:
-    """Makes the families of one job. Those with a label of their own are given as `by`."""
+    """Factory of one job's metric families. `by`: names of further labels."""
 
     def __init__(self, namespace: str, job: str) -> None:
         self._job = [namespace, job]

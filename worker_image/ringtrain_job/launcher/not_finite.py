@@ -1,4 +1,4 @@
-"""Which reported values are not finite now, and since when."""
+"""Reported values that are not finite now, and the steps since which they are not."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from ringtrain_job.launcher.verdict import GangView
 
 @dataclass(frozen=True)
 class NotFinite:
-    """`value`: NaN, Infinity or -Infinity. `since`: the step from which on `rank`, which reported it first, has
-    done so.
-    """
+    """A value that is not finite. `value`: NaN, Infinity or -Infinity. `since`: step of the first such report. `rank`:
+    the rank that sent it."""
 
     value: str
     since: int
@@ -24,11 +23,11 @@ class NotFinite:
 
 
 class NotFiniteReports:
-    """Takes in reports, rank by rank. A value that is finite again is none of these any more."""
+    """Non-finite values in the ranks' reports. A value that is finite again is removed."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[int, NotFinite]] = {}
-        # The loss that was not finite first, whatever came then.
+        # First loss that was not finite, whatever was reported later.
         self.first_loss: NotFinite | None = None
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
@@ -44,13 +43,13 @@ class NotFiniteReports:
                 self.first_loss = ranks[rank]
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget what other ranks have reported."""
+        """Delete the reports of other ranks."""
         for found in self._found.values():
             for rank in found.keys() - set(ranks):
                 del found[rank]
 
     def now(self) -> dict[str, NotFinite]:
-        """By name of the value: of all ranks the one with which it began."""
+        """Return, by name, the rank's value that was not finite first."""
         first = {
             name: min(found.values(), key=lambda one: (one.since, one.rank))
             for name, found in self._found.items()
@@ -60,7 +59,8 @@ class NotFiniteReports:
 
 
 def verdict_on_loss(view: GangView, loss: NotFinite) -> Verdict:
-    """How an attempt ends that is to fail by a loss that is not finite. It names no exit: no rank has ended."""
+    """Return the verdict of an attempt that ends because of a loss that is not finite. It has no exit code of a rank,
+    because no rank has ended."""
     worker = view.worker_of(loss.rank)
     failure = Failure(
         Reason.NOT_FINITE,

@@ -1,6 +1,6 @@
-"""Features that watch an attempt: what shows, draws, sends or copies it.
+"""Observers of an attempt: features that display, plot, send or copy its data.
 
-`launcher/registry.py` finds them. The launcher names none.
+Observers are plugins, found by `launcher/registry.py`.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ class HttpRoutes(Protocol):
     """Paths that an observer serves on the status port."""
 
     def serves(self, path: str) -> bool:
-        """Return whether `path` is one of them."""
+        """Return whether the observer serves `path`."""
 
     def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
         """Answer a GET request; call `admitted` once the client is authenticated."""
 
     def close(self, timeout_s: float) -> None:
-        """End requests that are open, after at most `timeout_s`."""
+        """End open requests within `timeout_s`."""
 
 
 class AttemptObserver:
-    """Watch an attempt. Implement the methods that you need.
+    """Base class of observers. Override the methods that you need.
 
-    `wrote`, `reported` and `measured` are called on threads that write logs, in order, and must not wait; the others
-    on the main thread. An observer that raises is logged once and gets no more calls but `close`: it never delays or
+    `wrote`, `reported` and `measured` are called in order on threads that write logs, and must not block; the others on
+    the main thread. An observer that raises is logged once and gets no more calls except `close`: it never delays or
     fails training.
     """
 
-    order: ClassVar[int] = 50  # of the calls: who needs the files of others comes later
+    order: ClassVar[int] = 50  # order of the calls: an observer that reads other observers' files comes later
     routes: HttpRoutes | None = None
 
     def listening(self, port: int) -> None:
-        """The status port is open."""
+        """Called when the status port is open."""
 
     def wrote(self, lines: bytes) -> None:
-        """Whole lines were added to `job.log`."""
+        """Called with whole lines that were added to `job.log`."""
 
     def reported(self, rank: int, report: dict[str, Any]) -> None:
-        """A report of `rank` was stored, and the launcher's status has it."""
+        """Called with a stored report of `rank` that the launcher's status includes."""
 
     def measured(self, sample: MachineSample) -> None:
-        """An agent has measured its machine."""
+        """Called with a sample that an agent has measured of its machine."""
 
     def world_changed(self, ranks: Collection[int]) -> None:
-        """From now on the world has these ranks alone."""
+        """Called when the world changes; from now on it has only these ranks."""
 
     def changed(self, view: GangView) -> None:
-        """The gang may have changed; at most five times a second."""
+        """Called when the gang may have changed, at most five times a second."""
 
     def ended(self, verdict: Verdict | None) -> None:
-        """The attempt is over and its outcome is stored. None: another launcher goes on with it."""
+        """Called when the attempt has ended and its outcome is stored. None: another launcher continues the attempt."""
 
     def close(self) -> None:
-        """End, within some seconds."""
+        """End within some seconds."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return entries of `logs` in /status."""
+        """Return this observer's entries of `logs` in /status."""
         return {}
 
     def unfinished(self) -> Mapping[str, Any] | None:
-        """Return, after `ended`, which of its work is not done, for the termination message; None: all is."""
+        """Return unfinished work after `ended`, for the termination message; None if there is none."""
         return None
 
 
@@ -85,12 +85,12 @@ class Observers(AttemptObserver):
 
     @property
     def follows_gang(self) -> bool:
-        """Whether an observer implements `changed`: a view of thousands of ranks is not made for none."""
+        """Whether an observer implements `changed`. If none does, the view of thousands of ranks is not computed."""
         return any(type(observer).changed is not AttemptObserver.changed for observer in self._observers)
 
     @property
     def all_routes(self) -> list[HttpRoutes]:
-        """The routes of all observers that have some."""
+        """Routes of all observers that have some."""
         return [observer.routes for observer in self._observers if observer.routes is not None]
 
     def listening(self, port: int) -> None:
@@ -130,6 +130,6 @@ class Observers(AttemptObserver):
                 continue
             try:
                 call(observer)
-            except Exception:  # a feature beside training must not end it
+            except Exception:  # a failing feature must not end training
                 self._failed.add(id(observer))
                 log.exception("%s failed and is off from now on; the job goes on", type(observer).__name__)

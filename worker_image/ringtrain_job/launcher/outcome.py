@@ -1,4 +1,4 @@
-"""How an attempt ended, kept beside its logs for a launcher that is started again."""
+"""Outcome of an attempt, stored with its logs for a launcher that restarts."""
 
 import json
 import logging
@@ -14,22 +14,22 @@ log = logging.getLogger(__name__)
 
 
 def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
-    """Leave the outcome for a launcher that is started again after this attempt is over."""
+    """Store the outcome for a launcher that restarts after the end of this attempt."""
     document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
     try:
         replace_whole(files.outcome, json.dumps(document))
-    except OSError as exc:  # the attempt ended as it did, whether or not the disk is full
+    except OSError as exc:  # a full disk does not change how the attempt ended
         log.error("a launcher that is started again will not know how this attempt ended: %s", exc)
 
 
 def read_verdict(files: AttemptFiles) -> Verdict:
-    """Return how the attempt ended, as far as that is stored: its outcome and the launcher's exit code."""
+    """Return the stored outcome and exit code of the attempt."""
     document = json.loads(files.outcome.read_text())
     return Verdict(Outcome(document["message"]["outcome"]), int(document["exitCode"]))
 
 
 def repeat_outcome(config: LauncherConfig, files: AttemptFiles, unfinished: Mapping[str, Any] | None = None) -> None:
-    """Write the termination message of an attempt that is over again. `unfinished`: entries to add to it."""
+    """Write the termination message of an attempt that has already ended again. `unfinished`: entries to add to it."""
     document = json.loads(files.outcome.read_text())
     write_termination_message(config.termination, fit_termination_message(document["message"], unfinished))
     log.info("attempt %d is over already: %s", config.job.attempt, document["message"]["outcome"])

@@ -1,4 +1,4 @@
-"""Variables that only a plugin reads: they are refused where the plugin is not installed."""
+"""Check of environment variables that only plugins read: they are refused if the plugin is not installed."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -9,9 +9,9 @@ from ringtrain.shared.environment import EnvironmentVariables
 
 
 def check_plugins(env: EnvironmentVariables, plugins: Mapping[str, str] = contract.PLUGIN_VARIABLES) -> None:
-    """Raise ConfigurationError for a variable in `env` whose plugin is not installed: it would be ignored.
+    """Raise ConfigurationError for a variable in `env` whose plugin is not installed, because it would be ignored.
 
-    `plugins`: by the variables that only they read. The value `if-installed` is never refused.
+    `plugins`: plugin name by variable. The value `if-installed` is never refused.
     """
     for variable, plugin in plugins.items():
         value = env.optional(variable)

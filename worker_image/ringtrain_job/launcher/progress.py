@@ -1,4 +1,4 @@
-"""The launcher's output as an observer: merged log, lines of progress, and the total at the end."""
+"""The launcher's output as an observer: merged log, progress lines, and the total at the end."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from ringtrain_job.launcher.throughput import throughput_step_line, throughput_t
 
 
 class ConsoleObserver(AttemptObserver):
-    """Shows what ranks write, and progress as often as the console wants it."""
+    """Print the lines of ranks, and progress at the console's interval."""
 
     order = 10
 
@@ -41,12 +41,12 @@ class ConsoleObserver(AttemptObserver):
             self._printed_at, self._step = last, step
             speed = reports.speed()
             bar = ConsoleProgressBar(progress, speed, reports.left_s(progress))
-        # Who reads a pipe has the ranks' own lines, which say the same.
+        # A pipe already has the ranks' own lines with the same content.
         line = "" if progress.printed else f"{throughput_step_line(progress, speed)}\n"
         self._console.show_progress(bar, line)
 
     def ended(self, verdict: Verdict | None) -> None:
-        """Print the last line of a benchmark, if anything was measured."""
+        """Print the final total of the throughput, if one was measured."""
         if verdict is None:
             return
         self._console.show_progress(None, "")
@@ -54,7 +54,7 @@ class ConsoleObserver(AttemptObserver):
             progress, total = reports.progress(), reports.total()
         if progress is None or not total or not progress.samples_per_s or self._status.config.quiet:
             return
-        if not progress.printed:  # else whoever looks has seen what was printed
+        if not progress.printed:  # otherwise the ranks' own lines contain it
             self._console.show(throughput_total_line(progress.unit, total).encode() + b"\n")
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Features of the launcher, found by entry points: what watches an attempt, and how its ranks are started.
+"""Features of the launcher, found by entry points: observers of an attempt, and backends that start its ranks.
 
-* `ringtrain.launcher.observers`: functions that take an `Attempt` and return an `AttemptObserver`, or None where the
+* `ringtrain.launcher.observers`: functions that take an `Attempt` and return an `AttemptObserver`, or None if the
   feature is off.
-* `ringtrain.launcher.backends`: functions that take a `BackendContext` and return a `Backend`, or None where the job
-  is of another kind. The first in the order of the entry points' names that returns one has the job.
+* `ringtrain.launcher.backends`: functions that take a `BackendContext` and return a `Backend`, or None if the job is of
+  another kind. Entry points are tried in the order of their names; the first backend returned runs the job.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ BACKENDS: Final = "ringtrain.launcher.backends"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. `is_over`: it ended under the launcher before this one, which repeats how. `gives_up`: returns
-    whether somebody is asking that the launcher end at once."""
+    """One attempt. `is_over`: it ended under an earlier launcher, and this one repeats its outcome. `gives_up`: returns
+    whether a person has requested an immediate end."""
 
     status: LauncherStatusSnapshot
     is_over: bool = False
@@ -46,7 +46,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """`command`: that of the launcher. `hosts`: of a run that may start agents on other hosts."""
+    """Inputs of a backend. `command`: the launcher's command. `hosts`: control of a run that may start agents on other
+    hosts."""
 
     status: LauncherStatusSnapshot
     sites: WorkerSites

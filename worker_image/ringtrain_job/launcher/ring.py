@@ -1,4 +1,4 @@
-"""The backend of a ring job: all agents register, the gang starts at once, and ends as its ranks do."""
+"""Backend of a ring job: all agents register, the gang starts at once, and the attempt ends with its ranks."""
 
 import logging
 import signal
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class RingBackend:
-    """Waits for all agents, starts the gang, and watches it."""
+    """Backend that waits for all agents, starts the gang, and watches it."""
 
     ask: AskWorkers | None = None
 
@@ -56,24 +56,24 @@ class RingBackend:
         return self._gang.all_drained()
 
     def close(self) -> None:
-        """Nothing was started here: agents end their ranks."""
+        """Do nothing: agents end their ranks."""
 
     def status(self) -> Mapping[str, Any]:
         return {}
 
     def decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
-        """Return how the attempt ended; None while that is open."""
+        """Return the verdict, or None while the attempt is undecided."""
         return with_warning(view, decide_verdict(view, now, patience))
 
     def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
-        """Return `workers`, given by index, in the order of their ranks."""
+        """Sort `workers`, which are in index order, by rank."""
         return list(workers)
 
     def started(self, members: Sequence[Registration]) -> None:
-        """Agents have the order to start; `members` in the order of their ranks."""
+        """Hook: agents have received the order to start; `members` are in rank order."""
 
     def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
-        """Return why ranks that a launcher before this one started cannot go on; None: they can."""
+        """Return a failed verdict if ranks that an earlier launcher started cannot continue, else None."""
         fresh = self._gang.fresh_workers()
         return _restarted_inside(view, fresh[0]) if fresh else None
 
@@ -87,7 +87,7 @@ class RingBackend:
         self.started(members)
 
     def _late(self) -> Verdict | None:
-        # Agents whose ranks run already come back at once after a launcher was restarted, or never.
+        # After a restart of the launcher, agents with running ranks reconnect at once or never.
         patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
         if time.monotonic() - self._began < min(patience, self._config.start_timeout_s):
             return None
@@ -127,7 +127,7 @@ class RingBackend:
 
 
 def open_ring(context: BackendContext) -> RingBackend | None:
-    """Return the backend of a job whose agents start the ranks; None for another."""
+    """Return the backend of a job whose agents start the ranks; None for another job."""
     return RingBackend(context) if context.config.agents_start_ranks else None
 
 

@@ -1,6 +1,7 @@
-"""The Coordinator service: protobuf in, calls on the gang and the log store, protobuf out.
+"""The Coordinator service: converts between protobuf and calls on the gang and the log store.
 
-Its methods are coroutines on one thread. Files are written on another: a disk that hangs holds up nothing else.
+Its methods are coroutines on one thread. Files are written on another thread, so that a disk that hangs blocks nothing
+else.
 """
 
 import asyncio
@@ -25,19 +26,20 @@ from ringtrain_job.logs.store import LogChunk, LogStore
 
 log = logging.getLogger(__name__)
 
-# How often a new agent looks whether the one before it is gone, and how long a write may take before others are
-# told to come again.
+# Interval at which a new agent checks for the end of its predecessor, and time that a write may take before agents are
+# asked to retry.
 _LOOK_S = 0.05
 _WRITE_S = 1.0
-# Lines that wait for the disk, and orders that wait for slow agents. What is refused stays with its agent.
+# Bytes of log lines that wait for the disk, and of orders that wait for slow agents. Agents retain lines that are
+# refused.
 _MOST_WAITING_BYTES = 256 << 20
-# From here on an order is worth compressing: addresses shrink to a twentieth.
+# Size from which an order is compressed: addresses shrink to a twentieth.
 _DEFLATE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
 class _EncodedOrder:
-    """An order as messages. `turns`: so many agents get it at the same time."""
+    """An order as messages. `turns`: limit on agents that receive it at the same time."""
 
     order: Order
     plain: Any
@@ -53,7 +55,7 @@ class _EncodedOrder:
 
 
 class LauncherCoordinatorService:
-    """What agents call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+    """Implementation of the Coordinator service for agents (proto/ringtrain/v1/coordinator.proto)."""
 
     def __init__(
         self, gang: LauncherGang, store: LogStore, attempt: int, data: LauncherDataMembers | None = None
@@ -67,7 +69,7 @@ class LauncherCoordinatorService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._encoded: _EncodedOrder | None = None
-        # What each agent has said last since it registered.
+        # Last state of each agent since its registration.
         self._last_requests: dict[int, Any] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ringtrain-log-writer")
         self._waiting_bytes = 0
@@ -75,12 +77,12 @@ class LauncherCoordinatorService:
         gang.on_order = self._wake
 
     def close(self) -> None:
-        """End the thread that writes. The server is closed already."""
+        """End the writer thread. The server must be closed."""
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     async def Register(self, request: Any, context: Any) -> Any:
         registration = from_message(Registration, request)
-        # In an elastic job a new agent takes the place of one that is gone, which shows a little later.
+        # In an elastic job, a new agent replaces a lost one; the loss may be detected a little later.
         deadline = time.monotonic() + self._gang.vacancy_s
         while time.monotonic() < deadline and not self._gang.is_vacant(registration):
             await asyncio.sleep(_LOOK_S)
@@ -95,7 +97,7 @@ class LauncherCoordinatorService:
         return pb.RegisterReply(accepted=True, slots=histories)
 
     def _histories(self, registration: Registration) -> Iterator[SlotHistory]:
-        """What the files and the gang have of this worker's slots from an earlier agent."""
+        """Yield the stored state of this worker's slots that an earlier agent left."""
         first = registration.worker_index * registration.slots
         for slot in range(first, first + registration.slots):
             records = [self._store.last(stream, slot) for stream in (LogStream.LOG, LogStream.REPORT)]
@@ -115,7 +117,7 @@ class LauncherCoordinatorService:
                 async with encoded.turns:
                     await context.write(encoded.deflated if request.reads_deflated else encoded.plain)
                 seen = encoded.order
-        finally:  # nobody listens any more: the call is cancelled then
+        finally:  # the agent disconnected: the call is cancelled
             self._gang.detach(index, instance)
 
     async def _order_after(self, seen: Order | None) -> _EncodedOrder:
@@ -126,7 +128,7 @@ class LauncherCoordinatorService:
         return self._encoded
 
     def _wake(self) -> None:
-        """Called by the thread that has given an order."""
+        """Wake all order streams. Called on the thread that set the order."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the server is closed
                 self._loop.call_soon_threadsafe(self._tell)
@@ -137,7 +139,7 @@ class LauncherCoordinatorService:
 
     async def Sync(self, request: Any, context: Any) -> Any:
         index, instance = request.worker_index, request.instance
-        if request == self._last_requests.get(index):  # most are mere heartbeats
+        if request == self._last_requests.get(index):  # most are heartbeats without news
             known = self._gang.hear(index, instance)
         else:
             known = self._gang.sync(index, instance, from_message(AgentState, request))
@@ -148,14 +150,14 @@ class LauncherCoordinatorService:
     async def Append(self, request: Any, context: Any) -> Any:
         size = request.ByteSize()
         if self._disk_hangs() or self._waiting_bytes + size > _MOST_WAITING_BYTES:
-            await asyncio.sleep(_WRITE_S)  # the agent would be here again in a moment
+            await asyncio.sleep(_WRITE_S)  # otherwise the agent would retry at once
             return pb.AppendReply()
         self._waiting_bytes += size
         try:
             writing = self._writer.submit(self.append, request)
             answer = asyncio.wrap_future(writing)
             while not (await asyncio.wait([answer], timeout=_WRITE_S))[0]:
-                if self._disk_hangs() and writing.cancel():  # it was not its turn yet
+                if self._disk_hangs() and writing.cancel():  # the write had not started
                     return pb.AppendReply()
             return answer.result()
         finally:
@@ -169,13 +171,13 @@ class LauncherCoordinatorService:
         return True
 
     def append(self, request: Any) -> Any:
-        """Write what a request brings; the answer says what is in the files."""
+        """Write the log chunks of a request; the reply contains the last stored record of each."""
         reply = pb.AppendReply()
         if request.attempt != self._attempt:
             log.warning("refused log lines of attempt %d in attempt %d", request.attempt, self._attempt)
             return reply
         if request.instance and self._gang.is_replaced(request.worker_index, request.instance):
-            # Its records have the numbers of those that the agent in its place writes.
+            # Its record numbers collide with those of the agent that replaced it.
             self._stale.say(f"refused log lines of worker {request.worker_index}: another agent has its place")
             return reply
         for dropped in request.dropped:
@@ -184,7 +186,7 @@ class LauncherCoordinatorService:
             stream, self._writing_since = LogStream(chunk.kind), time.monotonic()
             try:
                 last = self._store.append(LogChunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
-            except OSError as error:  # a full or hanging disk: the agent keeps what is not acknowledged
+            except OSError as error:  # a full or hanging disk: the agent retains unacknowledged lines
                 self._complain(str(error))
                 self._store.refused = str(error)
                 break
@@ -199,7 +201,7 @@ class LauncherCoordinatorService:
 
 
 class LauncherDataService:
-    """What data workers call. Names are those of the service in proto/ringtrain/v1/coordinator.proto."""
+    """Implementation of the DataWorkers service for data workers (proto/ringtrain/v1/coordinator.proto)."""
 
     def __init__(self, data: LauncherDataMembers) -> None:
         self._data = data

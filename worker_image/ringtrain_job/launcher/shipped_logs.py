@@ -1,4 +1,4 @@
-"""Copies of the attempt's files in the job's object store, made while it runs and finished at its end."""
+"""Copies of the attempt's files in the job's object store, uploaded while it runs and completed at its end."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from ringtrain_job.logs.shipping import LogShipping, Unshipped
 
 
 class ShippedLogs(AttemptObserver):
-    """Ships the log store; an error of the launcher ends it, too."""
+    """Upload the log store. Also completes the upload if the launcher fails."""
 
-    order = 90  # it ships what other observers have written
+    order = 90  # after the other observers, whose files it uploads
 
     def __init__(self, attempt: Attempt) -> None:
         config, store = attempt.config, attempt.status.store
@@ -37,5 +37,5 @@ class ShippedLogs(AttemptObserver):
 
 
 def open_shipping(attempt: Attempt) -> ShippedLogs | None:
-    """Return the observer of a job whose logs go to an object store."""
+    """Return the observer of a job whose logs go to an object store; None for another job."""
     return ShippedLogs(attempt) if attempt.config.log_uri else None

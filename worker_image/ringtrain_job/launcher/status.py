@@ -1,4 +1,4 @@
-"""`/status`: one snapshot of everything the launcher knows, as the contract words it."""
+"""`/status`: a snapshot of everything the launcher knows, in the format of docs/contract.md."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from ringtrain_job.logs.store import LogStore
 
 
 class LauncherReports:
-    """Report lines as they arrive, shared by the threads that write logs and those that answer `/status`."""
+    """Reports of ranks, shared by the threads that write logs and those that answer `/status`."""
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class LauncherReports:
         self.voice = PrintedReportsChoice()
 
     def start_over(self, world_size: int) -> None:
-        """Forget what was reported; so many ranks will report. Who calls it holds the lock."""
+        """Delete all reports; `world_size` ranks will report. The caller must hold the lock."""
         self._throughput = GangThroughput(world_size)
 
     def __enter__(self) -> GangThroughput:
@@ -44,15 +44,14 @@ class LauncherReports:
 
 @dataclass
 class LauncherStatusSnapshot:
-    """Where `/status`, `/metrics` and `/healthz` take everything from.
+    """Data behind `/status`, `/metrics` and `/healthz`.
 
-    `running_since`: when the gang was complete; None while agents are waited for. `last_progress`: when the newest
-    report came; `first_progress`: the first one. All by this host's clock: those of the ranks' hosts may be wrong.
-    `backend`: starts the ranks, and has a part of `/status`; `data`: the part of a job with data workers.
-    `machines`: the newest sample of each worker, under the lock of `reports`.
-    `about`: what runs, as far as anybody has said.
-    `observers`: what watches the attempt.
-    `started_from`: step and path of the checkpoint that training went on from; path empty: from none.
+    `running_since`: time at which the gang was complete; None before. `last_progress`, `first_progress`: arrival of the
+    newest and the first report. All times are of this host's clock, because ranks' clocks may be wrong. `backend`:
+    starts the ranks, and has entries in `/status`. `data`: returns the entry of a job with data workers. `machines`:
+    newest sample of each worker, guarded by the lock of `reports`. `about`: description of the program and its image.
+    `observers`: observers of the attempt. `started_from`: step and path of the checkpoint that training resumed from;
+    the path is empty if there was none.
     """
 
     config: LauncherConfig
@@ -73,7 +72,7 @@ class LauncherStatusSnapshot:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the world that was made last."""
+        """Number of ranks of the current world."""
         return self.config.world_size if self.backend is None else self.backend.ranks
 
     def backend_status(self) -> Mapping[str, Any]:
@@ -81,7 +80,7 @@ class LauncherStatusSnapshot:
         return {} if self.backend is None else self.backend.status()
 
     def follow(self) -> None:
-        """Take in what the log store has and what it will get, and pass that on to the observers."""
+        """Load the log store's present content, and pass new content on to the observers."""
         store = self.store
         for sample in store.samples():
             self._add_sample(sample)
@@ -103,9 +102,9 @@ class LauncherStatusSnapshot:
             store.on_about = self.about.add
 
     def add_report(self, rank: int, report: dict[str, Any]) -> None:
-        """Take in a report."""
+        """Record a report."""
         path = report.get("startedFrom")
-        if path is not None:  # no step; the first one counts
+        if path is not None:  # not a step; the first one counts
             self.started_from = self.started_from or (int(report["step"]), path)
             return
         with self.reports:
@@ -120,7 +119,7 @@ class LauncherStatusSnapshot:
             reports.add(rank, report)
 
     def keep_ranks(self, ranks: Collection[int]) -> None:
-        """From now on the world has these ranks alone."""
+        """Restrict the world to these ranks."""
         with self.reports as reports:
             reports.keep(ranks)
             self.reports.voice.keep(ranks)
@@ -132,7 +131,7 @@ class LauncherStatusSnapshot:
                 self.machines[sample.worker] = sample
 
     def reported_step(self) -> int:
-        """The step that all ranks have reported; 0 before."""
+        """Return the lowest step that a rank has reported last; 0 before the first report."""
         with self.reports as reports:
             return reports.lowest_step or 0
 
@@ -144,13 +143,13 @@ class LauncherStatusSnapshot:
         return "Waiting" if self.running_since is None else "Running"
 
     def progress(self) -> dict[str, Any] | None:
-        """How far training is, as the contract words it; None before the first report."""
+        """Return the training progress in the format of the contract; None before the first report."""
         with self.reports as reports:
             progress, error = reports.progress(), reports.uncertainty()
         return self._progress_json(progress, error)
 
     def status(self) -> dict[str, Any]:
-        """The document that `/status` answers with."""
+        """Return the document of `/status`."""
         view = self.gang.view()
         with self.reports as reports:
             ranks = [self._rank_json(reports, state) for state in view.ranks]
@@ -159,7 +158,8 @@ class LauncherStatusSnapshot:
         return {**job, "workers": self._workers_json(view), "ranks": ranks, "machines": seen}
 
     def brief_status(self) -> dict[str, Any]:
-        """The same without `ranks`, and with workers that are alike in one entry: for who asks again and again."""
+        """Return the document for frequent requests: without `ranks`, and with one entry for consecutive equal
+        workers."""
         view, data = self.gang.view(), self._data_json()
         registrations, lost = self.gang.registrations(), self.gang.lost_workers()
         pods = {index: found.incarnation for index, found in registrations.items() if found.incarnation}
@@ -178,7 +178,7 @@ class LauncherStatusSnapshot:
         return {**self._job_json(view, data), "workers": merged_report_entries(workers)}
 
     def _job_json(self, view: GangView, data: dict[str, Any] | None) -> dict[str, Any]:
-        """What `/status` says of the job as a whole."""
+        """Return the entries of `/status` about the whole job."""
         job = self.config.job
         with self.reports as reports:
             progress, error = reports.progress(), reports.uncertainty()
@@ -238,7 +238,7 @@ class LauncherStatusSnapshot:
         return {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
 
     def _measured_json(self, reports: GangThroughput, rank: int) -> dict[str, Any]:
-        """What is known of one rank's time. Of a large world each rank's step alone is told."""
+        """Return timing figures of one rank; in a large world only input wait and lag."""
         measured: dict[str, Any] = {"inputWait": reports.times.input_part(rank), "lag": reports.lag.of(rank)}
         if self.config.world_size <= MOST_RANKS:
             measured["stepTime"] = reports.times.of(rank)
@@ -252,7 +252,7 @@ class LauncherStatusSnapshot:
     def _progress_json(self, progress: Progress | None, error: float | None) -> dict[str, Any] | None:
         start = self.start_text()
         if progress is None:
-            # Known before the first step: where training begins.
+            # Known before the first step: the start of the training.
             return {"step": self.started_from[0], "startedFrom": start} if self.started_from else None
         return {
             "step": progress.step,
@@ -269,7 +269,7 @@ class LauncherStatusSnapshot:
         }
 
     def start_text(self) -> str | None:
-        """What training went on from, for people; None as long as nobody said."""
+        """Return a description of the checkpoint that training resumed from; None if unknown."""
         if self.started_from is None:
             return None
         step, path = self.started_from
@@ -277,8 +277,8 @@ class LauncherStatusSnapshot:
 
 
 def merged_report_entries(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`entries`, in the order of their `index`, where neighbours that are alike are one: from `index` `to` that of
-    the last."""
+    """Merge consecutive equal entries, which are ordered by `index`, into one with the first `index` and the last as
+    `to`."""
     found: list[dict[str, Any]] = []
     end, rest = -1, None
     for entry in entries:

@@ -1,8 +1,8 @@
-"""Progress and speed of the gang, from the report lines of its ranks.
+"""Progress and speed of the gang, computed from the reports of its ranks.
 
-A step of the gang takes from the moment its last rank reported the step before to the moment its last rank
-reported this one; its speed is the samples of all ranks in it over that time. As the TensorFlow benchmarks define
-them:
+A step of the gang lasts from the time its last rank reported the previous step to the time its last rank reported this
+one. Its speed is the samples of all ranks in it divided by that time. The definitions are those of the TensorFlow
+benchmarks:
 
 * *mean*: samples of all timed steps over the sum of their times;
 * *uncertainty* (the `+/-`): standard error of the steps' speeds, their standard deviation / √steps;
@@ -10,7 +10,7 @@ them:
   distributed speeds estimates the standard deviation without being moved by a few slow steps;
 * *total*, at the end: samples of all timed steps over the time from the first report to the last.
 
-The first step has no step before it and is not timed.
+The first step has no predecessor and is not timed.
 """
 
 import math
@@ -23,24 +23,24 @@ from typing import Any
 from ringtrain_job.launcher.not_finite import NotFinite, NotFiniteReports
 from ringtrain_job.logs.step_times import StepTimes, Straggler
 
-# Steps of which lateness counts: enough to be steady, few enough to follow a change.
+# Steps over which lag is averaged: enough to be steady, few enough to follow a change.
 _LAG_STEPS = 50
-# Uncertainty and jitter are over at most so many of the newest steps, so that a job may have any number.
+# Limit on steps for uncertainty and jitter, so that memory is bounded.
 WINDOW = 10_000
 _PATIENCE_S = 10.0
-# Reports of a rank that count for where its time goes: steady, and yet a change shows within a minute.
+# Reports of a rank over which step times are averaged: steady, while a change shows within a minute.
 _RECENT = 20
-# A line of progress names the wait for input from this part on.
+# Fraction of input wait from which a progress line shows it.
 _INPUT_BOUND = 0.05
-# Steps that some rank has reached and another has not.
+# Limit on steps that some ranks have reported and others have not.
 _OPEN_STEPS = 1000
-# Of so many open steps it is known when each rank reported: a rank that hangs must not fill the memory.
+# Limit on open steps with a time for each rank, so that a rank that hangs does not exhaust memory.
 _TIMED_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples per second: mean, standard error and robust spread of the steps so far."""
+    """Samples per second: mean, standard error and robust spread of the timed steps."""
 
     mean: float
     uncertainty: float
@@ -49,7 +49,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the gang is: `step` is the lowest of any rank that has reported. `printed`: read from its lines."""
+    """Progress of the gang: `step` is the lowest step of all reporting ranks. `printed`: parsed from the ranks'
+    output."""
 
     step: int
     total_steps: int | None
@@ -73,10 +74,10 @@ class _StepReports:
 
 
 class GangThroughput:
-    """Takes in report lines, rank by rank, and says how fast the gang is. Not thread-safe.
+    """Aggregator of report lines that computes the gang's progress and speed. Not thread-safe.
 
-    Only ranks that report count: a script may report from rank 0 alone. As the reports of different workers arrive
-    at different times, steps are held open until every rank has reported once, or for ten seconds of report time.
+    Only ranks that report count: a script may report from rank 0 alone. Because reports of different workers arrive at
+    different times, steps stay open until every rank has reported once, or for ten seconds of report time.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -87,7 +88,7 @@ class GangThroughput:
         self._samples = 0.0
         self._open: dict[int, _StepReports] = {}
         self._steps: dict[int, int] = {}
-        # How many ranks are at each step: few steps, also of thousands of ranks.
+        # Number of ranks at each step: few steps even for thousands of ranks.
         self._ranks_at: Counter[int] = Counter()
         self._latest: dict[int, Mapping[str, Any]] = {}
         self._first_report: float | None = None
@@ -100,7 +101,7 @@ class GangThroughput:
         self.last_report_time: float | None = None
 
     def keep(self, ranks: Collection[int]) -> None:
-        """From now on the gang has these ranks; what others have reported says nothing of its progress."""
+        """Restrict the gang to these ranks; the reports of others no longer count as progress."""
         self._world_size = len(ranks)
         self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
         self._ranks_at = Counter(self._steps.values())
@@ -110,7 +111,7 @@ class GangThroughput:
         self._not_finite.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
-        """Take in one report; returns the steps that are complete on all reporting ranks by it."""
+        """Add one report; return the steps that it completes on all reporting ranks."""
         step, time = int(report["step"]), float(report["time"])
         self.times.add(rank, report)
         self._note_step(rank, max(step, self._steps.get(rank, step)))
@@ -146,7 +147,7 @@ class GangThroughput:
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
             self._complete(self._open.pop(step))
-        while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting holds every step open
+        while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting would hold every step open
             self._open.pop(min(self._open))
         self._closed = max([self._closed, *ready])
         return ready
@@ -163,7 +164,7 @@ class GangThroughput:
             self._last_end = entry.ended
 
     def speed(self) -> Speed | None:
-        """Speed of the steps so far; None before two steps are complete or without samples."""
+        """Return the speed of the timed steps; None before two steps are complete, or without samples."""
         if self._timed_samples <= 0:
             return None
         speeds = self._speeds
@@ -172,23 +173,23 @@ class GangThroughput:
         return Speed(self.total() or 0.0, self.uncertainty() or 0.0, jitter)
 
     def uncertainty(self) -> float | None:
-        """The standard error of the speed; None as long as there is no speed."""
+        """Return the standard error of the speed; None without a speed."""
         speeds = self._speeds
         if self._timed_samples <= 0:
             return None
         mean = math.fsum(speed / len(speeds) for speed in speeds)
-        # Not **, which raises where a product is infinite.
+        # Not **, which raises OverflowError if a product is infinite.
         variance = math.fsum((speed - mean) * (speed - mean) / len(speeds) for speed in speeds)
         return math.sqrt(variance) / math.sqrt(len(speeds))
 
     def total(self) -> float | None:
-        """Samples per second from the first complete step to the last."""
+        """Return samples per second from the first complete step to the last."""
         if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
             return None
         return _throughput_number(self._timed_samples / (self._last_end - self._first_end))
 
     def progress(self) -> Progress | None:
-        """Where the gang is; None before the first report."""
+        """Return the progress of the gang; None before the first report."""
         if not self._steps:
             return None
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
@@ -203,7 +204,7 @@ class GangThroughput:
             epoch=report.get("epoch"),
             samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
-            # Divided first: the sum of losses may be beyond a float where their mean is not.
+            # Divide first: the sum of the losses may overflow although their mean does not.
             loss=math.fsum(loss / len(losses) for loss in losses) if losses and "loss" not in not_finite else None,
             metrics=dict(report.get("metrics") or {}),
             input_wait=self.times.input_fraction,
@@ -215,16 +216,16 @@ class GangThroughput:
 
     @property
     def first_report_time(self) -> float | None:
-        """The time of the first report, by the clock of its rank's host; None before it."""
+        """Time of the first report, on the clock of its rank's host; None before it."""
         return self._first_report
 
     @property
     def complete_step(self) -> int:
-        """The newest step that was complete on all reporting ranks; -1 before the first."""
+        """Newest step that is complete on all reporting ranks; -1 before the first."""
         return self._closed
 
     def left_s(self, progress: Progress) -> float | None:
-        """Return the seconds from the last report to the last step, at the mean pace; None where it is unknown."""
+        """Return the estimated seconds from the last report to the last step, at the mean pace; None if unknown."""
         first, last, begin = self._first_report, self.last_report_time, self._begin or 0
         if not progress.total_steps or first is None or last is None or progress.step <= begin:
             return None
@@ -232,21 +233,21 @@ class GangThroughput:
 
     @property
     def first_bad_loss(self) -> NotFinite | None:
-        """The loss that was reported first of those that were not finite."""
+        """The first reported loss that was not finite."""
         return self._not_finite.first_loss
 
     @property
     def lowest_step(self) -> int | None:
-        """The step that all reporting ranks have reached; None before the first report."""
+        """Step that all reporting ranks have reached; None before the first report."""
         return min(self._ranks_at, default=None)
 
     def step_of(self, rank: int) -> int | None:
-        """The newest step that `rank` has reported."""
+        """Return the newest step that `rank` has reported."""
         return self._steps.get(rank)
 
     def slowest(self, ranks: Collection[int]) -> int | None:
-        """Of `ranks` the straggler, unless one is more than a step behind it: then the one at the lowest step; of
-        several there, the one whose last report is the oldest."""
+        """Return the slowest of `ranks`: the straggler, unless a rank is more than a step behind it. Then the rank at
+        the lowest step; of several there, the one with the oldest report."""
         never = -1
         straggler = self.times.straggler()
         if straggler is not None and straggler.rank in ranks:
@@ -260,8 +261,8 @@ class GangThroughput:
         return min(ranks, key=position, default=None)
 
     def held_up_by(self, ranks: Collection[int]) -> int | None:
-        """The slowest of the `ranks` that report, where it matters: the straggler, or one more than a step behind
-        another. Who of ranks in one step reported last says nothing."""
+        """Return the slowest reporting rank of `ranks` if it delays others: the straggler, or a rank more than a step
+        behind another. Otherwise None, because the report order within one step means nothing."""
         reporting = [rank for rank in ranks if rank in self._steps]
         rank, straggler = self.slowest(reporting), self.times.straggler()
         if rank is None or (straggler is not None and straggler.rank == rank):
@@ -274,7 +275,7 @@ def _throughput_number(value: object) -> float | None:
 
 
 def throughput_step_line(progress: Progress, speed: Speed | None) -> str:
-    """One line of progress: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
+    """Return a progress line: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
         form = _throughput_form(speed.mean)
@@ -290,12 +291,12 @@ def _throughput_form(rate: float) -> str:
 
 
 def shown_throughput(rate: float) -> str:
-    """`5120.3`."""
+    """Format a rate: `5120.3`."""
     return f"{rate:{_throughput_form(rate)}}"
 
 
 def loss_beside_throughput(progress: Progress) -> str:
-    """`loss: 0.412`; empty where there is none."""
+    """Format the loss: `loss: 0.412`; empty if there is none."""
     if "loss" in progress.not_finite:
         return f"loss: {progress.not_finite['loss']}"
     if progress.loss is None:
@@ -305,7 +306,7 @@ def loss_beside_throughput(progress: Progress) -> str:
 
 
 def throughput_warnings(progress: Progress) -> list[str]:
-    """What slows training down, if something does."""
+    """Return warnings about input wait and stragglers."""
     found = []
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
         found.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
@@ -316,22 +317,22 @@ def throughput_warnings(progress: Progress) -> list[str]:
 
 
 def throughput_total_line(unit: str, total: float) -> str:
-    """The last line of a benchmark: `total images/sec: 5123.88`."""
+    """Return the final line: `total images/sec: 5123.88`."""
     return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
 
 
 class RankLag:
-    """Takes in when ranks reported a step, and says how far each is behind the first. Not thread-safe."""
+    """Mean lag of each rank behind the first one to report a step. Not thread-safe."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget ranks other than these."""
+        """Delete ranks other than these."""
         self._recent = {rank: recent for rank, recent in self._recent.items() if rank in ranks}
 
     def add(self, times: Mapping[int, float]) -> None:
-        """Take in when each rank reported one step; a step that one rank alone reports says nothing."""
+        """Add the time at which each rank reported one step. A step with a single report is ignored."""
         if len(times) < 2:
             return
         first = min(times.values())
@@ -339,6 +340,6 @@ class RankLag:
             self._recent.setdefault(rank, deque(maxlen=_LAG_STEPS)).append(time - first)
 
     def of(self, rank: int) -> float | None:
-        """Seconds, the mean over the newest steps; None before the first that several ranks have reported."""
+        """Return the mean lag of `rank` in seconds over the newest steps; None before a step of several ranks."""
         recent = self._recent.get(rank)
         return statistics.fmean(recent) if recent else None

@@ -1,4 +1,4 @@
-"""The ranks' timeline, kept beside the attempt's logs: the next run overwrites the original."""
+"""The ranks' timeline, copied to the attempt's logs because the next run overwrites the original."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class TimelineCopy(AttemptObserver):
-    """Links or copies the timeline at the end of the attempt."""
+    """Observer that links or copies the timeline at the end of the attempt."""
 
     order = 40
 
@@ -33,6 +33,6 @@ class TimelineCopy(AttemptObserver):
 
 
 def open_timeline(attempt: Attempt) -> TimelineCopy | None:
-    """Return the observer of a run whose ranks write a timeline."""
+    """Return the observer of a run whose ranks write a timeline; None for another run."""
     timeline = attempt.config.timeline
     return None if timeline is None or attempt.is_over else TimelineCopy(attempt, timeline)

@@ -1,16 +1,16 @@
-"""Naming the first cause: which rank, or which agent, made the gang fail.
+"""First cause of a gang's failure: the rank or the agent that made it fail.
 
-When one rank dies the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
-raise PeerLost and exit with 1. Whoever reports first is therefore not always the cause. The rules, in this order:
+When one rank dies, the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
+raise PeerLost and exit with 1. The first report is therefore not always the cause. The rules, in this order:
 
-1. A rank killed by a signal that nobody sends as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
+1. A rank killed by a signal that is never sent as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
-2. An agent that fell silent, or was asked to stop, by then: its ranks are gone, whatever the others say.
-3. Of the ranks that failed for a reason of their own, the one that ended first; where the launcher's command has
-   ended with the code of one of them, that one: a command that starts ranks stops all when one of them fails, and
-   they may end before that one does.
-4. If all that failed only lost a peer: the rank that they call lost, which may still be running (it hangs).
-5. Else the one that ended first.
+2. An agent that was silent, or was asked to stop, by then: its ranks are lost, whatever other ranks report.
+3. Of the ranks that failed by an error of the program, the one that ended first. If the launcher's command ended with
+   the code of one of them, that one: a command that starts ranks stops all of them when one fails, and the others may
+   end before it does.
+4. If all failed ranks only lost a peer: the rank that they name, which may still run (it hangs).
+5. Otherwise the rank that ended first.
 """
 
 import re
@@ -24,9 +24,9 @@ from ringtrain.errors import GOES_ON, in_ranges
 from ringtrain.shared import contract
 from ringtrain_job.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
 
-# Signals that a process brings on itself or on others because a peer went away, or that stop it in an orderly way.
+# Signals that a process raises or sends because a peer was lost, or that stop it in an orderly way.
 _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
-# A shell's codes for a program that cannot be executed, and for one that is not there: a mistyped command.
+# A shell's codes for a program that cannot be executed and for one that does not exist: a mistyped command.
 _NOT_EXECUTED = frozenset({126, 127})
 _AS_MANY_STEPS = (
     "; give every rank as many steps (ringtrain.data.shard), or let those that are done wait (join of "
@@ -38,7 +38,7 @@ _RANK = re.compile(r"\brank (\d+)\b")
 
 @dataclass(frozen=True)
 class RankExit:
-    """A rank that ended. `at`: when, on the launcher's monotonic clock."""
+    """A rank that ended. `at`: time of its end, on the launcher's monotonic clock."""
 
     state: RankState
     at: float
@@ -48,8 +48,8 @@ class RankExit:
 class WorkerView:
     """One worker as the launcher sees it.
 
-    `silent_since`: when its agent was last heard, if it is not attached now. `leaving`: signal that asked it to
-    stop. `pod_uid`, `node`: empty before it registered.
+    `silent_since`: time of its agent's last call, if it is not attached now. `leaving`: signal that asked it to stop.
+    `pod_uid`, `node`: empty before it registered.
     """
 
     index: int
@@ -63,12 +63,11 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class GangView:
-    """The gang at one moment. `ranks`: state by rank, all of the world; `exits`: of those that ended.
+    """The gang at one moment. `ranks`: states of all ranks; `exits`: those of ranks that ended.
 
-    `placed`: the worker of each rank that the launcher's command has started: it need not be where the order of ranks
-    has it.
-    `command_code`: what the launcher's command exited with; None while it runs, and without one. `members`: slots by
-    rank where `ranks` are slots, in an elastic job.
+    `placed`: worker of each rank that the launcher's command has started, which may differ from the rank order.
+    `command_code`: exit code of the launcher's command; None while it runs, or without one. `members`: in an elastic
+    job, where `ranks` are slots, the slots by rank.
     """
 
     slots: int
@@ -80,7 +79,7 @@ class GangView:
     members: Sequence[int] = ()
 
     def lost_by(self, state: RankState) -> int | None:
-        """The rank (or slot) that `state` says it has lost."""
+        """Return the rank (or slot) that `state` reports as lost."""
         if not self.members:
             return lost_peer(state.log_tail, state.rank)
         own = self.members.index(state.rank) if state.rank in self.members else -1
@@ -88,32 +87,32 @@ class GangView:
         return self.members[lost] if lost is not None and lost < len(self.members) else lost
 
     def worker_of(self, rank: int) -> WorkerView:
-        """The worker that runs `rank`."""
+        """Return the worker that runs `rank`."""
         return self.workers[self.placed.get(rank, rank // self.slots)]
 
     def ranks_of(self, worker: WorkerView) -> Sequence[int]:
-        """The ranks of `worker`."""
+        """Return the ranks of `worker`."""
         return [rank for rank in range(len(self.ranks)) if self.worker_of(rank) is worker]
 
     @cached_property
     def succeeded(self) -> int:
-        """Ranks that exited 0."""
+        """Number of ranks that exited with 0."""
         well = RankPhase.SUCCEEDED
         return sum(state.phase is well for state in self.ranks)
 
 
 @dataclass(frozen=True)
 class VerdictPatience:
-    """How long to wait before naming. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
+    """Seconds to wait before a verdict. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
 
     lost_after_s: float
     settle_s: float
 
 
 def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
-    """The rank that the last PeerLost in a log's `tail` names, other than the rank itself; None without one.
+    """Return the rank that the last PeerLost in a log's `tail` names, other than `own_rank`; None without one.
 
-    A loss after which an elastic rank went on is not why it ended.
+    A loss after which an elastic rank continued is not the reason for its end.
     """
     for line in reversed(tail):
         if GOES_ON in line:
@@ -126,7 +125,7 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
 
 
 def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
-    """How the attempt ended, or None while that is open."""
+    """Return the verdict, or None while the attempt is undecided."""
     failed = failures_by_time(view.exits)
     if view.succeeded == len(view.ranks) and not failed:
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
@@ -149,7 +148,7 @@ NO_CONTACT = (
 
 
 def with_warning(view: GangView, verdict: Verdict | None, words: str = NO_CONTACT) -> Verdict | None:
-    """The verdict, with a warning on a success of ranks of which none has joined the world; `words`: what none did."""
+    """Add a warning to a success if none of several ranks has joined the world. `words`: what no rank did."""
     size = len(view.ranks)
     if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
         return verdict
@@ -159,12 +158,12 @@ def with_warning(view: GangView, verdict: Verdict | None, words: str = NO_CONTAC
 
 
 def _exit_time(exit: RankExit) -> tuple[float, int]:
-    # Rounded to 10 ms: within it the order that the agent saw says more than clocks and the network do.
+    # Rounded to 10 ms: below that, the order seen by the agent is more reliable than clocks and the network.
     return (round(exit.at, 2), exit.state.exit_order)
 
 
 def _is_hard_failure(view: GangView, exit: RankExit) -> bool:
-    # A rank that has said whom it lost is a witness, also when it is killed before it has left by itself.
+    # A rank that has reported a lost peer is a witness, even if it is killed before it exits.
     state = exit.state
     if not state.signal or state.signal in _SOFT_SIGNALS:
         return False
@@ -174,8 +173,8 @@ def _is_hard_failure(view: GangView, exit: RankExit) -> bool:
 def _settled_exits(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
     if any(_is_hard_failure(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
-    # A rank that failed by itself may only be overtaken by an earlier exit that is still on its way here. One that
-    # lost its peer is not the cause, and the traceback of the one that is may take its time.
+    # An own failure can only be preceded by an earlier exit whose report is still under way. A rank that lost its peer
+    # is not the cause, and the traceback of the causing rank may take longer to arrive.
     own_cause = any(view.lost_by(exit.state) is None for exit in failed)
     return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
@@ -183,7 +182,7 @@ def _settled_exits(view: GangView, failed: Sequence[RankExit], now: float, patie
 def _gone_workers(
     view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience
 ) -> list[WorkerView]:
-    """Workers whose agent is lost or leaving. After a failure has settled, silence need not last as long."""
+    """Return workers whose agent is lost or leaving. After a failure has settled, a shorter silence suffices."""
     settled = bool(failed) and now - failed[0].at >= patience.settle_s
     limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
     return [
@@ -194,12 +193,12 @@ def _gone_workers(
 
 
 def failures_by_time(exits: Iterable[RankExit]) -> list[RankExit]:
-    """Of `exits` those of ranks that failed, the first one first."""
+    """Return the exits of failed ranks in `exits`, the first one first."""
     return sorted((exit for exit in exits if exit.state.phase is RankPhase.FAILED), key=_exit_time)
 
 
 def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[WorkerView]) -> Failure | None:
-    """What made all of this happen. `failed`: by time; `gone`: workers that are lost or leave."""
+    """Return the first cause. `failed`: failed exits by time; `gone`: workers that are lost or leave."""
     for exit in failed:
         if _is_hard_failure(view, exit):
             return _rank_failure(view, exit)
@@ -220,7 +219,8 @@ def _gone_since(worker: WorkerView) -> float:
 
 
 def _blamed_rank(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
-    """All that failed lost a peer: blame the rank most of them name, unless it is itself one of them."""
+    """Return the failure if all failed ranks lost a peer: blame the rank that most of them name, unless it failed
+    itself."""
     witnesses = {exit.state.rank for exit in failed}
     votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
     if not votes:
