@@ -1,4 +1,4 @@
-"""The command that this plugin adds to `ringtrain`."""
+"""Commands that this plugin adds to `ringtrain`."""
 
 from ringtrain_job.cli.commands import LazyCommand
 

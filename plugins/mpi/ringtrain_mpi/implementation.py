@@ -1,4 +1,4 @@
-"""Which MPI is in the image, by asking mpirun itself."""
+"""Detection of the image's MPI implementation from the output of mpirun."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from ringtrain_job.control.model import CannotRun, Reason
 
 
 class MpiImplementation(StrEnum):
-    """The words of `spec.mpi.implementation`."""
+    """MPI implementations; the words of `spec.mpi.implementation`."""
 
     OPEN_MPI = "OpenMPI"
     MPICH = "MPICH"
@@ -26,7 +26,7 @@ class MpiImplementation(StrEnum):
 
 @dataclass(frozen=True)
 class MpirunVersion:
-    """An mpirun that answered. `version`: its number, such as 4.1.4."""
+    """A detected mpirun. `version`: its number, such as 4.1.4."""
 
     path: str
     implementation: MpiImplementation
@@ -36,14 +36,15 @@ class MpirunVersion:
         return f"{self.path} ({self.implementation.value} {self.version})"
 
 
-# Where several are installed, Debian adds the implementation to the name.
+# If several implementations are installed, Debian adds their names to the program's.
 _NAMES = {
     MpiImplementation.OPEN_MPI: ("mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"),
     MpiImplementation.MPICH: ("mpirun", "mpirun.mpich", "mpiexec", "mpiexec.hydra", "mpiexec.mpich"),
-    # Intel's mpirun is a script that starts the mpiexec.hydra of PATH, whosever that is.
+    # Intel's mpirun is a script that starts the first mpiexec.hydra in PATH, possibly another implementation's.
     MpiImplementation.INTEL: ("mpiexec.hydra", "mpirun", "mpiexec"),
 }
-# Where Intel's packages install it; its images put that into PATH by an entrypoint, which no pod of a job runs.
+# Installation folder of Intel's packages. Intel's images add it to PATH by an entrypoint, which a job's pods do not
+# run.
 INTEL_FOLDERS = ("/opt/intel/oneapi/mpi/latest/bin",)
 _VERSIONS = (
     (MpiImplementation.OPEN_MPI, re.compile(r"(?:Open MPI\)|OpenRTE\)|Open MPI|prte)\s+v?(\d[\w.]*)", re.I)),
@@ -59,13 +60,13 @@ _ANSWER_S = 30.0
 
 
 def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str | None = None) -> MpirunVersion:
-    """The mpirun to use: `program` when the user names one, else the first of `wanted` in PATH, or in `path`.
+    """Return the mpirun to use: `program` if the user names one, else the first of `wanted` in PATH, or in `path`.
 
-    Raises CannotRun: MpirunNotFound when there is none, WrongImplementation when all belong to another.
+    Raises CannotRun: MpirunNotFound if there is none, WrongImplementation if all belong to another implementation.
     """
     names: Sequence[str] = _NAMES[wanted]
     if program is not None and program not in names:
-        names = (program,)  # a path, or a name of the user's own: that one or none
+        names = (program,)  # a path, or a name chosen by the user: no other
     found = []
     for candidate in _mpirun_candidates(names, wanted, path or os.environ.get("PATH", os.defpath)):
         mpirun = identify_mpirun(candidate, _ask_mpirun_version(candidate))
@@ -87,8 +88,8 @@ def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str
 
 
 def _mpirun_candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> Iterator[str]:
-    """The programs of `names` in `path`, and Intel's where its variable or its packages put it; in the place of
-    Intel's mpirun, the mpiexec.hydra beside it."""
+    """Yield the programs of `names` in `path`, and Intel's from its variable or its packages' folder. Intel's mpirun is
+    replaced by the mpiexec.hydra in the same folder."""
     is_intel = wanted is MpiImplementation.INTEL
     root = os.environ.get("I_MPI_ROOT")
     folders = [*([f"{root}/bin"] if root else []), *INTEL_FOLDERS] if is_intel else []
@@ -98,7 +99,7 @@ def _mpirun_candidates(names: Sequence[str], wanted: MpiImplementation, path: st
 
 
 def identify_mpirun(path: str, answer: str) -> MpirunVersion | None:
-    """What the mpirun at `path` is, by its `answer` to --version; None when that says nothing known."""
+    """Return the mpirun at `path`, identified by its `answer` to --version; None if that is unknown."""
     for implementation, pattern in _VERSIONS:
         match = pattern.search(answer)
         if match:
@@ -107,11 +108,11 @@ def identify_mpirun(path: str, answer: str) -> MpirunVersion | None:
 
 
 def mpi_library_of(library: str) -> MpiImplementation | None:
-    """Whose MPI library the file name `library` is; None when that cannot be told."""
+    """Return the implementation of the MPI library with the file name `library`; None if it is unknown."""
     if library.startswith("libmpich.so"):
         return MpiImplementation.MPICH
     number = library.rpartition(".")[2]
-    # Open MPI's libmpi.so counts from 20 (1.10) over 40 (4, 5); MPICH's ABI has been 12 since 3.1.
+    # Open MPI's libmpi.so has versions 20 (1.10) to 40 (4, 5); MPICH's ABI version has been 12 since 3.1.
     if library.startswith("libmpi.so") and number.isdecimal():
         return MpiImplementation.MPICH if int(number) < 20 else MpiImplementation.OPEN_MPI
     return None

@@ -1,34 +1,36 @@
-"""What Intel MPI needs beside MPICH, whose fork its mpirun is: variables that its images set by an entrypoint."""
+"""Additions for Intel MPI, whose mpirun is a fork of MPICH's: variables that its images set by an entrypoint."""
 
 import os
 import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-# Of the launcher's variables those of Intel MPI and its network that ranks read: not mpirun's own, and not where
-# it is installed, which every pod says for itself.
+# Prefixes of the launcher's variables that configure Intel MPI and its network in ranks. Excluded: mpirun's own
+# variables, and installation paths, which each pod sets itself.
 _PREFIXES = ("I_MPI_", "FI_")
 _NOT_FOR_RANKS = ("I_MPI_HYDRA_", "I_MPI_INFO_", "I_MPI_PERHOST", "I_MPI_MPIRUN", "I_MPI_ROOT", "FI_PROVIDER_PATH")
 _DAEMON = "hydra_bstrap_proxy"
 
 
 def intel_mpi_variables_passed_on(variables: Collection[str]) -> list[str]:
-    """mpirun's options by which ranks have, beside their pod's variables, those of the launcher that are MPI's."""
+    """Return options of mpirun that pass the launcher's MPI variables to ranks, in addition to their pod's
+    variables."""
     names = [name for name in sorted(variables) if name.startswith(_PREFIXES)]
     names = [name for name in names if not name.startswith(_NOT_FOR_RANKS)]
     return ["-genvlist", ",".join(names)] if names else ["-genvnone"]
 
 
 def intel_daemon_variables(command: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Those of mpirun's daemon and of its ranks, if `command` starts Intel's."""
+    """Return the variables of mpirun's daemon and its ranks if `command` starts Intel's daemon; empty otherwise."""
     words = shlex.split(command)
     return intel_installation_variables(words[0], inherited) if words and Path(words[0]).name == _DAEMON else {}
 
 
 def intel_installation_variables(program: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Where the Intel MPI that `program` is of has its libraries; nothing where a variable says it already.
+    """Return the library paths of the Intel MPI to which `program` belongs; empty if a variable contains them already.
 
-    What its env/vars.sh sets: of 2021.11 and newer, and of older ones, whose folders have other names.
+    These are the variables that its env/vars.sh sets: of 2021.11 and newer, and of older versions, whose folders have
+    other names.
     """
     root = Path(os.path.normpath(program)).parents[1]
     if inherited.get("I_MPI_ROOT") or not (root / "lib").is_dir():

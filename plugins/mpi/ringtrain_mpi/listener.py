@@ -1,4 +1,4 @@
-"""A Unix socket that serves each connection on a thread of its own."""
+"""Unix socket server with a thread for each connection."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class MpiSocketListener:
-    """Calls `serve(connection)` for each connection to the socket `path`, which only this user may open."""
+    """Server that calls `serve(connection)` for each connection to the socket `path`, which only this user may open."""
 
     def __init__(self, path: Path, serve: Callable[[socket.socket], None], thread_name: str) -> None:
         self._serve = serve
@@ -20,7 +20,7 @@ class MpiSocketListener:
         threading.Thread(target=self._accept, name=thread_name, daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,14 +1,14 @@
-"""What mpirun starts in the place of each rank: tell the agent, run the program, tell the agent how it ended.
+"""Wrapper that mpirun starts instead of each rank: reports to the agent, runs the program, reports its end.
 
-So the size of the world is attested by the ranks themselves, their output goes to the job's logs by rank and not
-through mpirun, and a program that never calls MPI_Init is noticed. Like `rsh_client` it
-starts fast, because it imports little.
+In this way the ranks themselves confirm the size of the world, their output is logged by rank without mpirun, and a
+program that never calls MPI_Init is detected. Like `rsh_client` this module imports little, so that it starts fast.
 
-How MPI_Init is seen:
-* Open MPI: its parameter mpi_show_mca_params_file has rank 0 write a file in MPI_Init.
-  Where the user has set that parameter, it is not seen.
-* MPICH, Intel MPI: the first thing that MPI_Init does is to talk to the process manager on PMI_FD; this relays it.
-* `ringtrain.init()`, when it takes its world from MPI's environment, writes the same file.
+MPI_Init is detected as follows:
+
+* Open MPI: with its parameter mpi_show_mca_params_file, rank 0 writes a file in MPI_Init. If the user sets that
+  parameter, the call is not detected.
+* MPICH, Intel MPI: MPI_Init first contacts the process manager on PMI_FD, which this wrapper relays.
+* `ringtrain.init()` writes the same file if it takes its world from MPI's environment.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from ringtrain.shared.framing import receive_message, send_message
 REGISTRY = "RINGTRAIN_MPI_REGISTRY"
 CHECK_IN = "RINGTRAIN_MPI_CHECK_IN"
 REPORT_FD = "RINGTRAIN_REPORT_FD"
-# Both are set by agent/worker.py; the second is what LD_PRELOAD is to be again in the rank's program.
+# Set by agent/worker.py. The second is the value to which LD_PRELOAD is reset for the rank's program.
 NODE_NAME, OWN_PRELOAD = "RINGTRAIN_MPI_NODE_NAME", "RINGTRAIN_MPI_OWN_PRELOAD"
 
-# Marks what the daemon's agent ends with the daemon. The program is ended as ranks are.
+# Marks processes that the agent ends with the daemon. The rank's program is stopped like other ranks instead.
 DAEMON = "RINGTRAIN_MPI_DAEMON"
 
-# The parameter of Open MPI by which MPI_Init is seen.
+# Parameter of Open MPI with which MPI_Init is detected.
 _SHOW_PARAMETERS = "OMPI_MCA_mpi_show_mca_params"
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -44,13 +44,13 @@ _LIBRARY = re.compile(rb"libmpi(?:ch)?\.so\.\d+")
 _OF_MPICH = re.compile(r"libmpich|libmpi\.so\.12$")
 _ABORT = re.compile(rb"cmd=abort exitcode=(-?\d+)")
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
-_EXEC_FAILED, _NOT_EXECUTABLE = 127, 126  # as a shell has them
+_EXEC_FAILED, _NOT_EXECUTABLE = 127, 126  # same codes as a shell
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """What the agent gives a rank: where its output goes (write ends, which the agent closes once they are sent),
-    variables of its environment, and the check-in file."""
+    """Resources that the agent assigns to a rank: write ends for its output (the agent closes its copies), variables of
+    its environment, and the check-in file."""
 
     log_fd: int
     report_fd: int
@@ -59,7 +59,7 @@ class RankAssignment:
 
 
 def main(program: list[str]) -> int:
-    """Run `program` as the rank that the environment names; returns its exit code."""
+    """Run `program` as the rank that the environment names; return its exit code."""
     rank, size = _first_mpi_variable(_RANK), _first_mpi_variable(_SIZE)
     registry = os.environ.get(REGISTRY)
     if rank is None or size is None or not registry or not program:
@@ -82,7 +82,7 @@ def main(program: list[str]) -> int:
             "execErrno": child.exec_errno(),
         }
         send_message(connection, ended)
-        receive_message(connection)  # the agent has noted it: now mpirun may know
+        receive_message(connection)  # the agent has recorded the end: mpirun may learn of it now
     if code < 0:
         _die_like_mpi_rank(-code)
     return code if code >= 0 else 128 - code
@@ -96,7 +96,7 @@ def _first_mpi_variable(names: tuple[str, ...]) -> int | None:
 
 
 def _mpi_rank_starter() -> str:
-    """Whose mpirun started this, in the words of `spec.mpi.implementation`."""
+    """Return the implementation of the mpirun that started this process, in the words of `spec.mpi.implementation`."""
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         return "OpenMPI"
     return "Intel" if "I_MPI_INFO_NP" in os.environ else "MPICH"
@@ -118,7 +118,7 @@ def _receive_assignment(connection: socket.socket) -> RankAssignment | None:
 
 
 class _MpiRankProgram:
-    """The program, and what is seen of it while it runs."""
+    """The rank's program, with observations while it runs."""
 
     def __init__(self, program: list[str], rank: int, assigned: RankAssignment) -> None:
         self._program = program
@@ -132,10 +132,10 @@ class _MpiRankProgram:
         environment = {**os.environ, **assigned.variables, **_watching_mpi_rank(assigned.check_in)}
         for own in (REGISTRY, DAEMON):
             environment.pop(own, None)
-        # What gives mpirun's daemon a name of its own is undone: the program sees the host as it is.
+        # The program must see the real host name: undo the preload for mpirun's daemon.
         environment.pop(NODE_NAME, None)
         if OWN_PRELOAD in environment:
-            environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # empty is as good as none
+            environment["LD_PRELOAD"] = environment.pop(OWN_PRELOAD)  # an empty value has no effect
         if self._relay:
             environment["PMI_FD"] = str(self._relay.rank_end.fileno())
         self._exec_failure, exec_failed = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -157,23 +157,24 @@ class _MpiRankProgram:
         self._asked = True
 
     def exec_errno(self) -> int:
-        """The error number with which the program could not be executed; 0 if it was executed."""
+        """Return the error number if the program could not be executed, else 0."""
         return int(os.read(self._exec_failure, 16) or 0)
 
     def asked_to_stop(self, code: int) -> bool:
-        """Whether an end with `code` was by a signal with which ranks are stopped, and which mpirun has sent."""
+        """Return whether `code` is the exit by a stop signal that mpirun has sent."""
         return self._asked and -code in _STOPPING
 
     def wait(self, stop: Callable[[], None]) -> int:
-        """Relay, look for the MPI library, until the program has ended; exit code, negative for a signal.
+        """Relay PMI and look for the MPI library until the program has ended; return its exit code, negative for a
+        signal.
 
-        `stop`: has the agent stop the rank, as mpirun wants it.
+        `stop`: called when mpirun requests the end of the rank; it makes the agent stop the rank.
         """
         patience = _FIRST_LOOK_S
         while True:
             if self._asked and not self._passed_on:
                 self._passed_on = True
-                with contextlib.suppress(OSError):  # the agent has ended, and so will this
+                with contextlib.suppress(OSError):  # the agent has ended, and this wrapper ends soon
                     stop()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             aborted = self._relay.aborted if self._relay else 0
@@ -192,32 +193,33 @@ class _MpiRankProgram:
                 patience = min(2 * patience, _LAST_LOOK_S)
 
     def world(self, size: int) -> int | None:
-        """Size of the world that the program was seen to join; None when it was not seen to join any.
+        """Return the size of the world that the program joined, as far as detected; None if it joined none.
 
-        `size`: that of the world that mpirun has made.
+        `size`: size of the world that mpirun has created.
         """
         with contextlib.suppress(OSError), open(self._check_in, "rb") as file:
             found = _TOTAL.match(file.read())
             if found:
                 return int(found.group(1))
-            # Open MPI's, written by the rank 0 of a world: another one that wrote it was alone in a world of one.
+            # Written by Open MPI's rank 0 of a world. If another rank wrote it, that rank was alone in a world of one.
             return size if self._rank == 0 else 1
-        is_shown = _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ  # where the user wants it
+        # the user has set this parameter
+        is_shown = _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS in os.environ
         if is_shown and not _OF_MPICH.match(self.library):
-            return size  # not seen, and so not doubted
+            return size  # not detectable, so assume it
         return size if self._relay and self._relay.used else None
 
     @property
     def library(self) -> str:
-        """File name of the MPI library that the program uses, as far as that was seen."""
+        """File name of the program's MPI library, if it was detected."""
         return self._library or _linked_library(self._program[0])
 
 
 class _MpiPmiRelay:
-    """Carries PMI_FD's bytes between the rank and MPICH's process manager. `used`: the rank has said something.
+    """Relay of PMI_FD between the rank and MPICH's process manager. `used`: the rank has sent something.
 
-    `aborted`: the exit code that it gave MPI_Abort. The manager is not told: it would kill this wrapper, with all
-    others, before the agent has heard who began. The wrapper ends the rank, and itself with that code.
+    `aborted`: exit code that the rank passed to MPI_Abort. The relay does not forward it, because the manager would
+    kill all wrappers before the agent learns which rank began. The wrapper ends the rank, and itself with that code.
     """
 
     def __init__(self, manager: socket.socket) -> None:
@@ -230,7 +232,7 @@ class _MpiPmiRelay:
 
     @classmethod
     def between_rank_and_manager(cls) -> "_MpiPmiRelay | None":
-        """A relay in front of PMI_FD; None where there is no such thing (Open MPI)."""
+        """Return a relay for PMI_FD; None if it does not exist (Open MPI)."""
         number = os.environ.get("PMI_FD", "")
         if not number.isdecimal():
             return None
@@ -238,7 +240,7 @@ class _MpiPmiRelay:
         return cls(socket.socket(fileno=int(number)))
 
     def sources(self) -> dict[int, Callable[[], None]]:
-        """What to call when a file can be read."""
+        """Return the callback for each file that can become readable."""
         if not self._open:
             return {}
         return {self._own.fileno(): self._from_rank, self._manager.fileno(): self._from_manager}
@@ -259,18 +261,18 @@ class _MpiPmiRelay:
         except OSError:
             data = b""
         if not data:
-            # The rank learns that the manager is gone. The manager hears of the rank's end from this process,
-            # after the agent: it kills the other ranks in answer, and those must not be reported first.
+            # The rank learns that the manager has ended. The manager learns of the rank's end only from the end of this
+            # process, after the agent: it then kills the other ranks, whose ends must not be reported first.
             self._open = False
             self._own.close()
         return bool(data)
 
 
 def _watching_mpi_rank(check_in: str) -> dict[str, str]:
-    """Variables that make MPI_Init of Open MPI, and ringtrain.init(), write the check-in file."""
+    """Return variables that make Open MPI's MPI_Init, and ringtrain.init(), write the check-in file."""
     variables = {CHECK_IN: check_in}
     if _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS not in os.environ:
-        # "enviro": of all parameters only those set in the environment, so that little is written.
+        # "enviro": only parameters set in the environment, so that little is written.
         variables[_SHOW_PARAMETERS] = "enviro"
         variables[f"{_SHOW_PARAMETERS}_file"] = check_in
     return variables
@@ -279,7 +281,7 @@ def _watching_mpi_rank(check_in: str) -> dict[str, str]:
 def _become_mpi_rank(
     program: list[str], environment: dict[str, str], assigned: RankAssignment, exec_failed: int
 ) -> None:
-    """In the child: turn into the program, or write the error number to `exec_failed`."""
+    """Execute the program in the child process, or write the error number to `exec_failed`."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program must not inherit that
@@ -307,7 +309,7 @@ def _drain_pmi(file: int) -> None:
 
 
 def _mapped_library(pid: int) -> str:
-    """The MPI library that `pid` or one of its children has loaded; empty without one."""
+    """Return the MPI library that `pid` or one of its descendants has loaded; empty without one."""
     pids = [pid]
     for one in pids:
         with contextlib.suppress(OSError):
@@ -321,7 +323,7 @@ def _mapped_library(pid: int) -> str:
 
 
 def _linked_library(program: str) -> str:
-    """The MPI library that the executable file `program` names; empty for a script."""
+    """Return the MPI library that the executable file `program` contains; empty for a script."""
     for folder in ("", *os.get_exec_path()):
         with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
             found = _LIBRARY.search(file.read())
@@ -330,7 +332,7 @@ def _linked_library(program: str) -> str:
 
 
 def _die_like_mpi_rank(number: int) -> None:
-    """End by the signal that ended the program, so that mpirun says what happened."""
+    """End by the signal that ended the program, so that mpirun reports it."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,11 +1,10 @@
-"""`ringtrain rsh`, which mpirun runs in the place of ssh: hand host, command and streams to the launcher.
+"""`ringtrain rsh`, which mpirun runs instead of ssh: passes host, command and streams to the launcher.
 
-It runs once per worker, all at the same time, while the job starts: so it imports a few modules of the standard
-library only, and mpirun is given a `shim` that calls `main` without the rest of the `ringtrain` command (a Python
-that imports gRPC takes ten times as long to start). The launcher, which has its channels to all agents open, does
-the work: see `broker`.
+It runs once per worker, all at the same time, while the job starts. Therefore it imports only a few modules of the
+standard library, and mpirun gets a `shim` that calls `main` without the rest of the `ringtrain` command (importing gRPC
+takes ten times as long). The launcher, which has open channels to all agents, does the work: see `broker`.
 
-Exit code: the daemon's own, 128 + n when signal n ended it, 255 when there is none (as ssh has it).
+Exit code: the daemon's own, 128 + n if signal n ended it, 255 if there is none (like ssh).
 """
 
 import os
@@ -18,22 +17,22 @@ from types import FrameType
 from ringtrain.shared.framing import receive_message, send_message
 
 SOCKET = "RINGTRAIN_RSH_SOCKET"
-# Set for an mpirun whose programs are behind the rank wrapper, as only the launcher and its shims start it.
+# Set for an mpirun whose programs run in the rank wrapper; only the launcher and its shims start it so.
 WRAPPED = "RINGTRAIN_MPI_WRAPPED"
 FAILED = 255
 
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
-# Of ssh's and rsh's options: those with a value, and those without, that mpirun or its users are known to pass.
+# Options of ssh and rsh with a value that mpirun or users pass.
 _WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
 
 
 class Usage(Exception):
-    """The arguments name no host or no command."""
+    """The arguments lack a host or a command."""
 
 
 def parse_rsh_arguments(arguments: list[str]) -> tuple[str, str]:
-    """(host, command) from ssh's arguments; its options are for ssh and mean nothing here.
+    """Return (host, command) from ssh's arguments; ssh's options have no effect.
 
     The command's words are joined with blanks and meant for a shell, as with ssh. Raises Usage.
     """
@@ -46,16 +45,16 @@ def parse_rsh_arguments(arguments: list[str]) -> tuple[str, str]:
             rest.pop(0)
     if len(rest) < 2:
         raise Usage("usage: ringtrain rsh [ssh options] HOST COMMAND...")
-    # Every word may come with blanks around it (Open MPI writes " orted"): ssh joins them as they are.
+    # Words may have blanks around them (Open MPI writes " orted"); ssh joins them unchanged.
     return rest[0].rpartition("@")[2], " ".join(rest[1:])
 
 
 class NotStarted(Exception):
-    """The launcher has no such worker, or its agent did not start the command."""
+    """The launcher does not know the worker, or its agent did not start the command."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command on the host; see the module's text."""
+    """Run the command on the host; see the module's docstring."""
     try:
         return run_rsh(arguments, is_daemon=True)
     except (Usage, NotStarted) as exc:
@@ -64,8 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run_rsh(arguments: list[str], is_daemon: bool) -> int:
-    """`main`, which raises Usage and NotStarted instead of telling them. `is_daemon`: the command is mpirun's, and
-    its failure the job's."""
+    """Run the command on the host; raise Usage and NotStarted. `is_daemon`: mpirun runs the command, and its failure is
+    the job's."""
     path = os.environ.get(SOCKET)
     if not path:
         print(
@@ -87,10 +86,10 @@ def _run_rsh_order(path: str, order: dict[str, object]) -> int:
         connection.connect(path)
 
         def forward(number: int, _: FrameType | None) -> None:
-            with suppress(OSError):  # the daemon has ended, and the launcher has said so
+            with suppress(OSError):  # the daemon has ended, and the launcher has reported it
                 send_message(connection, {"signal": number})
 
-        # Held back until they can be passed on: the daemon may say something before the next line is reached.
+        # Block signals until they can be forwarded: one may arrive before the handlers are installed.
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
         send_message(connection, order, (0, 1, 2))
         for number in _FORWARDED:

@@ -9,8 +9,8 @@ from ringtrain.shared import contract
 from ringtrain.shared.settings import Settings, choice, flag, path, text
 from ringtrain_mpi.implementation import MpiImplementation
 
-# Of mpirun and its daemons where the container has no HOME, and as container runtimes have it for a user that
-# /etc/passwd does not name: PMIx asks that file otherwise, and dies of a user that is not there.
+# HOME of mpirun and its daemons if the container has none: the value that container runtimes use for a user without an
+# entry in /etc/passwd. Without HOME, PMIx reads that file and crashes if the user is missing.
 HOME = {"HOME": "/"}
 _IMPLEMENTATIONS = tuple(implementation.value for implementation in MpiImplementation)
 
@@ -24,10 +24,10 @@ def _split_options(said: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MpiSettings(Settings):
-    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: of this pod; empty: unknown.
+    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: address of this pod; empty: unknown.
 
-    `hostfile`: where mpirun's hosts are to be written; None: wherever. `needs_init`: whether a success without MPI_Init
-    is a failure; None: it has a warning.
+    `hostfile`: path of mpirun's hostfile; None: any path. `needs_init`: whether a success without MPI_Init is a
+    failure; None: it has a warning.
     """
 
     implementation: MpiImplementation = choice(
@@ -45,7 +45,8 @@ class MpiSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MpiAgentSettings(Settings):
-    """`needs_init`: as `MpiSettings` has it. `directory`: of the ranks' registry; empty: a temporary one."""
+    """Settings of an MPI job's agent. `needs_init`: see `MpiSettings`. `directory`: directory of the ranks' registry;
+    empty: a temporary one."""
 
     needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)
     directory: str = text(contract.ENV_MPI_REGISTRY_DIRECTORY, "")

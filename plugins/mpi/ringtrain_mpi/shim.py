@@ -1,4 +1,4 @@
-"""Small executables that start a module of this package, or of what it shares with the library, quickly."""
+"""Small executables that start a module of this package quickly."""
 
 import shlex
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 from ringtrain.shared import contract
 from ringtrain_job import standalone
 
-# What the library's own __init__ imports takes longer than everything that the module does: stand-ins with the
-# same search paths take the packages' places. -I and -S: neither the user's environment nor site-packages.
+# Importing the packages' own __init__ takes longer than the module's work: empty modules with the same search paths
+# replace them. -I and -S: without the user's environment and site-packages.
 _START = """\
 import sys, types
 for name, path in {folders!r}.items():
@@ -22,7 +22,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 def write_shim(path: Path, module: str) -> None:
-    """Make `path` an executable that calls `main(arguments)` of `module`, of the standard library's means only."""
+    """Create an executable at `path` that calls `main(arguments)` of `module`, which may use only the standard
+    library."""
     files = {"ringtrain.shared": contract.__file__, "ringtrain_job": standalone.__file__, "ringtrain_mpi": __file__}
     folders = {name.partition(".")[0]: str(Path(file).parents[name.count(".")]) for name, file in files.items()}
     start = _START.format(folders=folders, module=module)

@@ -1,4 +1,5 @@
-"""`ssh` in the launcher of an mpi job: to a worker, which has no sshd, by its agent; else the image's own ssh."""
+"""`ssh` in the launcher of an MPI job: runs commands on workers through their agents, else calls the image's own
+ssh."""
 
 import os
 import sys
@@ -8,7 +9,7 @@ from ringtrain_mpi.rsh_client import FAILED, NotStarted, Usage, run_rsh
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; as ssh. What it can't do itself the image's ssh does, in its place."""
+    """Run the command like ssh. Calls that this program cannot handle are passed to the image's ssh."""
     try:
         return run_rsh(arguments, is_daemon=False)
     except (Usage, NotStarted) as exc:
@@ -20,7 +21,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_another_ssh(program: Path) -> bool:
-    """Whether it is an ssh, and not what called this."""
+    """Return whether `program` is another ssh than this one."""
     try:
         return os.access(program, os.X_OK) and __name__.encode() not in program.read_bytes()[:4096]
     except OSError:

@@ -1,7 +1,7 @@
-"""Processes of the agent that are no ranks, started by its main thread for whoever asks.
+"""Child processes of the agent that are not ranks, started on its main thread on behalf of other threads.
 
-The main thread of an agent reaps every child, ranks and adopted orphans alike; so it starts them, too, and knows a
-child before it can end.
+The main thread of an agent reaps every child, both ranks and adopted orphans. If it also starts them, it knows each
+child before the child can end.
 """
 
 import os
@@ -17,19 +17,21 @@ T = TypeVar("T")
 
 
 class MpiAgentMainThread:
-    """`post` hands a function to the main thread, which calls it soon. Nothing waits longer than `patience_s`."""
+    """Executor of functions on the agent's main thread. `post` schedules a function there. No call waits longer than
+    `patience_s`."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None], patience_s: float) -> None:
         self._post = post
         self._patience_s = patience_s
 
     def run(self, work: Callable[[], T]) -> T:
-        """`work()`, done by the main thread; its errors are raised here. TimeoutError: it did not get to it."""
+        """Run `work` on the main thread and return its result; its errors are raised here. TimeoutError: the main
+        thread is busy."""
         done: Future[T] = Future()
 
         def do() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # nobody waits any more
+                return  # the caller has stopped waiting
             try:
                 done.set_result(work())
             except BaseException as exc:
@@ -55,21 +57,21 @@ class ChildStreams:
 
 @dataclass(frozen=True)
 class MpiDaemonChild:
-    """A started process. `exit`: its code, negative for a signal, once it has ended."""
+    """A started process. `exit`: its exit code once it has ended, negative for a signal."""
 
     pid: int
     exit: "Future[int]"
 
 
 class MpiDaemonSpawner(Protocol):
-    """Starts processes. OSError: it cannot be executed."""
+    """Starter of processes. Raises OSError if the command cannot be executed."""
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
-        """Start `command` as the leader of a session of its own."""
+        """Start `command` as a session leader."""
 
 
 class MpiDaemonChildren:
-    """An `MpiDaemonSpawner` that works in the main thread, which calls `note_exit` for children that it reaps."""
+    """`MpiDaemonSpawner` on the main thread, which must call `note_exit` for children that it reaps."""
 
     def __init__(self, main: MpiAgentMainThread) -> None:
         self._main = main
@@ -77,28 +79,28 @@ class MpiDaemonChildren:
 
     @property
     def running(self) -> bool:
-        """Whether any child lives. Of the main thread only."""
+        """Whether any child is alive. For the main thread only."""
         return bool(self._running)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
-        """Start `command`. TimeoutError: the main thread is busy, or ending."""
+        """Start `command`. Raises TimeoutError if the main thread is busy, or ending."""
         return self._main.run(lambda: self._start(command, environment, streams))
 
     def note_exit(self, pid: int, status: int) -> None:
-        """A process ended, with this wait status. Others than ours are ignored."""
+        """Record the end of a process with this wait status. Unknown processes are ignored."""
         future = self._running.pop(pid, None)
         if future is not None:
             future.set_result(os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """The main thread is about to end, and no child is left: nobody need wait for one any more."""
+        """Release all waiting threads: the main thread is about to end, and no child is alive."""
         for future in self._running.values():
             future.set_result(-signal.SIGKILL)
         self._running.clear()
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
         process = start_child(command, environment, **vars(streams))
-        process.returncode = 0  # reaped by the main thread, with everything else: Popen need not care
+        process.returncode = 0  # the main thread reaps it: Popen must not
         exit: Future[int] = Future()
         self._running[process.pid] = exit
         return MpiDaemonChild(process.pid, exit)

@@ -1,4 +1,4 @@
-"""The agent's part of `ringtrain rsh`: start one of mpirun's daemons, carry its streams, end it with the call."""
+"""The agent's side of `ringtrain rsh`: start one of mpirun's daemons, carry its streams, end it with the call."""
 
 import contextlib
 import logging
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 64 << 10
 _NONCE_BYTES = 32
-# Bounded, so that a caller who reads slowly slows the daemon down instead of filling this process's memory.
+# Limit on queued chunks: a caller that reads slowly slows the daemon down instead of filling this process's memory.
 _QUEUED_CHUNKS = 16
-# How long after its end a daemon's grandchildren may hold its output open.
+# Seconds that a daemon's grandchildren may hold its output open after its end.
 _LAST_OUTPUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    """`start_s`: for the caller to answer the challenge; `grace_s`: from SIGTERM to SIGKILL."""
+    """Deadlines of a daemon. `start_s`: for the caller to answer the challenge; `grace_s`: from SIGTERM to SIGKILL."""
 
     start_s: float
     grace_s: float
@@ -39,8 +39,8 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class MpiDaemonContext:
-    """How this agent starts daemons: by whom, with which variables for which command, and not before `await_begun`
-    returns."""
+    """Environment in which this agent starts daemons. `spawner`: starts the process. `environment`: returns the
+    variables of a command. `await_begun`: returns once daemons may start."""
 
     spawner: MpiDaemonSpawner
     environment: Callable[[str], Mapping[str, str]]
@@ -48,9 +48,9 @@ class MpiDaemonContext:
 
 
 class MpiDaemonService:
-    """What the launcher calls: the service in proto/ringtrain/v1/daemons.proto.
+    """Implementation of the Daemons service for the launcher (proto/ringtrain/v1/daemons.proto).
 
-    The server it stands in has already turned away whoever has not the certificate of this job's launcher.
+    The server has already refused clients without the certificate of this job's launcher.
     """
 
     def __init__(self, job: JobIdentity, token: str, context: MpiDaemonContext, deadlines: Deadlines) -> None:
@@ -60,7 +60,7 @@ class MpiDaemonService:
         self._deadlines = deadlines
 
     def Run(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        nonce = secrets.token_bytes(_NONCE_BYTES)  # a challenge that was never given before
+        nonce = secrets.token_bytes(_NONCE_BYTES)  # a challenge that is never repeated
         yield pb.RunReply(nonce=nonce)
         start = self._await_start(requests, context)
         problem = self._problem(start, nonce)
@@ -89,7 +89,7 @@ class MpiDaemonService:
             raise AssertionError("abort raises") from exc
 
     def _await_start(self, requests: Iterator[Any], context: Any) -> Any | None:
-        """The caller's first message; None when it hangs up or stays silent."""
+        """Return the caller's first message; None if it disconnects or stays silent."""
         timer = threading.Timer(self._deadlines.start_s, context.cancel)
         timer.start()
         try:
@@ -101,7 +101,7 @@ class MpiDaemonService:
         return first.start if first is not None and first.HasField("start") else None
 
     def _problem(self, start: Any | None, nonce: bytes) -> str:
-        """Why this caller gets nothing; empty when it does."""
+        """Return the reason to refuse the call; empty if it is valid."""
         if start is None:
             return "the call did not begin with what is to be started"
         claim = MpiDaemonClaim(start.job_uid, start.attempt, start.command)
@@ -117,7 +117,7 @@ class MpiDaemonService:
 
 
 class _MpiDaemon:
-    """One daemon and everything that it starts."""
+    """One daemon and all its descendants."""
 
     def __init__(self, command: str, context: MpiDaemonContext, grace_s: float) -> None:
         self._marker = secrets.token_hex(8)
@@ -143,12 +143,12 @@ class _MpiDaemon:
         self._thread(self._await_exit, pumps)
 
     def listen(self, requests: Iterator[Any]) -> None:
-        """Do what the caller says from now on."""
+        """Process further requests of the caller on a thread."""
         self._thread(self._obey, requests)
 
     def _obey(self, requests: Iterator[Any]) -> None:
-        """Feed stdin and pass on signals until the caller has nothing more to say."""
-        with contextlib.suppress(Exception):  # the call's end, which `end` hears of by itself
+        """Feed stdin and forward signals until the caller sends no more."""
+        with contextlib.suppress(Exception):  # end of the call, which `end` handles
             for request in requests:
                 what = request.WhichOneof("request")
                 if what == "signal":
@@ -158,25 +158,25 @@ class _MpiDaemon:
         self._feed(b"")
 
     def replies(self) -> Iterator[Any]:
-        """Output as it comes, and last the exit code."""
+        """Yield output as it arrives and finally the exit code."""
         while (reply := self._output.get()) is not None:
             yield reply
         code = self._child.exit.result()
         yield pb.RunReply(exit_code=code if code >= 0 else 128 - code)
 
     def end(self) -> None:
-        """The call is over, and so is the daemon with all it started. Returns at once; may be repeated."""
+        """End the daemon and all its descendants. Returns at once; may be repeated."""
         if self._ended.is_set():
             return
         self._ended.set()
         self._thread(end_marked, self._marker, self._grace_s)
 
     def _feed(self, data: bytes) -> None:
-        """Write to the daemon's stdin; nothing to write closes it. Called from one thread."""
+        """Write to the daemon's stdin; empty data closes it. Called from one thread."""
         if self._stdin < 0:
             return
         view = memoryview(data)
-        with contextlib.suppress(OSError):  # a daemon need not read what it is sent
+        with contextlib.suppress(OSError):  # a daemon need not read its stdin
             while view:
                 view = view[os.write(self._stdin, view) :]
         if not data:
@@ -200,7 +200,7 @@ class _MpiDaemon:
                 self._output.put(reply, timeout=1.0)
                 return
             except queue.Full:
-                if self._ended.is_set():  # nobody takes it any more
+                if self._ended.is_set():  # the caller has stopped reading
                     return
 
     def _await_exit(self, pumps: list[threading.Thread]) -> None:

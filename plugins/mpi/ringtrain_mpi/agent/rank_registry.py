@@ -1,4 +1,4 @@
-"""Where `rank_wrapper` reports: a Unix socket in the agent, one rank a connection."""
+"""Registry of ranks: a Unix socket in the agent to which each `rank_wrapper` connects."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that mpirun has started, by MPI's environment. `starter`: whose mpirun it was."""
+    """A rank that mpirun has started, as described by MPI's environment. `starter`: implementation of that mpirun."""
 
     rank: int
     size: int
@@ -30,11 +30,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """End of a rank. `code`: negative for a signal. `world`: size of the world it joined, None for none.
+    """End of a rank. `code`: negative for a signal. `world`: size of the world that it joined, None if it joined none.
 
-    `library`: file name of the MPI library that it was seen to use, as far as that was seen. `told`: by the rank's
-    wrapper; else mpirun has killed that, which it does to all ranks when one has failed. `asked`: mpirun sent the
-    signal that ended the rank. `exec_errno`: the error number if the program could not be executed, else 0.
+    `library`: file name of its MPI library, if it was detected. `told`: reported by the rank's wrapper; otherwise
+    mpirun has killed the wrapper, which it does to all ranks when one has failed. `asked`: mpirun sent the signal that
+    ended the rank. `exec_errno`: error number if the program could not be executed, else 0.
     """
 
     code: int
@@ -46,26 +46,26 @@ class Departure:
 
 
 class MpiRankHost(Protocol):
-    """The agent, which is asked in its main thread."""
+    """Interface of the agent for the registry. All methods except `await_begun` run on the main thread."""
 
     def await_begun(self) -> None:
-        """Wait (not in the main thread) until ranks can be taken. ConfigurationError: too long."""
+        """Wait (not on the main thread) until ranks may start. Raises ConfigurationError after a deadline."""
 
     def assign(self, arrival: Arrival) -> RankAssignment:
-        """Take in a rank. ConfigurationError: it is none of this job's."""
+        """Accept a rank. Raises ConfigurationError if it does not belong to this job."""
 
     def started(self, rank: int, pid: int) -> None:
-        """The rank's program runs, as the leader of a session of its own."""
+        """Record that the rank's program runs, as a session leader."""
 
     def stop(self, rank: int) -> None:
-        """mpirun asks the rank to end."""
+        """Stop the rank at mpirun's request."""
 
     def ended(self, rank: int, departure: Departure) -> None:
-        """The rank's program has ended."""
+        """Record the end of the rank's program."""
 
 
 class MpiRankRegistry:
-    """Serves `rank_wrapper` on the Unix socket `path`, which only this user can reach."""
+    """Server for `rank_wrapper` on the Unix socket `path`, which only this user can open."""
 
     def __init__(self, path: Path, main: MpiAgentMainThread, host: MpiRankHost) -> None:
         self._main = main
@@ -73,7 +73,7 @@ class MpiRankRegistry:
         self._listener = MpiSocketListener(path, self._serve, "ringtrain-rank")
 
     def close(self) -> None:
-        """Take no more ranks."""
+        """Accept no more ranks."""
         self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -107,7 +107,7 @@ class MpiRankRegistry:
                 self._main.run(lambda: self._host.stop(rank))
         finally:
             self._main.run(lambda: self._host.ended(rank, departure))
-        send_message(connection, {})  # noted: now mpirun may know
+        send_message(connection, {})  # recorded: mpirun may learn of the end now
 
 
 def _mpi_departure(message: Mapping[str, Any]) -> Departure:

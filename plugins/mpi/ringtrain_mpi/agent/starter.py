@@ -1,4 +1,5 @@
-"""The `RankStarter` of MPI jobs. In an elastic job each formation has its own mpirun, and no rank outlives it."""
+"""`RankStarter` of MPI jobs. In an elastic job each generation has its own mpirun, and no rank outlives its
+generation."""
 
 import logging
 from typing import Any
@@ -13,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class MpiRankStarter:
-    """Takes in the ranks that mpirun starts, and follows the launcher's `Prepare` and `Form`."""
+    """Starter that accepts the ranks that mpirun starts, and follows the launcher's `Prepare` and `Form`."""
 
     threads = MPI_DAEMONS
 
@@ -38,7 +39,7 @@ class MpiRankStarter:
         self._worker.close()
 
     def follow(self, order: Prepare | Form) -> None:
-        """Make `order`, the newest, come true, from now on."""
+        """Follow `order`, the newest one, from now on."""
         formation = order.formation if isinstance(order, Prepare) else order.world.formation
         log.info("formation %d %s", formation, "is being prepared" if isinstance(order, Prepare) else "begins")
         if isinstance(order, Prepare):
@@ -48,12 +49,13 @@ class MpiRankStarter:
         self._order = order
 
     def act(self) -> None:
-        """End ranks of an earlier formation: the launcher's mpirun ends them too, unless they do not listen."""
+        """End ranks of an earlier generation. The launcher's mpirun ends them as well, unless they ignore its
+        signal."""
         if self._order is None:
             return
         if isinstance(self._order, Prepare):
             self._ranks.stop_ranks(f"stopped for formation {self._order.formation}")
-        # Only now: what is said of ranks together with this number must be younger than the order.
+        # Set last: the state of ranks that is sent with this number must be newer than the order.
         self.order = self._order.number
 
     @property

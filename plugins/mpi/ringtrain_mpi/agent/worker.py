@@ -1,4 +1,4 @@
-"""The agent of an MPI job: its registry for ranks, its daemons, and what both need of the agent."""
+"""The agent of an MPI job: its registry of ranks, its daemons, and the agent's interface to both."""
 
 import fcntl
 import importlib.util
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 WRAPPER = "RINGTRAIN_MPI_WRAPPER"
 _WRAPPER_FILE, _REGISTRY_FILE = "rank", "registry"
-# Of a rank's variables those that do not depend on the worker that it is on.
+# Variables of a rank that do not depend on its worker.
 _EVERYWHERE = (
     "RANK",
     "WORLD_SIZE",
@@ -57,14 +57,14 @@ _EVERYWHERE = (
     contract.ENV_DATA_WORKERS_FILE,
 )
 _PREFIX: Final = "ringtrain-mpi-"
-_LOCK: Final = "agent.lock"  # held by the agent for as long as it lives
+_LOCK: Final = "agent.lock"  # locked by the agent as long as it lives
 _NODE_NAME_LIBRARY: Final = "ringtrain_mpi.agent._node_name"
-# How many daemons may run at once: each holds a thread of the agent's server. A job has one a worker.
+# Limit on concurrent daemons, each of which occupies a thread of the agent's server. A job has one per worker.
 MPI_DAEMONS = 4
 
 
 class MpiWorkerAgent:
-    """Implements `rank_registry.MpiRankHost`. `begin` must have been called before mpirun starts."""
+    """Implementation of `rank_registry.MpiRankHost`. `begin` must be called before mpirun starts."""
 
     def __init__(
         self, config: AgentConfig, settings: MpiAgentSettings, pod: RankSink, main: MpiAgentMainThread
@@ -76,7 +76,7 @@ class MpiWorkerAgent:
         self._begun = threading.Event()
         self._assigned: dict[int, RankProcess] = {}
         self._starters: dict[int, str] = {}
-        # What is wrong with ranks that were refused; one that ran then has failed, however it ends.
+        # Failures of refused ranks. If such a rank runs nevertheless, it has failed, whatever its exit code.
         self._refused: dict[int, RankState] = {}
         self._directory = _make_mpi_agent_directory(settings.directory)
         self._shared = _mpi_directory_in_memory()
@@ -85,29 +85,30 @@ class MpiWorkerAgent:
         self._registry = MpiRankRegistry(self._directory / _REGISTRY_FILE, main, self)
 
     def close(self) -> None:
-        """Take no more ranks, and remove the files."""
+        """Accept no more ranks, and remove the files."""
         self._registry.close()
         self.children.close()
         for directory in (self._directory, self._shared):
             shutil.rmtree(directory, ignore_errors=True)
 
     def begin(self, world: World) -> None:
-        """All agents are there."""
+        """Permit ranks of `world` to start: all agents have registered."""
         self._world = world
         self._refused.clear()
         self._begun.set()
 
     def pause(self) -> None:
-        """Take no ranks until another world begins."""
+        """Accept no ranks until another world begins."""
         self._begun.clear()
 
     def await_begun(self) -> None:
-        """Wait until the launcher has said that all agents are there; what it asks for may arrive before that."""
+        """Wait until the launcher has announced that all agents have registered; its requests may arrive earlier."""
         if not self._begun.wait(self._config.call_s):
             raise ConfigurationError("the launcher has not started the job yet")
 
     def environment(self, command: str) -> Mapping[str, str]:
-        """Variables of the daemon `command`, which its ranks inherit: the pod's, and where the registry is."""
+        """Return variables of the daemon `command`, which its ranks inherit: the pod's, and the paths of the
+        registry."""
         defaults = pod_defaults(self._config.slots, usable_cores())
         directories = _own_mpi_directories(self._directory, self._shared)
         name = node_name_variables(command, self._config.pod, os.environ)
@@ -124,7 +125,7 @@ class MpiWorkerAgent:
         add(service, server)
 
     def assign(self, arrival: Arrival) -> RankAssignment:
-        """Take in a rank that mpirun has started here."""
+        """Accept a rank that mpirun has started here; return its files and variables."""
         config, world = self._config, self._world
         if world is None or not self._begun.is_set() or self._pod.stopping:
             raise ConfigurationError("the world of this rank has ended")
@@ -145,13 +146,13 @@ class MpiWorkerAgent:
         else:
             variables = rank_variables(config, world, slot)
         check_in = self._directory / f"check-in-{arrival.rank}"
-        check_in.unlink(missing_ok=True)  # of a rank of an earlier formation
-        if slot not in own:  # mapped by the user (--map-by node): MPI's own variables tell its place
+        check_in.unlink(missing_ok=True)  # left by a rank of an earlier generation
+        if slot not in own:  # mapped by the user (--map-by node): MPI's own variables contain its place
             variables = {name: variables[name] for name in _EVERYWHERE if name in variables}
         return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), str(check_in))
 
     def _refusal(self, arrival: Arrival, declared: int) -> str:
-        """Why the rank is none of this job's; empty when it is."""
+        """Return the reason to refuse the rank; empty if it belongs to this job."""
         slots = self._config.slots
         if arrival.size != declared:
             return (
@@ -166,7 +167,7 @@ class MpiWorkerAgent:
         return ""
 
     def started(self, rank: int, pid: int) -> None:
-        """The rank's program runs."""
+        """Record that the rank's program runs."""
         self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
         world = self._world
         assert world is not None, "assign comes first"
@@ -174,11 +175,11 @@ class MpiWorkerAgent:
         self._pod.rank_started(process, life, world.formation)
 
     def stop(self, rank: int) -> None:
-        """mpirun asks the rank to end: one that was asked before is not asked again."""
+        """Stop the rank at mpirun's request. A repeated request changes nothing."""
         self._pod.stop_ranks("ended by mpirun", [self._assigned[rank].rank])
 
     def ended(self, rank: int, departure: Departure) -> None:
-        """The rank's program has ended, or its wrapper was killed, as mpirun does a second after it has asked."""
+        """Record the end of the rank's program, or of its wrapper, which mpirun kills a second after a stop request."""
         process = self._assigned.pop(rank)
         if process.pid and not self._pod.saving:
             signal_group(process.pid, signal.SIGKILL)
@@ -186,7 +187,7 @@ class MpiWorkerAgent:
         problem = None if departure.told and not departure.asked else _mpi_rank_stopped(slot, -departure.code)
         if departure.exec_errno in NO_PROGRAM:
             problem = RankState(slot, RankPhase.FAILED, departure.code, reason=Reason.CANNOT_START)
-        # Open MPI shows only by rank 0 that MPI_Init was called; and no rank can call it without the others.
+        # With Open MPI, only rank 0 shows that MPI_Init was called; and no rank can call it without the others.
         size = len(self._world.ring_addresses) if self._world else self._config.world_size
         if departure.world == size:
             self._pod.ranks_joined()
@@ -195,8 +196,8 @@ class MpiWorkerAgent:
         self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
 
     def _without_init(self, slot: int, departure: Departure, starter: str, size: int) -> RankState | None:
-        """What is wrong with a rank that succeeded without being in a world of `size`; None: nothing, or it is but
-        worth a warning."""
+        """Return the failure of a rank that succeeded without joining a world of `size`; None if that is allowed or
+        only worth a warning."""
         if self._needs_init is False or departure.world == size:
             return None
         found = _mpi_rank_without_init(slot, departure, starter, size)
@@ -205,7 +206,7 @@ class MpiWorkerAgent:
 
 
 def registry_variables(directory: Path) -> dict[str, str]:
-    """By which ranks find the wrapper, and the wrapper the registry, of an agent that has `directory`."""
+    """Return the variables with the paths of the wrapper and of the registry in the agent's `directory`."""
     return {WRAPPER: str(directory / _WRAPPER_FILE), REGISTRY: str(directory / _REGISTRY_FILE)}
 
 
@@ -218,15 +219,16 @@ def _make_mpi_agent_directory(given: str) -> Path:
 
 
 def _mpi_directory_in_memory() -> Path:
-    """A directory of this agent's own in /dev/shm, or where that is not, among the temporary files."""
+    """Create a directory of this agent in /dev/shm or, if that is not possible, among the temporary files."""
     with suppress(OSError):
         return make_daemon_directory(Path("/dev/shm"))
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
-    """Where Open MPI is to make files and shared memory. It names both after the host: the ranks of two workers on
-    one host (`dtj local`, hostNetwork) would take each other's. And so what it leaves behind is removed."""
+    """Return variables with Open MPI's directories for files and shared memory. By default Open MPI derives both from
+    the host name: ranks of two workers on one host (`dtj local`, hostNetwork) would share them. These directories are
+    also removed afterwards."""
     return {
         "OMPI_MCA_orte_tmpdir_base": str(files),
         "PRTE_MCA_prte_tmpdir_base": str(files),
@@ -236,7 +238,7 @@ def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
 
 
 def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState:
-    """Why a rank that succeeded was not in the job's world."""
+    """Return the failure of a rank that succeeded but was not in the job's world."""
     library = mpi_library_of(departure.library)
     if library is not None and library.starts_by_hydra != MpiImplementation(starter).starts_by_hydra:
         message = (
@@ -259,7 +261,8 @@ def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_
 
 
 def _mpi_rank_stopped(rank: int, number: int) -> RankState:
-    """A rank that mpirun has ended by a signal: a consequence, whoever is heard of first."""
+    """Return the state of a rank that mpirun has stopped by a signal: always a consequence, even if it is reported
+    first."""
     name = signal.Signals(number).name
     return RankState(rank, RankPhase.STOPPED, 128 + number, name, message="ended by mpirun")
 
@@ -269,10 +272,9 @@ def _mpi_rank_failed(rank: int, reason: Reason, message: str) -> RankState:
 
 
 def make_daemon_directory(parent: Path) -> Path:
-    """Make a directory of this process's own in `parent`, in shared memory, and remove those whose processes were
-    killed.
+    """Create a directory for this process in `parent`, in shared memory, and remove those of killed processes.
 
-    Raises OSError where `parent` can't be used.
+    Raises OSError if `parent` cannot be used.
     """
     for found in parent.glob(f"{_PREFIX}*"):
         if _is_abandoned_mpi_directory(found):
@@ -283,7 +285,7 @@ def make_daemon_directory(parent: Path) -> Path:
 
 
 def _is_abandoned_mpi_directory(directory: Path) -> bool:
-    """Whether nobody holds its lock. One without a lock is being made."""
+    """Return whether no process holds the directory's lock. A directory without a lock file is being created."""
     with suppress(OSError), (directory / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -291,12 +293,12 @@ def _is_abandoned_mpi_directory(directory: Path) -> bool:
 
 
 def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make `pod` the host's name for the daemon of `command`; none where that is not needed.
+    """Return variables that make `pod` the host name that the daemon of `command` reports; empty if that is not needed.
 
-    Open MPI 5's daemon (prted) tells mpirun the host's name, by which PMIx then knows who is where. Workers on one
-    host (`dtj local`, hostNetwork) would all be one node to it: each daemon takes all their ranks for its own,
-    waits for them in MPI_Init, and waits forever. No option of prted sets the name, so a library preloaded into it
-    does. The ranks themselves see the host as it is.
+    Open MPI 5's daemon (prted) reports the host's name to mpirun, from which PMIx derives the location of ranks.
+    Workers on one host (`dtj local`, hostNetwork) would appear as one node: each daemon would expect all their ranks as
+    its own and wait for them in MPI_Init forever. prted has no option for the name, so a preloaded library sets it. The
+    ranks themselves see the real host name.
     """
     if "prted" not in command or socket.gethostname() == pod:
         return {}

@@ -1,1 +1,1 @@
-"""The launcher's part of an MPI job: mpirun's command line and environment, and the daemons that it asks for."""
+"""The launcher's part of an MPI job: mpirun's command line and environment, and the daemons that it requests."""

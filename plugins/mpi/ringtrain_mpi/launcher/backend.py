@@ -1,4 +1,4 @@
-"""The backends of MPI jobs: mpirun starts the ranks, in a fixed world or in each generation of an elastic one."""
+"""Backends of MPI jobs: mpirun starts the ranks, in a fixed world or in each generation of an elastic one."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ from ringtrain_mpi.settings import MpiSettings
 
 
 class _StopsMpirun:
-    """Mixin: ends mpirun with its ranks, before or after them."""
+    """Mixin that ends mpirun with its ranks, before or after them."""
 
     _config: LauncherConfig
     _mpirun: MpirunJob
@@ -49,7 +49,7 @@ class _StopsMpirun:
 
 
 class MpiBackend(_StopsMpirun, RingBackend):
-    """Runs the launcher's command once all agents have registered."""
+    """Backend that runs the launcher's command once all agents have registered."""
 
     def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
         super().__init__(context)
@@ -58,7 +58,7 @@ class MpiBackend(_StopsMpirun, RingBackend):
         self._gang.ranks_move = True
 
     def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
-        """The launcher's own agent, the last worker, comes first."""
+        """Sort the launcher's own agent, the last worker, first."""
         return [workers[-1], *workers[:-1]] if self._launcher_is_worker else list(workers)
 
     def started(self, members: Sequence[Registration]) -> None:
@@ -75,7 +75,7 @@ class MpiBackend(_StopsMpirun, RingBackend):
 
 
 class MpiElasticBackend(_StopsMpirun, ElasticBackend):
-    """Runs an mpirun for each generation."""
+    """Backend that runs an mpirun for each generation."""
 
     def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
         self._mpirun = MpirunJob(context.config, settings, context.command)
@@ -83,7 +83,8 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
         super().__init__(context)
 
     def may_end(self) -> bool:
-        """All ranks may have ended well, but a script may go on to its next mpirun, or fail."""
+        """Return whether the command has ended with 0. If only the ranks have ended, a script may start its next
+        mpirun, or fail."""
         return self._mpirun.end is not None and self._mpirun.end.code == 0
 
     def before_preparing(self) -> None:
@@ -95,13 +96,13 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
         self._mpirun.start([registrations[worker] for worker in slots], slots)
 
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
-        """Return what is wrong when mpirun has ended, and not because a rank or an agent was lost."""
+        """Return the verdict if mpirun has ended although no rank and no agent was lost."""
         if self._mpirun.end is None or self._state.phase is not FormationPhase.RUNNING:
             return None
         slots = [process.slot for process in self._state.members]
         if any(view.slots[slot].silent for slot in slots):
-            return None  # its agent comes back, or is lost: that is another formation
-        # An agent's word of its ranks' ends may come later than mpirun's.
+            return None  # its agent reconnects or is lost: then another generation follows
+        # An agent's report about the ends of its ranks may arrive later than mpirun's.
         if now - self._mpirun.end.at < 2 * self._config.settle_s:
             return None
         exits = [exit for exit in gang.exits if exit.state.life == view.slots[exit.state.rank].state.life]
@@ -118,7 +119,7 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
 
 
 def open_mpi(context: BackendContext) -> MpiBackend | MpiElasticBackend | None:
-    """Return the backend of an MPI job; None for another. Raises ConfigurationError."""
+    """Return the backend of an MPI job; None for another job. Raises ConfigurationError."""
     if context.config.backend != "mpi":
         return None
     settings = MpiSettings.from_env(os.environ)
@@ -140,6 +141,6 @@ def _backend(of_super: Any) -> Backend:
 
 
 def _may_save(verdict: Verdict) -> bool:
-    """Return whether ranks may save before they end: mpirun kills them a second after it was asked to stop, so agents
-    ask them first."""
+    """Return whether ranks may save before they end. mpirun kills them a second after its stop request, so agents stop
+    them first."""
     return verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST

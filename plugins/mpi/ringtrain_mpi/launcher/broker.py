@@ -1,4 +1,4 @@
-"""Where `rsh_client` hands over: a Unix socket in the launcher, one daemon a connection."""
+"""Broker between `rsh_client` and agents: a Unix socket in the launcher, one daemon per connection."""
 
 import contextlib
 import logging
@@ -29,10 +29,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class MpiDaemonBroker:
-    """Serves `rsh_client` on the Unix socket `path`. `dial(host, command)` makes the daemon that was asked for.
+    """Server for `rsh_client` on the Unix socket `path`. `dial(host, command)` creates the requested daemon.
 
-    `dial` raises DaemonNotStarted for a host that is no worker. `on_failed(host, code, output tail)` is called
-    for a daemon of mpirun that did not end well. Only processes of this user are served.
+    `dial` raises DaemonNotStarted for a host that is not a worker. `on_failed(host, code, output tail)` is called for a
+    daemon of mpirun that failed. Processes of other users are refused.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MpiDaemonBroker:
         self._listener = MpiSocketListener(path, self._serve, "ringtrain-rsh")
 
     def close(self) -> None:
-        """Take no more, and end what runs."""
+        """Accept no more connections, and end running daemons."""
         self._listener.close()
         with self._lock:
             running = list(self._running)
@@ -73,7 +73,7 @@ class MpiDaemonBroker:
                 send_message(connection, {"exit_code": code, "error": error})
 
     def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
-        """Run one daemon on the client's streams; returns its exit code and, when there is none, what happened."""
+        """Run one daemon on the client's streams; return its exit code and, if there is none, the error."""
         host, command = str(message["host"]), str(message["command"])
         if message["is_daemon"] and not message["wrapped"]:  # its ranks would never check in
             self._on_failed(host, EXIT_BAD_CONFIGURATION, _NOT_WRAPPED)
@@ -120,7 +120,7 @@ def _is_mpirun_user(connection: socket.socket) -> bool:
 def _mpi_output_writer(file: int) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         view = memoryview(data)
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the client has stopped reading
             while view:
                 view = view[os.write(file, view) :]
 
@@ -128,7 +128,7 @@ def _mpi_output_writer(file: int) -> Callable[[bytes], None]:
 
 
 class _MpiStderrTail:
-    """Passes stderr on to `file`, and remembers its end."""
+    """Writer of stderr to `file` that stores its end."""
 
     def __init__(self, file: int) -> None:
         self._write = _mpi_output_writer(file)
@@ -139,13 +139,13 @@ class _MpiStderrTail:
         self._end = (self._end + data)[-_LAST_BYTES:]
 
     def text(self) -> str:
-        """The last line."""
+        """Return the last line."""
         lines = self._end.decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
 def _follow_mpirun_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
-    """Send what can be read from `stdin` to the daemon, to its end or until `over` is readable."""
+    """Send data from `stdin` to the daemon, until its end or until `over` is readable."""
     poll = select.poll()
     poll.register(stdin, select.POLLIN | select.POLLHUP)
     poll.register(over, select.POLLIN)
@@ -163,7 +163,7 @@ def _follow_mpirun_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> N
 
 
 def _follow_mpirun_client(daemon: MpirunRemoteDaemon, connection: socket.socket, over: int) -> None:
-    """Pass on the signals that the client caught; a client that is gone ends its daemon."""
+    """Forward signals that the client receives. If the client disconnects, end its daemon."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(over, select.POLLIN)

@@ -1,4 +1,5 @@
-"""The user's mpirun command line, made ours: every program behind the rank wrapper, as many ranks as declared."""
+"""Rewriting of the user's mpirun command line: every program runs in the rank wrapper, with the declared number of
+ranks."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +12,14 @@ from ringtrain_mpi.launcher.hosts import placing_options
 from ringtrain_mpi.launcher.options import NUMBER, PER_NODE, VALUES
 
 _MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
-# Executed by the worker's agent's own shell variables: the path of the wrapper is known in the worker only.
+# Executed with the variables of the worker's agent: the path of the wrapper is known only in the worker.
 WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker agent}" "$@"', "mpi-rank")
 
 
 @dataclass(frozen=True)
 class MpirunAppContext:
-    """One program of the command line (`:` separates several) and its options. `processes`: of -np, if given."""
+    """One program of the command line (`:` separates several) and its options. `processes`: value of -np, if
+    present."""
 
     options: tuple[str, ...]
     program: tuple[str, ...]
@@ -26,12 +28,12 @@ class MpirunAppContext:
 
 
 def is_mpirun(program: str) -> bool:
-    """Whether `program` (a name or a path) is called like an mpirun: `/usr/bin/mpiexec.hydra` is."""
+    """Return whether `program` (a name or a path) has the name of an mpirun: `/usr/bin/mpiexec.hydra` has."""
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
 def parse_mpirun_arguments(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
-    """The programs behind mpirun's `arguments`. Raises ConfigurationError for an option that is not known."""
+    """Return the programs in mpirun's `arguments`. Raises ConfigurationError for an unknown option."""
     parts, rest = [], list(arguments)
     while rest:
         end = rest.index(":") if ":" in rest else len(rest)
@@ -79,7 +81,7 @@ def _mpirun_option_number(option: str, value: str) -> int:
 
 
 def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
-    """Raise CannotRun (SlotsMismatch) unless the number of ranks, which changes, is left to us."""
+    """Raise CannotRun (SlotsMismatch) if the command fixes the number of ranks, which changes in an elastic job."""
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
         raise CannotRun(
             Reason.SLOTS_MISMATCH,
@@ -89,9 +91,9 @@ def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
 
 
 def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
-    """`parts` with -np: all ranks of the declared world.
+    """Return `parts` with -np: all ranks of the declared world.
 
-    Raises CannotRun (SlotsMismatch) when the user's numbers make another world than the job declares.
+    Raises CannotRun (SlotsMismatch) if the user's numbers differ from the declared world size.
     """
     given = [part.processes for part in parts if part.processes is not None]
     if not given and len(parts) == 1 and not parts[0].per_node:
@@ -107,7 +109,7 @@ def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> l
 
 
 def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
-    """mpirun's arguments, with every program inside the rank wrapper."""
+    """Return mpirun's arguments, with every program inside the rank wrapper."""
     words: list[str] = []
     for part in parts:
         words += [":"] if words else []
@@ -117,7 +119,7 @@ def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
 
 @dataclass(frozen=True)
 class MpirunLine:
-    """What every mpirun of the job has in common. `options`: of `spec.mpi`; `own_address`: the launcher's.
+    """Command line shared by all mpirun calls of the job. `options`: of `spec.mpi`; `own_address`: the launcher's.
 
     `hostfile`: its path; empty: not known yet.
     """
@@ -131,18 +133,18 @@ class MpirunLine:
     def words(
         self, arguments: Sequence[str], *, as_declared: bool = True, variables: Collection[str] = ()
     ) -> list[str]:
-        """mpirun with the user's `arguments`: our options first, every program inside the wrapper.
+        """Return the words of mpirun with the user's `arguments`: our options first, every program inside the wrapper.
 
-        To be executed from `mpirun.path`, whatever the first word is: Open MPI takes a path there as a wish that
-        its daemons be started from the same path on the workers, and MPICH looks for them beside it.
-        `variables`: names of those that mpirun has.
-        Raises CannotRun when -np is not the declared world (unless not `as_declared`), and ConfigurationError.
+        Execute them with `mpirun.path` as the program, whatever the first word is: if the first word is a path, Open
+        MPI starts its daemons from the same path on the workers. MPICH searches its daemons in that path's folder.
+        `variables`: names of mpirun's variables. Raises CannotRun if -np is not the declared world size (only with
+        `as_declared`), and ConfigurationError.
         """
         parts = parse_mpirun_arguments([*self.options, *arguments], self.mpirun.implementation)
         if as_declared:
             parts = declare_mpirun_size(parts, self.world_size)
         placing = placing_options(self.mpirun.implementation, self.own_address, variables)
-        # Intel's mpirun reads the slots of a file that it is given so, and with it forgets the user's -ppn.
+        # Intel's mpirun reads slots only from such a file, and then ignores the user's -ppn.
         if self.mpirun.implementation is MpiImplementation.INTEL and not any(part.per_node for part in parts):
             placing += ["-machinefile", self.hostfile]
         bare = self.mpirun.implementation is MpiImplementation.OPEN_MPI

@@ -1,4 +1,4 @@
-"""What mpirun must know of the workers and of us: hostfile and environment, under every name it has had."""
+"""Hostfile and environment of mpirun, with the variable names of all its versions."""
 
 import re
 from collections import Counter
@@ -11,15 +11,15 @@ from ringtrain_mpi.implementation import MpiImplementation, MpirunVersion
 from ringtrain_mpi.intel import intel_installation_variables, intel_mpi_variables_passed_on
 from ringtrain_mpi.settings import HOME
 
-# What begins the names of workers whose address is not theirs alone.
+# Prefix of the names of workers whose address is not unique.
 _SHARING = "ringtrain-worker-"
 
 
 def mpirun_host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
-    """A name for each worker: the address that its agent registered, which needs no name service.
+    """Return a name for each worker: the address that its agent registered, which needs no name service.
 
-    Not for workers on one address (on one machine, or in the network of one node), nor for one on the launcher's,
-    where mpirun would start the ranks itself: they get names that mpirun only hands to `ringtrain rsh`.
+    Workers that share an address (one machine, or the network of one node), or have the launcher's, where mpirun would
+    start the ranks itself, get names that mpirun only passes to `ringtrain rsh`.
     """
     count = Counter(worker.address for worker in workers)
     return [
@@ -31,9 +31,9 @@ def mpirun_host_names(workers: Sequence[Registration], own_address: str) -> list
 
 
 def mpirun_hostfile(slots: Mapping[str, int], implementation: MpiImplementation) -> str:
-    """The workers in order, so that rank r is on worker r // slots unless the user maps otherwise.
+    """Return the hostfile with the workers in order: rank r is on worker r // slots unless the user maps otherwise.
 
-    `slots`: of each worker, by its name for mpirun.
+    `slots`: slots of each worker, by its name for mpirun.
     """
     if implementation is MpiImplementation.OPEN_MPI:
         return "".join(f"{host} slots={count}\n" for host, count in slots.items())
@@ -42,7 +42,7 @@ def mpirun_hostfile(slots: Mapping[str, int], implementation: MpiImplementation)
 
 @dataclass(frozen=True)
 class MpirunPaths:
-    """Files that the launcher has made for mpirun. `rsh`: the executable in the place of ssh."""
+    """Files that the launcher has created for mpirun. `rsh`: executable that replaces ssh."""
 
     hostfile: Path
     rsh: Path
@@ -52,13 +52,13 @@ class MpirunPaths:
 def mpirun_environment(
     mpirun: MpirunVersion, paths: MpirunPaths, slots: Mapping[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """All variables of `mpirun`, with the `slots` of each host. The user's own settings of MPI win, except for how
-    daemons are started."""
+    """Return all variables of `mpirun`. `slots`: slots of each host. The user's own MPI settings have precedence,
+    except for the start of daemons."""
     if mpirun.implementation is MpiImplementation.OPEN_MPI:
         defaults, ours = _open_mpi_environment(paths)
         if any(name.startswith(_SHARING) for name in slots):
-            # Open MPI 5 builds its hierarchical collectives on which ranks have a node in common. Daemons with one
-            # host name don't all agree on that, now and then: an allreduce then never ended.
+            # Open MPI 5 builds its hierarchical collectives from the ranks that share a node. Daemons with one host
+            # name sometimes disagree on that: then an allreduce never ended.
             defaults["OMPI_MCA_coll_han_priority"] = "0"
     elif mpirun.implementation is MpiImplementation.MPICH:
         defaults, ours = {}, _mpich_environment(paths)
@@ -69,15 +69,15 @@ def mpirun_environment(
 
 
 def _open_mpi_environment(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
-    """Open MPI 4 (ORTE) reads OMPI_MCA_…, Open MPI 5 (PRRTE) PRTE_MCA_…: with the old names alone, 5 would run all
-    ranks on the launcher and report success."""
+    """Return the default and the fixed variables of Open MPI. Version 4 (ORTE) reads OMPI_MCA_…, version 5 (PRRTE)
+    PRTE_MCA_…: with the old names alone, version 5 would run all ranks on the launcher and report success."""
     defaults = {
-        # Pods run under any user id; the root of a container is not the root that mpirun warns of.
+        # Pods run under any user id; mpirun's warning about root does not apply to a container's root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_ALLOW_RUN_AS_ROOT": "1",
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        # Ranks of other pods share the node's cores: a bound rank would share one of them with its neighbours.
+        # Ranks of other pods share the node's cores: a bound rank would share its core with their ranks.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "PRTE_MCA_hwloc_default_binding_policy": "none",
     }
@@ -86,18 +86,18 @@ def _open_mpi_environment(paths: MpirunPaths) -> tuple[dict[str, str], dict[str,
         "PRTE_MCA_plm": "ssh",
         "OMPI_MCA_plm_rsh_agent": str(paths.rsh),
         "PRTE_MCA_plm_ssh_agent": str(paths.rsh),
-        # Workers hold no certificate with which they could start each other's daemons: the launcher starts all.
+        # Workers have no certificate to start each other's daemons: the launcher starts all.
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-        # The daemon stays what `ringtrain rsh` runs: it ends with the call, and the call with it.
+        # The daemon remains the process that `ringtrain rsh` runs: it ends with the call, and the call with it.
         "OMPI_MCA_orte_leave_session_attached": "1",
         "PRTE_MCA_prte_leave_session_attached": "1",
-        # All at once: the default is 128 at a time, which larger jobs would notice.
+        # All at once: the default of 128 at a time would delay larger jobs.
         "OMPI_MCA_plm_rsh_num_concurrent": "1024",
         "PRTE_MCA_plm_ssh_num_concurrent": "1024",
         "OMPI_MCA_orte_default_hostfile": str(paths.hostfile),
         "PRTE_MCA_prte_default_hostfile": str(paths.hostfile),
-        # Addresses are what the agents registered; a name that does not resolve must not matter.
+        # Addresses are those that the agents registered; names need not resolve.
         "OMPI_MCA_orte_keep_fqdn_hostnames": "1",
         "PRTE_MCA_prte_keep_fqdn_hostnames": "1",
     }
@@ -114,44 +114,44 @@ def _mpich_environment(paths: MpirunPaths) -> dict[str, str]:
 
 def _intel_mpi_environment(paths: MpirunPaths, slots: int) -> tuple[dict[str, str], dict[str, str]]:
     defaults = {
-        # A script's `-f hostfile` reads the hosts alone; where this is not set, each gets a rank for each core.
+        # A script's `-f hostfile` provides only the hosts; without this variable each gets a rank per core.
         "I_MPI_PERHOST": str(slots),
-        # Ranks of other pods share the node's cores: a bound rank would share one of them with its neighbours.
+        # Ranks of other pods share the node's cores: a bound rank would share its core with their ranks.
         "I_MPI_PIN": "0",
     }
     ours = {
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(paths.rsh),
         "I_MPI_HYDRA_HOST_FILE": str(paths.hostfile),
-        # More than 16 daemons would start each other, for which workers hold no certificate.
+        # More than 16 daemons would start each other, for which workers have no certificate.
         "I_MPI_HYDRA_BRANCH_COUNT": "1024",
     }
     return defaults, ours
 
 
-# As Open MPI 4 hands the launcher's own settings to its daemons.
+# Open MPI 4 passes the launcher's own settings to its daemons in this form.
 _OF_THE_LAUNCHER = re.compile(r' -mca (?:plm|plm_rsh_agent|orte_default_hostfile) "[^"]*"')
 
 
-# By which Intel's daemon calls back, although mpirun was given -localhost.
+# Address to which Intel's daemon connects although mpirun was started with -localhost.
 _UPSTREAM = re.compile(r"(?<= --upstream-host )\S+")
 
 
 def mpirun_daemon_command(command: str, own_address: str) -> str:
-    """mpirun's `command` for a daemon, without files that only the launcher has: Open MPI 4's daemon ends if it
-    does not find the remote shell that it was told of, although it starts nothing by it.
+    """Return mpirun's daemon `command` without files that exist only on the launcher.
 
-    `own_address`: the launcher's, in the place of its host name, which need not resolve in the workers.
+    Open MPI 4's daemon ends if it does not find the remote shell of its command line, although it does not use it.
+    `own_address`: replaces the launcher's host name, which workers may be unable to resolve.
     """
     return _UPSTREAM.sub(own_address, _OF_THE_LAUNCHER.sub("", command))
 
 
 def placing_options(implementation: MpiImplementation, own_address: str, variables: Collection[str]) -> list[str]:
-    """Options that only mpirun's command line can carry. `variables`: names of those that mpirun has."""
+    """Return options that can only be set on mpirun's command line. `variables`: names of mpirun's variables."""
     if implementation is MpiImplementation.OPEN_MPI:
         return []
-    # Hydra would have the proxies call back to the launcher's host name, which need not resolve in them; and it
-    # would replace the workers' environment (PATH, devices, …) by the launcher's. `-genv` still adds to it.
-    # Of Intel MPI's own variables ranks get the launcher's, as of Open MPI's.
+    # Without -localhost, Hydra's proxies would connect to the launcher's host name, which they may be unable to
+    # resolve. Without -genvnone, the launcher's environment would replace the workers' (PATH, devices, …); `-genv`
+    # still adds to it. As with Open MPI, ranks get the launcher's values of Intel MPI's own variables.
     passed = intel_mpi_variables_passed_on(variables) if implementation is MpiImplementation.INTEL else ["-genvnone"]
     return ["-localhost", own_address, *passed]

@@ -1,4 +1,4 @@
-"""The launcher of an MPI job: make mpirun ready, run the user's command, tell how it ended."""
+"""The launcher of an MPI job: prepares mpirun, runs the user's command, and records its end."""
 
 import logging
 import os
@@ -51,18 +51,19 @@ from ringtrain_mpi.shim import write_shim
 log = logging.getLogger(__name__)
 
 _TAIL_LINES = 20
-# How long after the command's end somebody who has left its process group may hold its output open.
+# Seconds that a process outside the command's process group may hold its output open after its end.
 _LAST_OUTPUT_S = 1.0
 
 
 class MpirunJob:
-    """One attempt's mpirun. `start` once all agents are registered; then look at `end`; `close` at last.
+    """mpirun of one attempt. Call `start` once all agents have registered, then poll `end`, and finally `close`.
 
-    In an elastic job each formation has its own: `halt` the one before `start`.
+    In an elastic job each generation has its own command: call `halt` before the next `start`.
     """
 
     def __init__(self, config: LauncherConfig, settings: MpiSettings, command: Sequence[str]) -> None:
-        """Raises ConfigurationError (CannotRun) for what can be seen to be wrong before any worker is there."""
+        """Check and prepare the command. Raises ConfigurationError (CannotRun) for errors that can be found before
+        workers exist."""
         if not command:
             raise ConfigurationError("the launcher of an mpi job needs a command: mpirun and a program")
         self._config = config
@@ -95,9 +96,9 @@ class MpirunJob:
         return self._settings.needs_init
 
     def start(self, workers: Sequence[Registration], slots: Mapping[int, int] | None = None) -> None:
-        """Run the command, with the workers in the hostfile, in their order, by their registered addresses.
+        """Run the command. The hostfile contains the workers in their order, by their registered addresses.
 
-        `slots`: of each worker by its index; all slots that it has without.
+        `slots`: slots to use, by worker index; default: all slots of each worker.
         """
         count = {worker.worker_index: (slots or {}).get(worker.worker_index, worker.slots) for worker in workers}
         ranks = sum(count.values())
@@ -117,7 +118,7 @@ class MpirunJob:
         if self._calls_mpirun:
             words, program = line.words(self._command[1:], variables=environment), self._mpirun.path
             environment[WRAPPED] = "1"
-        else:  # a script: what it calls mpirun is to be ours
+        else:  # a script: the shims replace the mpirun that it calls
             shims = self._directory / "bin"
             environment |= write_mpirun_shims(shims, line)
             words, program = mpirun_by_shim(self._command, self._mpirun.path, shims), self._command[0]
@@ -132,7 +133,7 @@ class MpirunJob:
         threading.Thread(target=self._follow, args=(self._process,), name="ringtrain-mpirun", daemon=True).start()
 
     def halt(self, grace_s: float) -> None:
-        """End the command that runs, if one does, and its daemons; another may `start` then."""
+        """End the running command, if any, and its daemons; afterwards another may `start`."""
         self._end_process(grace_s)
         self._run.close()
         self._process, self.end, self.failed_daemon = None, None, None
@@ -145,15 +146,15 @@ class MpirunJob:
         return self._process is not None and self.end is None
 
     def stop(self) -> None:
-        """Ask the command to end, which stops what it has started; it is killed if that takes long."""
+        """Request the command to end, which stops its ranks; kill it if that takes too long."""
         self._signal(signal.SIGTERM)
-        # An mpirun that waits for a host that has vanished would wait for minutes.
+        # An mpirun that waits for a host that has disappeared would wait for minutes.
         impatience = threading.Timer(self._config.settle_s, self._signal, [signal.SIGKILL])
         impatience.start()
         self._stack.callback(impatience.cancel)
 
     def close(self, grace_s: float) -> None:
-        """End the command, and everything made for it."""
+        """End the command, and delete its files and threads."""
         self._end_process(grace_s)
         self._stack.close()
 
@@ -177,10 +178,10 @@ class MpirunJob:
         return MpirunLine(self._mpirun, self._settings.options, ranks, own_address)
 
     def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
-        """The workers by their names for mpirun, in the order of their ranks."""
+        """Return the workers by their names for mpirun, in the order of their ranks."""
         if not self._own_agent:
             return dict(zip(mpirun_host_names(workers, address), workers, strict=True))
-        # What mpirun is to start itself, beside itself, has this pod's address.
+        # mpirun starts the ranks of the host with this pod's address itself.
         own, others = workers[0], workers[1:]
         return {own.address: own, **dict(zip(mpirun_host_names(others, address), others, strict=True))}
 
@@ -188,12 +189,12 @@ class MpirunJob:
         file = self._settings.hostfile or self._directory / "hosts"
         paths = MpirunPaths(file, self._directory / "rsh", self._directory / "rsh.socket")
         paths.hostfile.write_text(mpirun_hostfile(hosts, self._settings.implementation))
-        paths.socket.unlink(missing_ok=True)  # of the command before this one, in an elastic job
+        paths.socket.unlink(missing_ok=True)  # left by the previous command of an elastic job
         write_shim(paths.rsh, "ringtrain_mpi.rsh_client")
         return paths
 
     def _daemon(self, host: str, command: str) -> MpirunRemoteDaemon:
-        """The daemon that `command` is to be on `host`, a name in the hostfile. Raises DaemonNotStarted."""
+        """Return the daemon for `command` on `host`, a name in the hostfile. Raises DaemonNotStarted."""
         channel = self._channels.get(host)
         if channel is None:
             raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
@@ -206,19 +207,20 @@ class MpirunJob:
             self.failed_daemon = DaemonEnd(host, code, said, time.monotonic())
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Note how the command ends, and kill what a script has left in the background, as its pod would."""
+        """Record the end of the command, and kill processes that a script has left in the background, like the end of
+        its pod."""
         reader = threading.Thread(target=self._show, args=(process,), name="ringtrain-mpirun-output", daemon=True)
         reader.start()
         code = process.wait()
         signal_group(process.pid, signal.SIGKILL)
         reader.join(_LAST_OUTPUT_S)
         end = CommandEnd(code, time.monotonic(), tuple(self._tail))
-        if process is self._process:  # else it was halted
+        if process is self._process:  # otherwise it was halted
             self.end = end
             log.info("the launcher's command ended with %d", end.code)
 
     def _show(self, process: "subprocess.Popen[bytes]") -> None:
-        """Show what the command itself says, and remember its last lines."""
+        """Copy the command's own output to stderr, and store its last lines."""
         assert process.stdout is not None
         for line in process.stdout:
             sys.stderr.buffer.write(line)
@@ -231,9 +233,9 @@ class MpirunJob:
 
 
 class MpirunLauncherAgent:
-    """The launcher as a worker: an agent beside it in its pod, the last of the gang.
+    """The launcher as a worker: an agent in the launcher's pod, the last of the gang.
 
-    `directory`: where it makes its registry, so that an mpirun beside it finds it there.
+    `directory`: directory of its registry, in which an mpirun in the same pod finds it.
     """
 
     def __init__(self, directory: Path, index: int, port: int, inherited: Mapping[str, str]) -> None:
@@ -243,14 +245,14 @@ class MpirunLauncherAgent:
             contract.ENV_WORKER_INDEX: str(index),
             contract.ENV_LAUNCHER_ADDRESS: host_port(inherited.get(contract.ENV_POD_IP) or "127.0.0.1", port),
             contract.ENV_MPI_REGISTRY_DIRECTORY: str(directory),
-            contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the pod's last output are the launcher's
+            contract.ENV_TERMINATION_MESSAGE_PATH: os.devnull,  # the launcher writes the pod's termination message
         }
         self._process = start_child([sys.executable, "-m", "ringtrain", "agent"], {**inherited, **own})
 
     def variables(self) -> dict[str, str]:
-        """Variables by which the ranks that mpirun starts in this pod find the agent's registry."""
+        """Return the variables with which ranks that mpirun starts in this pod find the agent's registry."""
         return registry_variables(self._directory)
 
     def close(self, grace_s: float) -> None:
-        """Wait for the agent, which the launcher has released, and end it if it does not."""
+        """Wait for the agent, which the launcher has released, and end it if it continues."""
         end_child(self._process, grace_s)

@@ -1,4 +1,4 @@
-"""What a launcher's script finds as `mpirun` in PATH: the real one, on the command line that the job needs."""
+"""The `mpirun` that a launcher's script finds in PATH: calls the real one with the command line that the job needs."""
 
 import json
 import os
@@ -27,13 +27,13 @@ _PROFILE_S = 30.0
 
 
 def named_mpirun(command: Sequence[str]) -> str | None:
-    """The first mpirun that a script's command names by its absolute path, if the image has it there."""
+    """Return the first existing mpirun to which a script's command refers by its absolute path; None without one."""
     paths = (path for word in command for path in _PATH.findall(word))
     return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
 
 
 def mpirun_login_path(command: Sequence[str]) -> str | None:
-    """The PATH that the login shell `command` takes in the place of this process's; None: it is no login shell."""
+    """Return the PATH that the login shell `command` sets; None if it is not a login shell."""
     if not _mpirun_login_shell(command)[0]:
         return None
     words = [command[0], "-lc", 'printf "\\n%s" "$PATH"']
@@ -47,8 +47,8 @@ def mpirun_login_path(command: Sequence[str]) -> str | None:
 
 
 def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
-    """A script's `command` with the shim in `directory` wherever it names `mpirun` by this absolute path, and with
-    `directory` in the PATH of a login shell's text, which /etc/profile has set anew."""
+    """Return a script's `command` in which the shim in `directory` replaces the absolute path `mpirun`. For a login
+    shell, whose PATH /etc/profile resets, the script text also sets PATH."""
     shim = str(directory / Path(mpirun).name)
     words = [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
     is_login, text = _mpirun_login_shell(command)
@@ -58,7 +58,8 @@ def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list
 
 
 def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
-    """Whether `command` starts a login shell, and which of its words is the shell's text; past all: none is."""
+    """Return whether `command` starts a login shell, and the index of the word that is the shell's text; the number of
+    words if there is none."""
     if Path(command[0]).name not in _SHELLS:
         return False, len(command)
     position, is_login, has_text = 1, False, False
@@ -71,27 +72,27 @@ def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
 
 
 def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
-    """Make the programs in `directory`; returns variables that they need.
+    """Create the shims in `directory`; return the variables that they need.
 
-    A bash whose script sets PATH anew, or whose /etc/profile does, has them as functions.
+    A bash whose script or /etc/profile resets PATH finds them as functions.
     """
     directory.mkdir(exist_ok=True)
     names = {*_NAMES, Path(line.mpirun.path).name}
     for name in names:
         write_shim(directory / name, "ringtrain_mpi.launcher.mpirun_shim")
-    # A script's own ssh to a host of the hostfile: workers have no sshd, and the agent starts the command there.
+    # A script's own ssh to a host of the hostfile: workers have no sshd, so the agent starts the command.
     write_shim(directory / "ssh", "ringtrain_mpi.ssh_client")
     functions = {
         f"BASH_FUNC_{name}%%": f'() {{  {shlex.quote(str(directory / name))} "$@"\n}}'
         for name in sorted({*names, "ssh"})
-        if name.isidentifier()  # of others a bash that is called sh complains
+        if name.isidentifier()  # a bash started as sh complains about other names
     }
     path = f"{directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**functions, LINE: json.dumps(asdict(line)), "PATH": path}
 
 
 def main(arguments: list[str]) -> int:
-    """Become the real mpirun with `arguments`."""
+    """Execute the real mpirun with `arguments`."""
     shared = json.loads(os.environ[LINE])
     mpirun = shared["mpirun"]
     mpirun["implementation"] = MpiImplementation(mpirun["implementation"])
@@ -106,9 +107,9 @@ def main(arguments: list[str]) -> int:
 
 def _mpirun_words(line: MpirunLine, arguments: Sequence[str]) -> list[str]:
     if not any(not word.startswith("-") for word in arguments):
-        return [line.mpirun.path, *arguments]  # --version and the like
+        return [line.mpirun.path, *arguments]  # --version and similar
     try:
         return line.words(arguments, variables=os.environ)
     except CannotRun:
-        # Another -np than the job's: the agents say so, with the reason in the job's status.
+        # Another -np than the job's: the agents refuse it, and the job's status shows the reason.
         return line.words(arguments, as_declared=False, variables=os.environ)

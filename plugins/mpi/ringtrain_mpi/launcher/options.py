@@ -1,13 +1,13 @@
-"""How many values each option of mpirun takes: what has to be known to find the program behind the options.
+"""Number of values of each mpirun option, which is needed to find the program after the options.
 
-Names are without their dashes, which may be one or two. From `mpirun --help` of Open MPI 4.1, prterun(1) of Open
-MPI 5.0, and `mpiexec -help` of MPICH 4.0.
+Names are without their dashes, one or two. Sources: `mpirun --help` of Open MPI 4.1, prterun(1) of Open MPI 5.0, and
+`mpiexec -help` of MPICH 4.0.
 """
 
 from ringtrain_mpi.implementation import MpiImplementation
 
 NUMBER = frozenset({"n", "np", "c"})
-# Options that give the number of processes in another way than by a number of them.
+# Options that set the number of processes indirectly.
 PER_NODE = frozenset({"N", "npernode", "npersocket", "pernode", "ppr", "ppn", "perhost", "rr", "grr"})
 
 _OPEN_MPI = {
@@ -37,7 +37,7 @@ _MPICH = {
 # Hydra reads `-prepend-rank` without a value.
 _MPICH[0] += " prepend-rank"
 
-# From `mpiexec.hydra -help` of Intel MPI 2021.19, beside what MPICH's has.
+# Source: `mpiexec.hydra -help` of Intel MPI 2021.19, in addition to MPICH's options.
 _INTEL = {
     0: f"""{_MPICH[0]} V aps check_mpi cleanup debug gdb ilp64 mps nolocal ordered-output prepend-timestamp
         print-rank-map prot rr silent-abort trace tv version""",

@@ -1,4 +1,4 @@
-"""The launcher's side of one daemon: ask the agent, carry the streams, return the exit code."""
+"""The launcher's side of one daemon: call the agent, carry the streams, return the exit code."""
 
 import logging
 import queue
@@ -25,17 +25,17 @@ class DaemonNotStarted(RingtrainError, ConnectionError):
 
 @dataclass(frozen=True)
 class MpirunDaemonOutput:
-    """Where the daemon's output goes; both are called in order, from one thread."""
+    """Receivers of the daemon's output; both are called in order, from one thread."""
 
     stdout: Callable[[bytes], None]
     stderr: Callable[[bytes], None]
 
 
 class MpirunRemoteDaemon:
-    """One daemon on one worker. `run` blocks until it has ended; the rest may be called from any thread meanwhile.
+    """One daemon on one worker. `run` blocks until it has ended; meanwhile any thread may call the other methods.
 
-    The call outlives a slow agent: it waits `start_s` for the agent to answer, and for the daemon without limit
-    (mpirun decides how long it is needed; an agent that is gone breaks the connection by its keepalive).
+    The call waits `start_s` for the agent's answer, and without limit for the daemon: mpirun decides how long it is
+    needed, and gRPC's keepalive detects a lost agent.
     """
 
     def __init__(self, channel: grpc.Channel, token: str, claim: MpiDaemonClaim, start_s: float) -> None:
@@ -49,7 +49,7 @@ class MpirunRemoteDaemon:
         self._call: Any = None
 
     def run(self, output: MpirunDaemonOutput) -> int:
-        """Start the daemon, pass its output on, and return its exit code. Raises DaemonNotStarted."""
+        """Start the daemon, forward its output, and return its exit code. Raises DaemonNotStarted."""
         self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
         impatience = threading.Timer(self._start_s, self._call.cancel)
         impatience.start()
@@ -73,17 +73,17 @@ class MpirunRemoteDaemon:
         raise DaemonNotStarted("the agent hung up")
 
     def feed(self, data: bytes) -> None:
-        """Send `data` to the daemon's stdin; nothing ends it. Blocks while the agent takes no more."""
+        """Send `data` to the daemon's stdin; empty data closes it. Blocks while the agent accepts no more."""
         self._put(pb.RunRequest(stdin=data) if data else pb.RunRequest(stdin_end=True))
 
     def signal(self, number: int) -> None:
-        """Send a signal to the daemon and all it started."""
+        """Send a signal to the daemon and all its descendants."""
         self._put(pb.RunRequest(signal=number))
 
     def cancel(self) -> None:
-        """End the call, and with it the daemon."""
+        """End the call, and the daemon with it."""
         self._over.set()
-        self._started.set()  # nobody need wait any more
+        self._started.set()  # releases waiting threads
         if self._call is not None:
             self._call.cancel()
 
@@ -104,7 +104,7 @@ class MpirunRemoteDaemon:
         return pb.RunRequest(start=start)
 
     def _put(self, request: Any) -> None:
-        """Queue `request` behind the start; dropped when the call is over."""
+        """Queue `request` after the start request; dropped if the call is over."""
         self._started.wait()
         while not self._over.is_set():
             try:

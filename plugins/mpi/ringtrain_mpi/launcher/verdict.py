@@ -1,4 +1,4 @@
-"""How an MPI attempt ended: what the ranks say, and what the command that started them says."""
+"""Verdict on an MPI attempt, from the reports of its ranks and the end of the command that started them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,9 @@ NO_MPI_INIT = (
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """How the launcher's command ended. `code`: negative for a signal; `tail`: its last lines.
+    """End of the launcher's command. `code`: negative for a signal; `tail`: its last lines.
 
-    `at`: when, on the launcher's monotonic clock.
+    `at`: time on the launcher's monotonic clock.
     """
 
     code: int
@@ -28,7 +28,8 @@ class CommandEnd:
 
 @dataclass(frozen=True)
 class DaemonEnd:
-    """The first of mpirun's daemons that did not end well. `at`: as above; `said`: its last line."""
+    """The first of mpirun's daemons that failed. `at`: time on the launcher's monotonic clock; `said`: its last
+    line."""
 
     host: str
     code: int
@@ -39,47 +40,48 @@ class DaemonEnd:
 def decide_mpi(
     view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: VerdictPatience
 ) -> Verdict | None:
-    """How the attempt ended, or None while that is open. `command`: None while it runs.
+    """Return the verdict, or None while the attempt is undecided. `command`: None while it runs.
 
-    What a rank says comes first: an mpirun that fails does so because of a rank, nearly always.
+    Reports of ranks have precedence: an mpirun nearly always fails because of a rank.
     """
     if command is not None and command.code > 0:
         view = replace(view, command_code=command.code)
     end = command or daemon
     if end is not None and now - end.at >= patience.settle_s:
-        # mpirun notices a lost worker at once, and ends (Open MPI 5 with 0): silence need not last as long then.
+        # mpirun notices a lost worker at once and ends (Open MPI 5 with 0): then a shorter silence suffices.
         patience = replace(patience, lost_after_s=min(patience.lost_after_s, patience.settle_s))
     verdict = decide_verdict(view, now, patience)
     if verdict is not None and verdict.outcome is not Outcome.SUCCEEDED and not _no_mpi_rank_failed(view, verdict):
         return None if command is None and _mpirun_may_know(view, verdict, now, patience) else verdict
     if command is None:
-        # All ranks may have ended well, but a script may go on to its next mpirun. One whose daemon is lost may
-        # wait for it forever: MPICH's does.
+        # All ranks may have succeeded, but a script may start its next mpirun. If a daemon is lost, mpirun may wait for
+        # it forever; MPICH's does.
         if daemon and now - daemon.at >= patience.settle_s:
             return _without_mpi_daemon(view, daemon)
         if verdict is not None and verdict.failure is not None and not _mpirun_just_ended(view, now, patience):
-            return verdict  # mpirun has killed all ranks; it should have ended itself, and been named
+            return verdict  # mpirun has killed all ranks; it should have ended itself and become the cause
         return None
     if verdict is not None and verdict.outcome is Outcome.SUCCEEDED and command.code == 0:
         return verdict
-    # The ranks' ends have been noted by their agents before mpirun knew of them; give the news time to travel.
+    # Agents record the ends of ranks before mpirun learns of them; wait for their reports to arrive.
     if now - command.at < patience.settle_s:
         return None
     if daemon and all(state.phase is RankPhase.WAITING for state in view.ranks):
         return _without_mpi_daemon(view, daemon, command.tail)
     code = 128 - command.code if command.code < 0 else command.code
     if not code and all(state.phase is RankPhase.WAITING for state in view.ranks):
-        code = EXIT_BAD_CONFIGURATION  # it would end the same way each time
+        code = EXIT_BAD_CONFIGURATION  # a retry would end the same way
     return Verdict(Outcome.FAILED, code or 1, view.succeeded, _mpirun_failure(view, command))
 
 
 def _no_mpi_rank_failed(view: GangView, verdict: Verdict) -> bool:
-    """Whether all that is wrong is that ranks were stopped."""
+    """Return whether the only problem is that ranks were stopped."""
     return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
 
 
 def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: VerdictPatience) -> bool:
-    """Whether mpirun, about to end, may still say that another rank than the one that exited first began."""
+    """Return whether mpirun, which is about to end, may still show that another rank failed earlier than the reported
+    one."""
     failure = verdict.failure
     if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
         return False
@@ -92,7 +94,7 @@ def _mpirun_just_ended(view: GangView, now: float, patience: VerdictPatience) ->
 
 
 def _without_mpi_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
-    """`tail`: mpirun's last lines, which may say why the daemon ended."""
+    """Return the verdict on a failed daemon. `tail`: mpirun's last lines, which may contain the reason."""
     message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
     code = daemon.code if 0 < daemon.code < 256 else 1
     return Verdict(Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail)))
