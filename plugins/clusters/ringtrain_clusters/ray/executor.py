@@ -1,4 +1,4 @@
-"""`RayExecutor`: Horovod's names for `run`."""
+"""`RayExecutor`: Horovod's interface to `run`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _ELASTIC: Final = ("min_workers", "max_workers", "reset_limit", "cooldown_range"
 
 @dataclass(frozen=True)
 class RaySettings:
-    """`timeout_s`: seconds that ranks get to come together; `placement_group_timeout_s`: to get their places."""
+    """Settings of RayExecutor. `timeout_s`: seconds for the rendezvous of ranks; `placement_group_timeout_s`: for their
+    placement."""
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
 
 
 class RayExecutor:
-    """Horovod's RayExecutor on `ringtrain.ray.run`: each `run` starts its ranks anew.
+    """Horovod's RayExecutor on top of `ringtrain.ray.run`: each `run` starts new ranks.
 
-    `num_workers`, or `num_hosts` nodes with `num_workers_per_host` ranks on each. `use_gpu`: one GPU a rank, or
-    `gpus_per_worker`. Horovod's arguments for elastic worlds are refused: those need `ringtrain run` or a job.
+    `num_workers`, or `num_hosts` nodes with `num_workers_per_host` ranks on each. `use_gpu`: one GPU per rank, or
+    `gpus_per_worker`. Horovod's arguments for elastic worlds are refused: use `ringtrain run` or a job instead.
     """
 
     @classmethod
     def create_settings(
         cls, timeout_s: float = 30, *_: Any, placement_group_timeout_s: float = 100, **without_effect: Any
     ) -> RaySettings:
-        """The first argument of the executor. Keys for ssh and interfaces have no effect."""
+        """Return the executor's first argument. Keys for ssh and interfaces have no effect."""
         for name in without_effect:
             log.warning("%s has no effect: Ray starts the ranks", name)
         return RaySettings(timeout_s, placement_group_timeout_s)
@@ -76,7 +77,8 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep `extra_env_vars` for ranks. Raises ConfigurationError for a class whose object ranks would keep."""
+        """Store `extra_env_vars` for ranks. Raises ConfigurationError for `executable_cls`, whose object would have to
+        survive in the ranks."""
         if executable_cls is not None:
             raise ConfigurationError(
                 "RayExecutor: executable_cls would live in ranks between calls, and each run starts them anew; "
@@ -91,7 +93,7 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return what `fn(*args, **kwargs)` returned on each rank, by rank. Raises what `ray.run` raises."""
+        """Return the results of `fn(*args, **kwargs)` on all ranks, by rank. Raises the errors of `ray.run`."""
         if callbacks:
             raise ConfigurationError("RayExecutor: callbacks are not called here; report with ringtrain.report")
         current = get_current_placement_group() if self._uses_current else None
@@ -108,4 +110,4 @@ class RayExecutor:
         )
 
     def shutdown(self) -> None:
-        """Nothing is left between runs."""
+        """Do nothing: no resources remain between runs."""

@@ -1,4 +1,4 @@
-"""`run`: a function as ranks in the actors of a placement group of Ray, under a launcher beside the driver."""
+"""`run`: a function as ranks in the actors of a Ray placement group, with a launcher in the driver's node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ringtrain_clusters.tasks.plan import Task, TaskRun, check_task_count, task_
 log = logging.getLogger("ringtrain.ray")
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _PICKLER: Final = "ray.cloudpickle"
-# How long workers may wait for their places before a line says so.
+# Seconds without a placement after which a line is logged.
 _PATIENCE_S: Final = 5.0
 _DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -54,22 +54,22 @@ def run(
     executable: str | None = None,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Return what `fn(*args, **kwargs)` returned on each of `num_workers` ranks, by rank.
+    """Run `fn(*args, **kwargs)` as `num_workers` ranks; return the results by rank.
 
-    Every rank is a process beside an actor of its own. All actors belong to one placement group, so all of them
-    get their places or none does. Ranks on one node follow each other, and see the devices of all of them: a
-    rank's own is the one of its local rank.
+    Every rank is a child process of its own actor. All actors belong to one placement group, so either all of them are
+    placed or none. Ranks on one node are consecutive and see the devices of all of them; a rank uses the device with
+    its local rank.
 
-    `resources_per_worker`: as Ray names them, `{"CPU": 1}` by default, such as `{"CPU": 4, "GPU": 1}`.
-    `workers_per_node`: exactly that many ranks on each of as many nodes as it takes. `placement`: Ray's strategy,
-    one of PACK, SPREAD, STRICT_PACK and STRICT_SPREAD, or a placement group with a bundle for each rank.
-    `start_timeout`: seconds that ranks get to be placed and to come together, 600 by default. `env`: variables
-    that ranks get. `stdout`: gets ranks' lines, `stderr` what Ringtrain says; by default those of this process.
-    `verbose`: 2 says what launcher and agents do. `executable`: the Python of ranks. `log_dir`: where every rank's
-    output is kept, on the driver's machine.
+    `resources_per_worker`: as Ray names them, `{"CPU": 1}` by default, for example `{"CPU": 4, "GPU": 1}`.
+    `workers_per_node`: exactly this number of ranks on each node. `placement`: Ray's strategy, one of PACK, SPREAD,
+    STRICT_PACK and STRICT_SPREAD, or a placement group with a bundle for each rank. `start_timeout`: seconds for
+    placement and rendezvous of ranks, 600 by default. `env`: additional variables of ranks. `stdout`, `stderr`: streams
+    for ranks' lines and for Ringtrain's log; by default those of this process. `verbose`: 2 also shows the logs of
+    launcher and agents. `executable`: the Python of ranks. `log_dir`: directory for every rank's output, on the
+    driver's machine.
 
-    Raises RankFailed for the rank that failed first, also for one whose actor died; all others have ended then.
-    Raises ConfigurationError for arguments that make no sense, and when the cluster has no places in time.
+    Raises RankFailed for the rank that failed first, or whose actor died; all other ranks have ended then. Raises
+    ConfigurationError for invalid arguments, and if the cluster has no free resources in time.
     """
     resources = _checked_ray_placement(num_workers, resources_per_worker, workers_per_node, placement)
     work = pickled_by(_PICKLER, fn, args, kwargs)
@@ -118,7 +118,7 @@ def _checked_ray_placement(
 
 
 def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, float], limit_s: float) -> None:
-    """Raise ConfigurationError unless the group has its places in time."""
+    """Raise ConfigurationError unless the group is placed in time."""
     end = time.monotonic() + limit_s
     if group.wait(min(_PATIENCE_S, limit_s)):
         return
@@ -145,17 +145,18 @@ class ActorDied(RingtrainError):
 
 
 class RankActor:
-    """What runs in Ray: one rank, under an agent."""
+    """Ray actor that runs one rank under an agent."""
 
     def __init__(self, run: TaskRun, partition: int) -> None:
         self._run, self._task = run, describe_task(run.launcher, partition)
 
     def describe(self) -> tuple[Task, str]:
-        """This task, and the devices that Ray has given it."""
+        """Return this task, and the devices that Ray has assigned to it."""
         return self._task, os.environ.get(_DEVICES, "")
 
     def work(self, place: RankPlace, devices: str) -> tuple[int, bytes | None]:
-        """Return the rank and its pickled result, None for a rank that failed. `devices`: of all ranks here."""
+        """Return the rank and its pickled result, None for a failed rank. `devices`: devices of all ranks on this
+        node."""
         env = {_DEVICES: devices, **self._run.env} if devices else self._run.env
         return place.rank, run_agent(replace(self._run, env=env), self._task, place)
 
@@ -198,7 +199,7 @@ class _RankActors:
 
 
 def _each_ray_future(futures: list[Any]) -> list[Any]:
-    """The results, by partition. Raises ActorDied as soon as one has none, whichever it is."""
+    """Return the results by partition. Raises ActorDied as soon as any actor has none."""
     results: dict[int, Any] = {}
     left = {future: partition for partition, future in enumerate(futures)}
     while left:
@@ -212,6 +213,6 @@ def _each_ray_future(futures: list[Any]) -> list[Any]:
 
 
 def _ray_devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, RankPlace]) -> str:
-    """The devices of all ranks on the task's host, by local rank; empty where one has none."""
+    """Return the devices of all ranks on the task's host, by local rank; empty if a rank has none."""
     here = [(found[other.partition].local_rank, given) for other, given in described if other.host == task.host]
     return ",".join(given for _, given in sorted(here)) if all(given for _, given in here) else ""

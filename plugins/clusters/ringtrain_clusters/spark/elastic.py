@@ -1,4 +1,4 @@
-"""`run_elastic`: a function as ranks in Spark's tasks, which goes on when some are lost and takes new ones in."""
+"""`run_elastic`: a function as ranks in Spark's tasks, which continues if ranks are lost and lets new ones join."""
 
 from __future__ import annotations
 
@@ -52,21 +52,20 @@ def run_elastic(
     *,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Return what `fn(*args, **kwargs)` returned on each rank of the last world, by rank.
+    """Run `fn(*args, **kwargs)` as elastic ranks; return the results of the last world's ranks, by rank.
 
-    `fn` trains with `ringtrain.elastic` (`hvd.elastic.run`). Every rank is a process beside one of `max_num_proc`
-    tasks of Spark, which runs as many as it has slots for. When an executor or a task is lost, the other ranks go
-    on at their last commit with at least `min_num_proc` ranks, else they wait; Spark starts the task elsewhere,
-    and its rank joins.
+    `fn` trains with `ringtrain.elastic` (`hvd.elastic.run`). Every rank is a child process of one of `max_num_proc`
+    tasks of Spark, which runs as many of them as it has slots for. If an executor or a task is lost, the other ranks
+    continue from their last commit with at least `min_num_proc` ranks, otherwise they wait. Spark restarts the task
+    elsewhere, and its rank joins.
 
-    `num_proc`: ranks to begin with, by default Spark's default parallelism; the two bounds are `num_proc` where
-    they are not given. `start_timeout`, `elastic_timeout`: seconds that ranks get to come together at first, and
-    that lost ranks are waited for, 600 by default. `reset_limit`: how often the world may be made again, by
-    default 99 times. `env`, `stdout`, `stderr`, `verbose`, `log_dir`: as of `run`. The other arguments are
-    Horovod's and have no effect; `min_np` and `max_np` are its former names.
+    `num_proc`: number of ranks at the start, by default Spark's default parallelism; both bounds default to `num_proc`.
+    `start_timeout`, `elastic_timeout`: seconds for the first rendezvous, and to wait for lost ranks, 600 by default.
+    `reset_limit`: limit on new generations, 99 by default. `env`, `stdout`, `stderr`, `verbose`, `log_dir`: see `run`.
+    The other arguments are Horovod's and have no effect; `min_np` and `max_np` are former names of the bounds.
 
-    Raises RankFailed when training failed, RingtrainError when Spark gave a task up (`spark.task.maxFailures`),
-    and ConfigurationError when there is no Spark session, or the cluster has fewer slots than `num_proc`.
+    Raises RankFailed if training failed, RingtrainError if Spark gave a task up (`spark.task.maxFailures`), and
+    ConfigurationError if there is no Spark session, or the cluster has fewer slots than `num_proc`.
     """
     context = active_context()
     say_no_effect(nics=nics, prefix_output_with_timestamp=prefix_output_with_timestamp)
@@ -88,8 +87,8 @@ def run_elastic(
 
 
 def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int, bytes]]]:
-    """What each task of a run runs whose ranks may come and go: it yields (rank, size of the last world, pickled
-    result), and nothing where there is none."""
+    """Return the function that each task of an elastic run executes. It yields (rank, size of the last world, pickled
+    result), or nothing if there is no result."""
 
     def task(_: Iterable[Any]) -> Iterator[tuple[int, int, bytes]]:
         from pyspark import TaskContext
@@ -104,7 +103,7 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int,
 
 
 class _ElasticSparkStage(SparkStage):
-    """Its tasks come and go."""
+    """Stage whose tasks may be lost and restarted."""
 
     def run(self, task_run: TaskRun) -> Results:
         found = self.begin(f"up to {self.size} ranks").mapPartitions(_rank_of(task_run)).collect()
@@ -123,7 +122,7 @@ def _renamed_spark_argument(name: str, former: int | None, value: int | None) ->
 
 
 def _spark_world_numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, int]:
-    """The least, the first and the most number of ranks. Raises ConfigurationError."""
+    """Return the least, the first and the highest number of ranks. Raises ConfigurationError."""
     low, high = begin if least is None else least, begin if most is None else most
     for name, value in (("num_proc", begin), ("min_num_proc", low), ("max_num_proc", high)):
         check_task_count("run_elastic", name, value)

@@ -1,4 +1,4 @@
-"""`run`: a function as ranks in the tasks of a Spark barrier stage, watched by a launcher beside the driver."""
+"""`run`: a function as ranks in the tasks of a Spark barrier stage, with a launcher on the driver's machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ringtrain_clusters.tasks.plan import Task, TaskRun, check_task_count, task_
 
 log = logging.getLogger("ringtrain.spark")
 PICKLER: Final = "pyspark.cloudpickle"
-# Executors of a cluster that has just been asked for come one after the other.
+# Seconds to wait for each further executor of a cluster that is still starting.
 _SLOTS_S: Final = 30.0
 _POLL_S: Final = 0.1
 _NO_EFFECT: Final = {
@@ -59,18 +59,18 @@ def run(
     *,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Return what `fn(*args, **kwargs)` returned on each of `num_proc` ranks, by rank.
+    """Run `fn(*args, **kwargs)` as `num_proc` ranks; return the results by rank.
 
-    Every rank is a process beside one task of a Spark barrier stage, so all of them run at once or none does.
+    Every rank is a child process of one task of a Spark barrier stage, so either all of them run at once or none.
 
-    `num_proc`: by default Spark's default parallelism. `start_timeout`: seconds that ranks get to come together,
-    600 by default. `env`: variables that ranks get on top of their task's. `stdout`: gets ranks' lines, `stderr`
-    what Ringtrain says; by default those of this process. `verbose`: 2 says what launcher and agents do.
-    `executable`: the Python of ranks. `log_dir`: where every rank's output is kept. The other arguments are
-    Horovod's and have no effect.
+    `num_proc`: by default Spark's default parallelism. `start_timeout`: seconds for the rendezvous of ranks, 600 by
+    default. `env`: variables of ranks in addition to their task's. `stdout`, `stderr`: streams for ranks' lines and for
+    Ringtrain's log; by default those of this process. `verbose`: 2 also shows the logs of launcher and agents.
+    `executable`: the Python of ranks. `log_dir`: directory for every rank's output. The other arguments are Horovod's
+    and have no effect.
 
-    Raises RankFailed for the rank that failed first, also for one whose task died; all others have ended then.
-    Raises ConfigurationError when there is no Spark session, or the cluster has fewer slots than `num_proc`.
+    Raises RankFailed for the rank that failed first, or whose task died; all other ranks have ended then. Raises
+    ConfigurationError if there is no Spark session, or the cluster has fewer slots than `num_proc`.
     """
     context = active_context()
     say_no_effect(
@@ -91,10 +91,10 @@ def run(
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
-    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark would wait for more.
+    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark itself would wait for more slots.
 
-    `limit_s`: how long the first executor of a cluster may take, which may still be asked for; `patience_s`: how
-    long each further one.
+    `limit_s`: seconds to wait for the first executor of a cluster that is still starting; `patience_s`: for each
+    further one.
     """
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
@@ -114,7 +114,7 @@ def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> N
 
 
 def active_context() -> Any:
-    """The context of the active session. Raises ConfigurationError without one."""
+    """Return the context of the active session. Raises ConfigurationError without one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -127,14 +127,14 @@ def active_context() -> Any:
 
 
 def say_no_effect(**arguments: Any) -> None:
-    """Log a line for each of Horovod's `arguments` that is given and does nothing here."""
+    """Log a line for each of Horovod's `arguments` that is set but has no effect."""
     for name, value in arguments.items():
         if value:
             log.warning("%s has no effect: %s", name, _NO_EFFECT[name])
 
 
 def spark_of(context: Any) -> TaskScheduler:
-    """Spark as its tasks reach its driver."""
+    """Return Spark as a scheduler, with the driver's address for tasks."""
     return TaskScheduler("Spark", str(context.getConf().get("spark.driver.host", "127.0.0.1")), PICKLER)
 
 
@@ -147,7 +147,7 @@ class SparkStage:
     group: str = field(default_factory=lambda: f"ringtrain-{uuid.uuid4()}")
 
     def begin(self, said: str) -> Any:
-        """The tasks' data. `said`: what the stage is, for Spark's pages."""
+        """Create the tasks' data set. `said`: description of the stage for Spark's UI."""
         self.context.setJobGroup(self.group, f"{said} of Ringtrain", interruptOnCancel=True)
         return self.context.parallelize(range(self.size), self.size)
 
@@ -157,7 +157,7 @@ class SparkStage:
 
 
 def _spark_rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, bytes | None]]]:
-    """What each task runs: it yields (rank, pickled result), None for a rank that failed."""
+    """Return the function that each task executes. It yields (rank, pickled result), None for a failed rank."""
 
     def task(_: Iterable[Any]) -> Iterator[tuple[int, bytes | None]]:
         from pyspark import BarrierTaskContext
@@ -183,5 +183,5 @@ def _spark_partition_of(error: BaseException) -> int | None:
 
 
 def spark_error_text(error: BaseException) -> str:
-    """What an error of Spark's says, without the frames of Java."""
+    """Return the message of a Spark error, without Java's stack frames."""
     return str(error).partition("\n\tat ")[0]

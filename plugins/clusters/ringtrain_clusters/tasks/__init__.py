@@ -1,1 +1,1 @@
-"""Ranks in tasks that another system schedules, such as Spark: agents, places, results. No script imports it."""
+"""Ranks in tasks that another system schedules, such as Spark: agents, places, results. Internal to this plugin."""

@@ -1,4 +1,4 @@
-"""In a task: describe it to the others, and run an agent with the task's rank."""
+"""Code that runs in a task: describe the task, and run an agent with its rank."""
 
 import json
 import os
@@ -16,28 +16,28 @@ from ringtrain.shared.processes import run_folder, start_child
 from ringtrain_clusters.tasks.plan import Task, TaskRun, task_place_variables
 
 WORK, RESULT, PLACE, SECRETS, RANK = "work", "result", "place.json", "secrets", "rank"
-# To see whether the launcher still listens, and until an agent that was lost is started again.
+# Seconds to check that the launcher still listens, and until a lost agent is restarted.
 _CALL_S: Final = 10.0
 _AGAIN_S: Final = 1.0
 
 
 def describe_task(run_launcher: str, partition: int) -> Task:
-    """This process as the task `partition` of a run whose launcher is at `run_launcher`. Raises OSError."""
+    """Return this process as the task `partition` of a run whose launcher is at `run_launcher`. Raises OSError."""
     return Task(partition, _task_host(), own_address(run_launcher))
 
 
 def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
-    """Run the rank under an agent, which ships its output; returns its pickled result, None where it has none.
+    """Run the rank under an agent, which sends its output; return its pickled result, None if there is none.
 
-    Nothing that was started outlives this call, nor this process.
+    No started process outlives this call or this process.
     """
     with run_folder() as folder:
         return _run_task_in(folder, run, task, place)
 
 
 def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None:
-    """The same for a rank that comes and goes, in the slot of the task's number: its last rank, the size of that
-    world, and its pickled result; None where it has none when the run has ended."""
+    """Run elastic ranks one after the other in the slot with the task's number, until one has a result or the run has
+    ended. Return its last rank, the size of that world, and the pickled result; None without a result."""
     with run_folder() as folder:
         while _is_launcher_there(run.launcher):
             result = _run_task_in(folder, run, task, None)
@@ -73,11 +73,11 @@ def _run_task_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None
 
 
 def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) -> dict[str, str]:
-    """What an agent is told: it is one of as many workers as there are ranks, with one slot."""
+    """Return the variables of an agent: it is one of as many workers as there are ranks, with one slot."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     return {
         **inherited,
-        # Files that were sent with the job (--py-files) are on the task's path, and not in its environment.
+        # Files that were sent with the job (--py-files) are on the task's sys.path, but not in its environment.
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         **run.env,
         **job_variables(run.name, run.scheduler.lower(), run.name, run.size, 1),
@@ -98,7 +98,8 @@ def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: P
 
 
 def _task_host() -> str:
-    """The same for processes that share this machine's memory: containers of one machine need not."""
+    """Return an identifier that is equal for processes that share this machine's memory; containers of one machine may
+    not."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "mnt", "net")]
     return " ".join([socket.gethostname(), boot, *spaces])

@@ -1,4 +1,4 @@
-"""A run in tasks that another system schedules, from its driver: the launcher beside it, and results by rank."""
+"""A run in tasks that another system schedules, from its driver: starts the launcher and returns results by rank."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from ringtrain_job.logs.reading import read_outcome
 
 _START_TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 0.1
-# How often it is seen whether more tasks run than ranks are asked for.
+# Interval at which the number of running tasks is compared with the number of requested ranks.
 _LOOK_S: Final = 1.0
 _END_S: Final = 30.0
-# What ranks have returned, after the last one has ended.
+# Seconds for the delivery of the results after the last rank has ended.
 _DELIVERY_S: Final = 3600.0
 _runs = itertools.count(1)
 
@@ -46,8 +46,8 @@ Results = list[tuple[int, bytes | None]]
 
 @dataclass(frozen=True)
 class TaskScheduler:
-    """Whose tasks they are, such as Spark. `host`: the driver's address for tasks. `pickler`: the module that
-    pickles functions."""
+    """The system that schedules the tasks, such as Spark. `host`: the driver's address for tasks. `pickler`: module
+    that pickles functions."""
 
     name: str
     host: str
@@ -56,7 +56,7 @@ class TaskScheduler:
 
 @dataclass(frozen=True)
 class TaskRunOutput:
-    """Where ranks' lines go (None: this process's own streams), and how much of ours is said beside them."""
+    """Streams for ranks' lines (None: this process's own), and the verbosity of Ringtrain's log."""
 
     stdout: TextIO | None
     stderr: TextIO | None
@@ -65,14 +65,14 @@ class TaskRunOutput:
 
     @property
     def level(self) -> str:
-        """From which level on messages of launcher and agents are shown."""
+        """Lowest level of messages of launcher and agents that are shown."""
         return "info" if self.verbose >= 2 else "warning"
 
 
 @dataclass(frozen=True)
 class TaskRunOptions:
-    """One run as its driver starts it. `start_timeout`: None for the usual one. `bounds`: of a world whose ranks
-    may come and go; `size` is the most then, and the task `n` has the slot `n`."""
+    """One run as its driver starts it. `start_timeout`: None for the default. `bounds`: limits of an elastic world, in
+    which `size` is the maximum and the task `n` has the slot `n`."""
 
     scheduler: TaskScheduler
     size: int
@@ -84,15 +84,18 @@ class TaskRunOptions:
 
     @property
     def start_timeout_s(self) -> float:
-        """How long ranks may take to come together."""
+        """Seconds for the rendezvous of ranks."""
         return _START_TIMEOUT_S if self.start_timeout is None else float(self.start_timeout)
 
 
 @dataclass(frozen=True)
 class ScheduledTasks:
-    """What a scheduler does for a run. `run` starts the tasks and returns (rank, pickled result) of each, None for
-    a rank that failed; `cancel` ends them. `partition_of`: that of the task whose death an error of `run` says,
-    None where it says none. `said`: the error's text for users."""
+    """Operations of a scheduler for a run.
+
+    `run`: starts the tasks and returns (rank, pickled result) of each, None for a failed rank. `cancel`: ends them.
+    `partition_of`: returns the partition of the task whose death an error of `run` reports, or None. `said`: returns
+    the error's text for users.
+    """
 
     run: Callable[[TaskRun], Results]
     cancel: Callable[[], None]
@@ -101,7 +104,7 @@ class ScheduledTasks:
 
 
 def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """A function and its arguments for ranks. Raises ConfigurationError with what `pickler` says."""
+    """Pickle a function and its arguments for ranks. Raises ConfigurationError with the error of `pickler`."""
     try:
         return bytes(import_module(pickler).dumps((fn, tuple(args), dict(kwargs or {}))))
     except Exception as error:
@@ -111,8 +114,8 @@ def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) -> list[Any]:
-    """Return what the function returned on each rank, by rank. `work`: as `pickled_by` made it. Raises RankFailed
-    for the one that failed first."""
+    """Run the function in tasks; return the results by rank. `work`: result of `pickled_by`. Raises RankFailed for the
+    rank that failed first."""
     scheduler = options.scheduler
     name = f"{scheduler.name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
     with ExitStack() as stack:
@@ -138,7 +141,7 @@ def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) ->
 
 @dataclass(frozen=True)
 class _TaskRunLauncher:
-    """The launcher of a run, a child of the driver: it brings the ranks together and keeps their logs."""
+    """The launcher of a run, a child process of the driver: assembles the ranks and stores their logs."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -170,11 +173,11 @@ class _TaskRunLauncher:
         return _TaskRunLauncher(process, port, status_port, own, files, run.scheduler.name)
 
     def rank_of(self, partition: int) -> int | None:
-        """The rank of a task's agent, as the launcher knows it; None before it has registered."""
+        """Return the rank of a task's agent from the launcher's status; None before it has registered."""
         return next((index for index, pod in self._pods().items() if pod == f"task-{partition}"), None)
 
     def await_listening(self, limit_s: float) -> None:
-        """Return when tasks reach the launcher, for which one that has gone is a run that has ended."""
+        """Wait until the launcher listens. A task that cannot connect to it would conclude that the run has ended."""
         end = time.monotonic() + limit_s
         while self.process.poll() is None and time.monotonic() < end:
             with suppress(OSError):
@@ -183,14 +186,15 @@ class _TaskRunLauncher:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Have the launcher stop the ranks, as Ctrl-C does in `ringtrain run`."""
+        """Make the launcher stop the ranks, like Ctrl-C in `ringtrain run`."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_S)
 
     def grow(self, asked: int) -> int:
-        """Have ranks in all tasks up to the last one that runs, beyond the `asked` ones; how many these are."""
+        """Request ranks in all tasks up to the last running one, if these are more than `asked`; return their
+        number."""
         running = [index for index, pod in self._pods().items() if pod == f"task-{index}"]
         wanted = max([asked, *(index + 1 for index in running)])
         if wanted == asked:
@@ -233,14 +237,14 @@ def _launcher_variables(run: TaskRunOptions, name: str, folder: Path, port: int,
 
 def _copy_task_logs(source: Any, target: TextIO) -> None:
     for line in source:
-        with suppress(ValueError, OSError):  # whoever gave the stream has closed it
+        with suppress(ValueError, OSError):  # the owner of the stream has closed it
             target.write(line.decode(errors="replace"))
             target.flush()
 
 
 @dataclass
 class _RunningScheduledTasks:
-    """The tasks, which a thread of the driver waits for."""
+    """The running tasks, for which a thread of the driver waits."""
 
     tasks: ScheduledTasks
     thread: threading.Thread | None = None
@@ -257,7 +261,7 @@ class _RunningScheduledTasks:
         def cancel() -> None:
             if running.is_running():
                 try:
-                    launcher.stop()  # ranks may save: a task that is cancelled is killed
+                    launcher.stop()  # ranks may save: a cancelled task is killed
                 finally:
                     tasks.cancel()
                     running.join(_END_S)
@@ -281,7 +285,7 @@ class _RunningScheduledTasks:
 
 
 def _task_results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions) -> list[Any]:
-    """Wait for the launcher's verdict, or for the scheduler to say that a task died."""
+    """Wait for the launcher's verdict, or for the scheduler's report of a dead task."""
     asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
         if options.size > asked and time.monotonic() >= look_at:
@@ -289,7 +293,7 @@ def _task_results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, o
         if not running.is_running() and running.error is not None:
             raise _error_of_dead_task(launcher, running.tasks, running.error) from running.error
         time.sleep(_POLL_S)
-    # What ranks have returned may be large, and is on its way only now.
+    # The results of ranks may be large, and are only sent now.
     running.join(_END_S if launcher.process.returncode else _DELIVERY_S)
     outcome = read_outcome(launcher.files)
     if launcher.process.returncode:

@@ -1,4 +1,4 @@
-"""What driver and tasks of a run agree on: values that travel with the tasks, and the places of ranks."""
+"""Values that driver and tasks of a run share, and the places of ranks."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from ringtrain.shared.place import RankPlace
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One run. `scheduler`: whose tasks they are, such as Spark. `secrets`: the files that an agent proves itself
-    with, by name. `work`: function and arguments, pickled by the module `pickler`. `env`: variables that ranks get
-    on top of their task's. `on_loss`: of a run whose ranks may come and go, in which `size` is the most; empty for
-    one whose world stays."""
+    """One run. `scheduler`: system that schedules the tasks, such as Spark. `secrets`: files with which an agent
+    authenticates itself, by name. `work`: function and arguments, pickled by the module `pickler`. `env`: variables of
+    ranks in addition to their task's. `on_loss`: policy of an elastic run, in which `size` is the maximum; empty for a
+    fixed world."""
 
     scheduler: str
     name: str
@@ -32,16 +32,16 @@ class TaskRun:
 
 
 def check_task_count(where: str, name: str, value: Any) -> None:
-    """Raise ConfigurationError, for the argument `name` of the function `where`, unless `value` is a number of
-    ranks."""
+    """Raise ConfigurationError unless `value` is a number of ranks. `where`, `name`: function and argument for the
+    message."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{where}: {name} is {value!r}; expected a number of ranks of at least 1")
 
 
 @dataclass(frozen=True)
 class TaskWorldBounds:
-    """How many ranks a run begins with that may come and go, and how many it may have. `timeout_s`: how long lost
-    ones are waited for; `resets`: how often the world may be made again, None: 99 times."""
+    """Limits of an elastic run's world: least, first and highest number of ranks. `timeout_s`: seconds to wait for lost
+    ranks. `resets`: limit on new generations, None: 99."""
 
     least: int
     begin: int
@@ -51,11 +51,11 @@ class TaskWorldBounds:
 
     @property
     def on_loss(self) -> str:
-        """The others go on at once where so few are enough; else they wait."""
+        """Policy after a loss: continue at once with fewer ranks if the limits permit, else wait."""
         return "Shrink" if self.least < self.begin else "Replace"
 
     def variables(self) -> dict[str, str]:
-        """What the launcher is told."""
+        """Return the launcher's variables."""
         values = {
             contract.ENV_ELASTIC: self.on_loss,
             contract.ENV_ELASTIC_MIN_RANKS: self.least,
@@ -70,7 +70,7 @@ class TaskWorldBounds:
 
 @dataclass(frozen=True)
 class Task:
-    """A task as it describes itself. `host`: the same text for tasks that share memory and devices."""
+    """A task as it describes itself. `host`: equal for tasks that share memory and devices."""
 
     partition: int
     host: str
@@ -78,13 +78,13 @@ class Task:
 
 
 def task_place_variables(place: RankPlace) -> dict[str, str]:
-    """What differs from a pod of one rank, which the task's agent takes itself for."""
+    """Return the variables that differ from those of a pod with one rank, which the task's agent assumes."""
     own = {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.cross_rank}
     return {**place.variables(), **{name: str(value) for name, value in own.items()}}
 
 
 def task_places(tasks: Sequence[Task]) -> dict[int, RankPlace]:
-    """The place of each task, by partition: ranks of one host follow each other, that of partition 0 is 0."""
+    """Return the place of each task, by partition: ranks of one host are consecutive, and partition 0 has rank 0."""
     hosts: dict[str, list[int]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         hosts.setdefault(task.host, []).append(task.partition)

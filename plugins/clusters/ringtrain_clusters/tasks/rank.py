@@ -1,4 +1,4 @@
-"""A rank in a task: `python -m ringtrain_clusters.tasks.rank FOLDER PICKLER` runs the function that FOLDER has."""
+"""A rank in a task: `python -m ringtrain_clusters.tasks.rank FOLDER PICKLER` runs the function stored in FOLDER."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from ringtrain_clusters.tasks.agent import PLACE, RANK, RESULT, WORK
 
 
 def main(folder: Path, pickler: str) -> None:
-    """Run the function and leave what it returned. An error of the function's is this process's."""
+    """Run the function and store its result. An exception of the function ends this process."""
     os.environ.update(json.loads((folder / PLACE).read_text()))
     function, args, kwargs = pickle.loads((folder / WORK).read_bytes())
     result = import_module(pickler).dumps(function(*args, **kwargs))
-    # The world may have changed meanwhile.
+    # The world may have changed in the meantime.
     (folder / RANK).write_text(f"{os.environ.get(contract.ENV_RANK, 0)} {os.environ.get(contract.ENV_SIZE, 1)}")
     part = folder / f"{RESULT}.part"
     part.write_bytes(result)

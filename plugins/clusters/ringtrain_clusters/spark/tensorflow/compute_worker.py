@@ -17,7 +17,7 @@ from ringtrain_data_service.tensorflow.compute_worker import TfDataComputeOption
 
 
 def serve_rank(plain: dict[str, Any]) -> None:
-    """A rank of the compute job, in its Spark task."""
+    """Run a rank of the compute job, in its Spark task."""
     from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, compute_worker_fn
     from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
