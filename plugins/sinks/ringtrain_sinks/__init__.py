@@ -1,1 +1,1 @@
-"""Where a run's reports go beside its own files: one file for each service, behind one interface."""
+"""Sinks for a run's reports in addition to its own files: one module for each service, behind one interface."""

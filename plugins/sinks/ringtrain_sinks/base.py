@@ -1,4 +1,4 @@
-"""What a sink is, and the table of those that there are. A new one is a module with `open_sink`, and a row."""
+"""Interface of a sink, and the table of all sinks. To add one, write a module with `open_sink` and add a row."""
 
 import importlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError, quoted
 
 @dataclass(frozen=True)
 class SinkAttempt:
-    """What is sent somewhere. `began`: seconds since the epoch; `ranks`: of its world, 0 where nobody knows."""
+    """An attempt whose reports are sent. `began`: seconds since the epoch; `ranks`: world size, 0 if unknown."""
 
     namespace: str
     job: str
@@ -23,36 +23,36 @@ class SinkAttempt:
 
     @property
     def key(self) -> str:
-        """The same for all who send this attempt, and another one for a later run of the same name."""
+        """Identifier that is equal for all senders of this attempt, and differs for a later run of the same name."""
         return f"{self.namespace}/{self.job}/{self.number}@{self.began:.3f}"
 
 
 class Sink(Protocol):
-    """Takes one attempt's reports. It is fed in a process of its own, which training never waits for."""
+    """Receiver of one attempt's reports. It runs in its own process, for which training never waits."""
 
     @property
     def pending(self) -> int:
-        """How many reports or steps were taken in and have not been sent."""
+        """Number of reports or steps that were received but not sent."""
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report (docs/contract.md), in the order of `metrics.jsonl`. Sends and raises nothing."""
+        """Queue one report (docs/contract.md), in the order of `metrics.jsonl`. Neither sends nor raises."""
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Send what was taken in since; `about`: what `run.json` has, of which what is new is sent, too.
+        """Send the queued reports. `about`: content of `run.json`, of which new entries are sent as well.
 
-        Raises whatever the service's library raises; the next call then sends the same again.
+        Raises any error of the service's library; the next call then sends the same data again.
         """
 
     def end(self, outcome: str, failure: str) -> None:
-        """Send all that is left, and how the attempt ended; `outcome`: Succeeded, Failed, Stopped or Unknown.
+        """Send the rest, and the outcome: Succeeded, Failed, Stopped or Unknown.
 
-        Raises as `flush`, and may be called again.
+        Raises like `flush`, and may be called again.
         """
 
 
 @dataclass(frozen=True)
 class SinkKind:
-    """The module that sends, the package that it needs, and the extra that brings the package."""
+    """Module of a sink, the package that it needs, and the extra that installs the package."""
 
     module: str
     package: str
@@ -67,9 +67,9 @@ SINKS: Final = {
 
 
 def check_sink(name: str, asked_by: str) -> None:
-    """Return if reports can be sent to `name` from here. Raises ConfigurationError with the way out.
+    """Check that reports can be sent to `name` from here. Raises ConfigurationError with a solution.
 
-    `asked_by`: the variable or option that names the sink.
+    `asked_by`: variable or option that names the sink.
     """
     if name not in SINKS:
         raise ConfigurationError(f"{asked_by}: {quoted(name)} is no sink; expected one of {', '.join(SINKS)}")
@@ -82,6 +82,6 @@ def check_sink(name: str, asked_by: str) -> None:
 
 
 def open_sink(name: str, attempt: SinkAttempt) -> Sink:
-    """The sink `name` for one attempt. Nothing is sent yet. Raises what its package raises on import."""
+    """Return the sink `name` for one attempt. Sends nothing yet. Raises its package's errors on import."""
     sink: Sink = importlib.import_module(SINKS[name].module).open_sink(attempt)
     return sink

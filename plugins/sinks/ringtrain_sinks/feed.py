@@ -1,7 +1,6 @@
-"""An attempt's files read into a sink, once or while they grow. A sink that fails costs a line, and seconds.
+"""Reader of an attempt's files for a sink, once or while they grow. A failing sink costs a log line and some seconds.
 
-Beside a launcher a process does that for each sink. The launcher waits for none before the attempt is over, and
-then for some seconds.
+A launcher starts one process for each sink, and waits for it only after the end of the attempt, for some seconds.
 """
 
 import json
@@ -30,19 +29,19 @@ from ringtrain_sinks.base import Sink, SinkAttempt, check_sink
 
 log = logging.getLogger(__name__)
 
-# What was reported is sent so often; a service that failed is asked again after longer.
+# Interval of sending, and the longer interval after a failure of the service.
 _EVERY_S: Final = 1.0
 _AGAIN_S: Final = 5.0
-# How long the end of an attempt is tried to be told.
+# Seconds to retry sending the end of an attempt.
 END_S: Final = 10.0
-# Beyond what a sink takes for its own end: its package may take seconds to be imported.
+# Additional seconds for a sink's end: importing its package may take seconds.
 _MARGIN_S: Final = 5.0
-# Of what a service's library says.
+# Characters of an error of a service's library.
 _MOST_SAID: Final = 200
 
 
 def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
-    """The attempt whose files these are; `ranks`: of its world, if that is known."""
+    """Return the attempt with these files; `ranks`: world size, if known."""
     own = (event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
@@ -50,7 +49,7 @@ def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
 
 
 class SinkFeed:
-    """Reads the reports of `files` into `sink`. `name`: of the sink, in what is said."""
+    """Reader of the reports in `files` for `sink`. `name`: name of the sink in messages."""
 
     def __init__(self, name: str, sink: Sink, files: AttemptFiles) -> None:
         self._name = name
@@ -60,7 +59,7 @@ class SinkFeed:
         self._problem = ""
 
     def run(self, is_over: Callable[[], bool]) -> str:
-        """Feed until `is_over()` and all is sent; returns why it was not, empty where it was."""
+        """Feed the sink until `is_over()` and everything is sent; return the reason if that failed, else ""."""
         rest = b""
         for chunk in follow_log(self._files.metrics, 0, is_over):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -88,12 +87,12 @@ class SinkFeed:
         return ""
 
     def _try(self, send: Callable[[], None]) -> bool:
-        """Send; of a service that does not take it, say so once until it does."""
+        """Send, and return whether it succeeded. A failure is logged once until the service accepts data again."""
         try:
             send()
-        except Exception as exc:  # whatever the service's library raises: training has nothing to do with it
+        except Exception as exc:  # any error of the service's library: it must not affect training
             first = f"{type(exc).__name__}: {str(exc).strip()}".splitlines()[0]
-            problem = without_secrets(first)[:_MOST_SAID]  # a server's address may have a password in it
+            problem = without_secrets(first)[:_MOST_SAID]  # a server's address may contain a password
             if not self._problem:
                 log.warning(
                     "%s: reports do not arrive (%s); the run goes on, and they are sent again", self._name, problem
@@ -109,16 +108,16 @@ class SinkFeed:
 
 
 def is_sink_attempt_ended(files: AttemptFiles) -> bool:
-    """Whether the attempt's launcher has left how it ended."""
+    """Return whether the attempt's launcher has stored its outcome."""
     return Path(files.outcome).exists()
 
 
 class SinkProcesses(AttemptObserver):
-    """Starts a process for each sink of `names`. `close` it once the outcome is written."""
+    """Observer that starts a process for each sink of `names`. Call `close` after the outcome is written."""
 
     def __init__(self, names: Sequence[str], files: AttemptFiles, ranks: int, env: Mapping[str, str]) -> None:
         self._files = files
-        # Nothing of the job's own: its tokens are of no use there.
+        # Without the job's own variables: its tokens are of no use there.
         inherited = {name: value for name, value in env.items() if not name.startswith("RINGTRAIN_")}
         self._processes = {name: self._start(name, ranks, inherited) for name in names}
 
@@ -127,7 +126,7 @@ class SinkProcesses(AttemptObserver):
         return start_child([sys.executable, "-m", "ringtrain", *words], env, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
-        """Let them send the end, for at most some seconds; without an outcome another launcher's go on."""
+        """Wait some seconds for the sinks to send the end. Without an outcome, another launcher's sinks continue."""
         deadline = time.monotonic() + (END_S + _MARGIN_S if is_sink_attempt_ended(self._files) else 0.0)
         for name, process in self._processes.items():
             if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(self._files):
@@ -135,7 +134,7 @@ class SinkProcesses(AttemptObserver):
 
 
 def open_sinks(attempt: Attempt) -> SinkProcesses | None:
-    """Return the observer of a launcher that was given sinks. Raises ConfigurationError for one that is unknown."""
+    """Return the observer of a launcher with sinks; None without any. Raises ConfigurationError for an unknown sink."""
     names = attempt.config.sinks
     for name in names:
         check_sink(name, f"{contract.ENV_SINKS}={quoted(','.join(names))}")

@@ -1,4 +1,4 @@
-"""Of all ranks' reports of a step one point: for services that know a run, and no ranks."""
+"""Aggregation of all ranks' reports of a step into one point, for services that know runs but not ranks."""
 
 import re
 from collections import deque
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from ringtrain_sinks.base import SinkAttempt
 
-# A step of which a rank's report is missing for so long, by the ranks' clocks, goes without it.
+# Seconds, on the ranks' clocks, after which a step is complete although a rank's report is missing.
 _PATIENCE_S: Final = 30.0
 _ODD: Final = re.compile(r"[^A-Za-z0-9_\-. :/]")
 
 
 @dataclass(frozen=True)
 class MeansSinkPoint:
-    """Means over ranks at one step; `time`: of the first report of it, in seconds since the epoch."""
+    """Means over ranks at one step; `time`: time of its first report, in seconds since the epoch."""
 
     step: int
     time: float
@@ -30,7 +30,7 @@ class _MeansSinkSums:
 
 
 class MeansSink:
-    """What a sink of means has: the steps that are complete, and have not been sent. `most`: that are held."""
+    """Base class of sinks that send means: completed steps that were not sent yet. `most`: limit on their number."""
 
     def __init__(self, attempt: SinkAttempt, most: int | None = None) -> None:
         self._attempt = attempt
@@ -39,19 +39,19 @@ class MeansSink:
 
     @property
     def pending(self) -> int:
-        """How many steps were not sent."""
+        """Number of steps that were not sent."""
         return len(self._points)
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report."""
+        """Add one report."""
         self._points.extend(self._means.add(rank, report))
 
 
 class SinkStepMeans:
     """Means of loss, epoch and metrics over the ranks that have reported a step, and the sum of their samples/s.
 
-    `ranks`: of the world; a step is complete with so many reports, or when it has waited long enough. Steps come
-    in their order: a report of one that is over, such as a step that is done again, counts nowhere.
+    `ranks`: world size; a step is complete with this number of reports, or after a deadline. Steps are emitted in
+    order: a report of a completed step, such as one that is repeated after a restart, is ignored.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -61,7 +61,7 @@ class SinkStepMeans:
         self._over = -1
 
     def add(self, rank: int, report: Mapping[str, Any]) -> Iterator[MeansSinkPoint]:
-        """Take in one report; the points that are complete by it."""
+        """Add one report; yield the points that it completes."""
         step, time = int(report["step"]), float(report["time"])
         before = self._last.get(rank)
         self._last[rank] = time
@@ -88,7 +88,7 @@ class SinkStepMeans:
             yield from self._until(max(ready))
 
     def rest(self) -> Iterator[MeansSinkPoint]:
-        """The points of all steps that are left."""
+        """Yield the points of all remaining steps."""
         if self._steps:
             yield from self._until(max(self._steps))
 
@@ -101,5 +101,5 @@ class SinkStepMeans:
 
 
 def plain_sink_metric_name(name: str) -> str:
-    """`name` in letters that every service takes."""
+    """Replace characters in `name` that not every service accepts."""
     return _ODD.sub("_", name)[:250]

@@ -1,4 +1,4 @@
-"""MLflow, by its own client: a run for each attempt. MLFLOW_* variables say which server, and as whom."""
+"""MLflow sink, with MLflow's own client: a run for each attempt. MLFLOW_* variables configure server and user."""
 
 import logging
 import os
@@ -11,12 +11,12 @@ from mlflow.tracking import MlflowClient
 from ringtrain_sinks.base import SinkAttempt
 from ringtrain_sinks.means import MeansSink, plain_sink_metric_name
 
-# So many values, parameters and tags a request, as its REST API allows, and steps that are held for a server.
+# Limits of MLflow's REST API on values, parameters and tags per request, and a limit on queued steps.
 _MOST_METRICS: Final = 1000
 _MOST_OTHERS: Final = 100
 _MOST_HELD: Final = 20_000
 _LONGEST: Final = 5000
-# Its retries hold up nothing but this process, and an end that has ten seconds.
+# Its retries delay only this process, whose final step has a limit of ten seconds.
 _DEFAULTS: Final = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -27,16 +27,17 @@ _STATES: Final = {"Succeeded": "FINISHED", "Failed": "FAILED"}
 
 
 def open_sink(attempt: SinkAttempt) -> "MlflowSink":
-    """The attempt as a run of the experiment that MLFLOW_EXPERIMENT_NAME names, default ringtrain."""
+    """Return the sink for a run of the experiment MLFLOW_EXPERIMENT_NAME, by default "ringtrain"."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    for library in ("urllib3", "mlflow", "alembic"):  # what fails is said once, by who feeds
+    for library in ("urllib3", "mlflow", "alembic"):  # the feed logs failures once
         logging.getLogger(library).setLevel(logging.ERROR)
     return MlflowSink(attempt)
 
 
 class MlflowSink(MeansSink):
-    """Means over ranks as metrics, what `rt.report_config` was given as parameters, the outcome as status."""
+    """Sink for means over ranks as metrics, the configuration of `rt.report_config` as parameters, and the outcome as
+    status."""
 
     def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt, _MOST_HELD)
@@ -44,7 +45,7 @@ class MlflowSink(MeansSink):
         self._run = ""
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Send what is complete, in batches."""
+        """Send completed steps in batches."""
         client, run = MlflowClient(), self._run_id()
         self._tell_about(client, run, about)
         while self._points:
@@ -60,7 +61,7 @@ class MlflowSink(MeansSink):
                 self._points.popleft()
 
     def _tell_about(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
-        """Parameters, which MLflow never changes, and tags, as far as they are new."""
+        """Send new parameters, which MLflow never changes, and new tags."""
         config = about.get("config") or {}
         params = {plain_sink_metric_name(name): str(value)[:_LONGEST] for name, value in config.items()}
         new = {name: value for name, value in params.items() if f"param {name}" not in self._sent}
@@ -76,7 +77,7 @@ class MlflowSink(MeansSink):
         self._sent |= {f"param {name}": value for name, value in new.items()} | tags
 
     def _run_id(self) -> str:
-        """The attempt's run: one that an earlier launcher of it has begun, or a new one."""
+        """Return the id of the attempt's run: one that an earlier launcher has begun, or a new one."""
         if self._run:
             return self._run
         client, attempt = MlflowClient(), self._attempt
@@ -94,7 +95,7 @@ class MlflowSink(MeansSink):
         return self._run
 
     def end(self, outcome: str, failure: str) -> None:
-        """Send the steps that are left, and the status; an outcome that nobody knows leaves the run RUNNING."""
+        """Send the remaining steps and the status; an unknown outcome leaves the run RUNNING."""
         self._points.extend(self._means.rest())
         self.flush({})
         client, run = MlflowClient(), self._run_id()

@@ -1,4 +1,4 @@
-"""Spans and log records by OpenTelemetry's own SDK, over OTLP/gRPC. Imported when it is asked for: an extra."""
+"""Spans and log records with OpenTelemetry's own SDK, over OTLP/gRPC. Needs an extra, so it is imported on demand."""
 
 import logging
 import os
@@ -16,19 +16,20 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-# Of the SDK: a line for each record that its full queue drops would fill the log. We count, and say it once.
+# The SDK logs a line for each record that its full queue drops. We count them and log the number once.
 logging.getLogger("opentelemetry.sdk").setLevel(logging.CRITICAL)
 
 
 def otlp_resource(attributes: Mapping[str, Any]) -> Any:
-    """Who sends: `service.name` is ringtrain unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name one."""
+    """Return the sender's resource: `service.name` is ringtrain unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES
+    set one."""
     others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in others
     return Resource.create({**({} if named else {"service.name": "ringtrain"}), **attributes})
 
 
 class _OtlpSent:
-    """How much was given to be sent, and how much the receiver has taken."""
+    """Counters of records passed to the SDK, and of those that the receiver has accepted."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -36,11 +37,11 @@ class _OtlpSent:
 
     @property
     def lost(self) -> int:
-        """What was given and not taken."""
+        """Number of records that the receiver has not accepted."""
         return self.given - self._taken
 
     def counting(self, exporter: Any) -> Any:
-        """`exporter`, counted."""
+        """Make `exporter` count accepted records."""
         export = exporter.export
 
         def counted(batch: Any) -> Any:
@@ -54,7 +55,7 @@ class _OtlpSent:
 
 
 class OtlpSpans(_OtlpSent):
-    """Makes spans of one trace."""
+    """Factory of spans in one trace."""
 
     def __init__(self, about: Any) -> None:
         super().__init__()
@@ -63,24 +64,24 @@ class OtlpSpans(_OtlpSent):
         self._tracer = self._provider.get_tracer("ringtrain")
 
     def start(self, name: str, parent: Any, attributes: dict[str, Any], began: float | None = None) -> Any:
-        """A span that its caller ends. `began`: seconds since the epoch, default now."""
+        """Return a new span that its caller ends. `began`: seconds since the epoch, default now."""
         context = None if parent is None else trace.set_span_in_context(parent)
         start = None if began is None else int(began * 1e9)
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)
-        self.given += span.is_recording()  # not what OTEL_TRACES_SAMPLER leaves out
+        self.given += span.is_recording()  # not the spans that OTEL_TRACES_SAMPLER omits
         return span
 
     def fail(self, span: Any, message: str) -> None:
-        """Have `span` be one of a failure."""
+        """Mark `span` as failed."""
         span.set_status(trace.Status(trace.StatusCode.ERROR, message))
 
     def close(self) -> None:
-        """Send what is left; may take as long as the SDK waits for the receiver."""
+        """Send the rest; may take as long as the SDK waits for the receiver."""
         self._provider.shutdown()
 
 
 class OtlpLogLines(_OtlpSent):
-    """Makes log records."""
+    """Factory of log records."""
 
     def __init__(self, about: Any) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class OtlpLogLines(_OtlpSent):
         self._logger = self._provider.get_logger("ringtrain")
 
     def emit(self, text: str, attributes: dict[str, Any], span: Any) -> None:
-        """Hand on one line, in the trace of `span` if there is one."""
+        """Emit one line, in the trace of `span` if there is one."""
         self.given += 1
         now = time.time_ns()
         record = LogRecord(
@@ -103,5 +104,5 @@ class OtlpLogLines(_OtlpSent):
         self._logger.emit(record)
 
     def close(self) -> None:
-        """Send what is left; may take as long as the SDK waits for the receiver."""
+        """Send the rest; may take as long as the SDK waits for the receiver."""
         self._provider.shutdown()

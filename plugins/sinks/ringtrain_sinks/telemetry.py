@@ -1,7 +1,7 @@
-"""OpenTelemetry on request: the attempt, its ranks and steps as spans, ranks' lines as log records, over OTLP.
+"""Optional OpenTelemetry export over OTLP: the attempt, its ranks and steps as spans, ranks' lines as log records.
 
-Everything is handed to the SDK's bounded queues and sent by its own threads (OTEL_* variables say where to, and
-how much is held); what the receiver did not take is counted, and said when the attempt is over.
+All data goes to the SDK's bounded queues, and the SDK's threads send it (OTEL_* variables configure receiver and
+limits). Records that the receiver did not accept are counted and logged at the end of the attempt.
 """
 
 import logging
@@ -20,18 +20,19 @@ from ringtrain_job.logs.records import rank_of_line
 
 log = logging.getLogger(__name__)
 
-# A step's span at most so often for each rank.
+# Shortest interval between two step spans of a rank.
 _STEP_EVERY_S: Final = 1.0
-# How long the end of an attempt waits for the receiver.
+# Seconds that the end of an attempt waits for the receiver.
 _CLOSE_S: Final = 5.0
 _ENDED: Final = (RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED)
 
 
 class OtlpTelemetry(AttemptObserver):
-    """Sends lines, reports and ranks' lives. Only `close` waits for the receiver, for some seconds."""
+    """Observer that exports lines, reports and ranks' lives. Only `close` waits for the receiver, for some seconds."""
 
     def __init__(self, signals: tuple[str, ...], job: JobIdentity, view: Callable[[], GangView]) -> None:
-        """`view`: returns the gang as it is now. Raises ConfigurationError where the SDK is not installed."""
+        """Open the exporters. `view`: returns the current view of the gang. Raises ConfigurationError without the
+        SDK."""
         self._view = view
         try:
             from ringtrain_sinks import otlp
@@ -67,7 +68,7 @@ class OtlpTelemetry(AttemptObserver):
             self._lines.emit(text.decode("utf-8", "replace"), where, span)
 
     def reported(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Send the step of a rank: a span from the report before to this one, at most one a second."""
+        """Send a rank's step as a span from its previous report to this one, at most one per second."""
         if self._spans is None or report.get("startedFrom") is not None:
             return
         step, now = int(report["step"]), float(report["time"])
@@ -118,7 +119,7 @@ class OtlpTelemetry(AttemptObserver):
         self._attempt.end()
 
     def close(self) -> None:
-        """Send what is left, for at most some seconds; say what the receiver did not take."""
+        """Send the rest, for at most some seconds; log the number of records that the receiver did not accept."""
         deadline = time.monotonic() + _CLOSE_S
         parts = {name: part for name, part in (("spans", self._spans), ("lines", self._lines)) if part}
         closing = [threading.Thread(target=part.close, daemon=True) for part in parts.values()]
@@ -133,7 +134,7 @@ class OtlpTelemetry(AttemptObserver):
 
 
 def open_telemetry(attempt: Attempt) -> OtlpTelemetry | None:
-    """Return the observer of a launcher that was asked for OpenTelemetry."""
+    """Return the observer of a launcher with OpenTelemetry enabled; None without it."""
     config = attempt.config
     if not config.otel or attempt.is_over:
         return None

@@ -1,4 +1,4 @@
-"""TensorBoard, by its own record writer: event files, one for each rank."""
+"""TensorBoard sink, with TensorBoard's own record writer: event files, one for each rank."""
 
 import json
 import time
@@ -11,23 +11,23 @@ from typing import Any, Final
 from ringtrain_job.logs.reports import BadReport, parse_report
 from ringtrain_sinks.base import SinkAttempt
 
-# A run of TensorBoard for each rank, up to so many; those of a larger world show the first ranks.
+# Limit on ranks, each of which is a run of TensorBoard; of a larger world the first ranks are shown.
 MOST_RANKS: Final = 64
-# Reports that are held for a disk that takes nothing.
+# Limit on queued reports while the disk fails.
 _MOST_HELD: Final = 20_000
 _OURS: Final = "ringtrain"
 
 
 def open_sink(attempt: SinkAttempt) -> "TensorboardSink":
-    """The attempt in `tensorboard/` beside its logs. Raises OSError."""
+    """Return the sink for `tensorboard/` in the attempt's log directory. Raises OSError."""
     return TensorboardSink(attempt.directory / "tensorboard")
 
 
 class TensorboardSink:
-    """Event files below a directory, one for each rank. What an earlier call has left of ours is replaced."""
+    """Event files below a directory, one for each rank. Files that Ringtrain has written there before are replaced."""
 
     def __init__(self, place: Path) -> None:
-        """Raises OSError if `place` can't be written."""
+        """Create the directory. Raises OSError if `place` cannot be written."""
         place.mkdir(parents=True, exist_ok=True)
         for path in place.glob(f"rank-*/events.out.tfevents.*.{_OURS}"):
             path.unlink()
@@ -37,7 +37,7 @@ class TensorboardSink:
         self._taken: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
 
     def add_all(self, chunks: Iterator[bytes]) -> None:
-        """Write what the chunks of a `metrics.jsonl` hold; a line that is no report is left out."""
+        """Write the reports in chunks of a `metrics.jsonl`; invalid lines are skipped."""
         rest = b""
         for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
@@ -67,15 +67,15 @@ class TensorboardSink:
 
     @property
     def pending(self) -> int:
-        """How many reports were not written."""
+        """Number of reports that were not written."""
         return len(self._taken)
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report, to be written by the next `flush`."""
+        """Queue one report for the next `flush`."""
         self._taken.append((rank, report))
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Write what was taken in. Raises OSError. TensorBoard has no place for `about`."""
+        """Write the queued reports. Raises OSError. `about` is ignored, because TensorBoard cannot store it."""
         while self._taken:
             self.add(*self._taken[0])
             self._taken.popleft()
@@ -83,7 +83,7 @@ class TensorboardSink:
             writer.flush()
 
     def end(self, outcome: str, failure: str) -> None:
-        """Write what is left, and close the files."""
+        """Write the rest, and close the files."""
         self.flush({})
         self.close()
 
@@ -94,7 +94,7 @@ class TensorboardSink:
 
 
 class _TensorboardEventFile:
-    """One event file, by TensorBoard's own record writer."""
+    """One event file, written with TensorBoard's own record writer."""
 
     def __init__(self, folder: Path, began: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -1,4 +1,4 @@
-"""`ringtrain tensorboard`: a run's reports as TensorBoard's event files, and TensorBoard on them."""
+"""`ringtrain tensorboard`: writes a run's reports as event files and starts TensorBoard on them."""
 
 import os
 import subprocess

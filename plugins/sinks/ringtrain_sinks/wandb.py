@@ -1,4 +1,4 @@
-"""Weights & Biases, by its own package, as files: nothing leaves this machine until somebody runs `wandb sync`."""
+"""Weights & Biases sink, with its own package, to files: no data leaves this machine until a user runs `wandb sync`."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,19 +13,19 @@ _TEXTS: Final = ("image", "imageID", "commit")
 
 
 def open_sink(attempt: SinkAttempt) -> "WandbSink":
-    """The attempt as an offline run in `wandb/` beside its logs."""
+    """Return the sink for an offline run in `wandb/` in the attempt's log directory."""
     return WandbSink(attempt)
 
 
 class WandbSink(MeansSink):
-    """Means over ranks as the run's history, what `rt.report_config` was given as its config."""
+    """Sink for means over ranks as the run's history, and the configuration of `rt.report_config` as its config."""
 
     def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt)
         self._run: Any = None
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Write what is complete."""
+        """Write completed steps."""
         run = self._begun()
         config = dict(about.get("config") or {})
         known = {f"ringtrain.{name}": about[name] for name in _TEXTS if name in about}
@@ -54,7 +54,7 @@ class WandbSink(MeansSink):
         return self._run
 
     def end(self, outcome: str, failure: str) -> None:
-        """Write the steps that are left, and how the attempt ended, and close the file."""
+        """Write the remaining steps and the outcome, and close the file."""
         self._points.extend(self._means.rest())
         self.flush({})
         self._run.summary.update({"ringtrain.outcome": outcome, **({"ringtrain.failure": failure} if failure else {})})
