@@ -1,4 +1,4 @@
-"""The form of `DistributedOptimizer` for Adasum, which combines the steps of the ranks."""
+"""`DistributedOptimizer` for Adasum, which combines the steps of the ranks instead of their gradients."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,18 +18,18 @@ from ringtrain_torch.replica import torch_replica_of
 
 
 class TorchAdasumMixin:
-    """Each rank steps on its own gradients; the differences that its steps make are combined by Adasum.
+    """Mixin whose ranks step on their own gradients and combine the resulting weight differences by Adasum.
 
     Maleki, Musuvathi et al. 2021, "Scaling distributed training with adaptive summation", section 4.
     """
 
     def begin(self, names: dict[Param, str], compression: type[Compressor], process_set: ProcessSet) -> None:
-        """Set it up; called once by `DistributedOptimizer`."""
+        """Initialize the mixin. Called once by `DistributedOptimizer`."""
         self._names, self._compression, self._process_set = names, compression, process_set
         self._replicas = OptimizerReplicas(min(names.values(), default=""), process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose steps are combined from now on. Local: every rank adds the same."""
+        """Add a group; its steps are combined from now on. Local: every rank must add the same group."""
         wrapped: Any = super()
         wrapped.add_param_group(param_group)
         optimizer: Any = self
@@ -43,7 +43,7 @@ class TorchAdasumMixin:
             wrapped.load_state_dict(*args, **kwargs)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
         wrapped: Any = super()
         local_step: Callable[..., Any] = wrapped.step
         if trains_alone(self._process_set):
@@ -65,20 +65,20 @@ class TorchAdasumMixin:
         return loss
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raises ConfigurationError: it can't be pickled or copied."""
+        """Raise ConfigurationError: this optimizer cannot be pickled or copied."""
         raise ConfigurationError(
             "a DistributedOptimizer with op=Adasum can't be pickled or copied; keep its state_dict(), or copy the "
             "optimizer that it was made of, and wrap the copy"
         )
 
     def synchronize(self) -> None:
-        """Nothing to wait for: differences are combined in `step()`."""
+        """Do nothing: `step()` combines the differences."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Not possible here. Raises AssertionError."""
+        """Raise AssertionError: `step()` itself combines the ranks' steps."""
         raise AssertionError("skip_synchronize() has no meaning with Adasum: step() itself combines the ranks' steps")
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Any number of passes can precede a step: gradients are not touched until then."""
+        """Accept any number of passes: gradients are not reduced before a step."""

@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays and back: without a copy on the CPU, through pinned memory elsewhere."""
+"""Conversion between tensors and numpy arrays: without a copy on the CPU, through pinned memory elsewhere."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ NAMES: Final = {
 
 
 def name_of(tensor: torch.Tensor) -> str:
-    """Return the name of the tensor's dtype. Raises ConfigurationError for one that cannot travel."""
+    """Return the name of the tensor's dtype. Raises ConfigurationError for a dtype or layout that cannot be sent."""
     if tensor.layout is not torch.strided:
         way_out = "pass it to sparse_allreduce_async, or call" if tensor.is_sparse else "call"
         raise ConfigurationError(f"a tensor with layout {tensor.layout} was given; {way_out} to_dense() first")
@@ -36,9 +36,9 @@ def name_of(tensor: torch.Tensor) -> str:
 
 
 def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
-    """Begin to bring `tensors` to the host; the returned function waits for them and gives their arrays.
+    """Begin to copy `tensors` to the host; the returned function waits for the copies and returns their arrays.
 
-    CPU tensors that are contiguous are not copied: they must stay as they are until the collective is done.
+    Contiguous CPU tensors are not copied: they must not change until the collective is done.
     """
     held = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
     if all(tensor.is_cpu for tensor in held):
@@ -54,7 +54,8 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
 
 
 def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `array` as a tensor that shares its memory, or a copy on another device. A tensor stays as it is."""
+    """Return `array` as a tensor that shares its memory, or a copy on another device. A tensor is returned
+    unchanged."""
     if isinstance(array, torch.Tensor):
         return array
     if not array.flags.writeable or not array.flags.c_contiguous:
@@ -67,23 +68,23 @@ def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -
 
 
 def real_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones."""
+    """Return complex numbers as pairs of real ones."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def tensor_like_param(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """`values`, of the host, as `param` would have them."""
+    """Return `values`, which are on the host, with the device and number type of `param`."""
     values = torch.view_as_complex(values) if param.is_complex() else values
     return values.to(param.device)
 
 
 def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each of `arrays` as a tensor on the device of its counterpart in `tensor_like_param`."""
+    """Return each of `arrays` as a tensor on the device of its counterpart in `like`."""
     return [to_tensor(array, tensor.device) for array, tensor in zip(arrays, like, strict=True)]
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a contiguous tensor of the host as an array of the same memory."""
+    """Return a contiguous host tensor as an array that shares its memory."""
     if tensor.dtype is torch.bfloat16:
         raw: Array = tensor.view(torch.int16).numpy()
         return raw.view(dtype_of("bfloat16"))
@@ -92,7 +93,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def _copies_under_way(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
-    """Copy to the host; on CUDA into pinned memory behind the work already queued, without waiting here."""
+    """Copy to the host; on CUDA into pinned memory after the queued work, without waiting here."""
     if tensors[0].device.type != "cuda":
         return [tensor.cpu().contiguous() for tensor in tensors], lambda: None
     hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and the memory in which they are reduced."""
+"""Buckets: gradients that are reduced together, and the memory in which they are reduced."""
 
 import re
 import weakref
@@ -13,11 +13,11 @@ import torch
 from ringtrain.adapter import Array, dtype_of
 from ringtrain_torch.bridge import NAMES, to_tensor
 
-# A parameter: torch.nn.Parameter, whose stubs are not looked at.
+# A parameter: torch.nn.Parameter, which has no usable stubs.
 Param = Any
 
-# Every exchange, and every segment of it, costs Python; decision 38 has a sweep. A short model is cut all the
-# same: the first gradients leave while the backward pass makes the last.
+# Every exchange and every segment of it costs Python time; decision 38 has a sweep. Even a small model is cut, so that
+# the first gradients are sent while the backward pass computes the last ones.
 _MOST_BYTES: Final = 25 << 20
 _LEAST_BYTES: Final = 1 << 20
 _BUCKETS: Final = 4
@@ -26,15 +26,15 @@ _BUCKETS: Final = 4
 def cut_buckets(names: Mapping[Param, str]) -> list[list[Param]]:
     """Cut parameters into buckets of one type and device each, of a quarter of all bytes or 25 MiB.
 
-    The cut depends on names, shapes and types alone, so ranks whose optimizers have the same parameters in another
-    order cut alike. The last name is first, as in a backward pass.
+    The cut depends only on names, shapes and types, so ranks whose optimizers have the parameters in another order cut
+    equally. The last name is first, as in a backward pass.
     """
     share = sum(param.nbytes for param in names) // _BUCKETS
     return cut_at(names, min(max(share, _LEAST_BYTES), _MOST_BYTES))
 
 
 def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
-    """Cut into runs of at least `bucket_bytes`, but for the last of each type and device."""
+    """Cut into runs of at least `bucket_bytes`, except the last of each type and device."""
     buckets: list[list[Param]] = []
     filling: dict[tuple[Any, str], list[Param]] = {}
     for param in sorted(names, key=lambda param: _natural_parameter_name(names[param]), reverse=True):
@@ -47,16 +47,16 @@ def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
 
 
 def _natural_parameter_name(name: str) -> list[Any]:
-    """A key that puts layer 10 behind layer 9."""
+    """Return a sort key that puts layer 10 after layer 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 @dataclass(frozen=True, eq=False)
 class TorchBucketPlace:
-    """Where the reduction of a bucket's gradients goes.
+    """Memory for the reduction of a bucket's gradients.
 
-    `flat`: all of them, one behind the other. `bounds`: of each. `held`: whether a gradient lies there already,
-    and is overwritten. `memory`: of which `flat` is the present array, so that gradients can become views of it.
+    `flat`: all gradients, one after the other. `bounds`: offsets of each. `held`: whether a gradient is already in this
+    memory and is overwritten. `memory`: owner of `flat`, so that gradients can become views of it.
     """
 
     flat: Array
@@ -65,7 +65,7 @@ class TorchBucketPlace:
     memory: "TorchBucketMemory | None" = None
 
     def store(self, grads: Sequence[torch.Tensor]) -> None:
-        """Leave in each of `grads`, which are those that were reduced, what was reduced."""
+        """Write the reduced values to `grads`, the gradients that were reduced."""
         for index, grad in enumerate(grads):
             if self.held[index]:
                 continue
@@ -77,10 +77,10 @@ class TorchBucketPlace:
 
 
 class TorchBucketMemory:
-    """One flat array for a bucket's gradients, which become views of it, so that nothing is copied.
+    """Flat array for a bucket's gradients, which become views of it, so that nothing is copied.
 
-    The array is used in step after step. Where somebody else still has a view of it, say a gradient that was kept
-    from an earlier step, there is a new array: what was kept stays as it is.
+    The array is reused in each step. If another object still has a view of it, such as a gradient of an earlier step, a
+    new array is allocated, so that the old values do not change.
     """
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class TorchBucketMemory:
         self._views: list[Callable[[], Array | None]] = []
 
     def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> TorchBucketPlace | None:
-        """Return where `grads` are to be reduced; None where they are not flat memory of the host.
+        """Return the place in which `grads` are reduced; None if they are not flat host memory.
 
-        `untouched`: they must keep what they hold until `TorchBucketPlace.store`.
+        `untouched`: the gradients must not change until `TorchBucketPlace.store`.
         """
         if not all(_is_flat(grad) for grad in grads):
             return None
@@ -107,10 +107,10 @@ class TorchBucketMemory:
         return TorchBucketPlace(self._flat, bounds, held, self)
 
     def view(self, index: int, shape: Any) -> torch.Tensor:
-        """Return gradient `index` as a tensor. Its memory is not written to by others while the tensor lives."""
+        """Return gradient `index` as a tensor. Its memory is not reused while the tensor exists."""
         part = self._flat[slice(*self._bounds[index : index + 2])]
         raw = part.view("int16") if part.dtype.name == "bfloat16" else part
-        self._views[index] = weakref.ref(raw)  # torch keeps `raw` as long as a tensor uses its memory
+        self._views[index] = weakref.ref(raw)  # torch retains `raw` as long as a tensor uses its memory
         tensor = torch.from_numpy(raw)
         return (tensor.view(torch.bfloat16) if raw.dtype != part.dtype else tensor).view(shape)
 
@@ -137,8 +137,8 @@ def _is_flat(grad: torch.Tensor) -> bool:
 
 
 def _has_no_view(grad: torch.Tensor) -> bool:
-    """Whether no other tensor shares the memory of `grad`, as far as can be told; a view of it would miss what is
-    reduced, if that were elsewhere."""
+    """Return whether no other tensor is known to share the memory of `grad`; a view of it would miss the reduced values
+    if they were stored elsewhere."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     storage = grad.untyped_storage()
-    return count is not None and count(storage._cdata) <= 2  # the tensor, and `storage`
+    return count is not None and count(storage._cdata) <= 2  # references of the tensor and of `storage`

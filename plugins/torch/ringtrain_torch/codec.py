@@ -11,7 +11,8 @@ from ringtrain.adapter import dtype_of
 
 
 class TorchCodec:
-    """Keeps dense tensors as arrays on the host; numpy has no float8, so those are kept as bytes and their dtype."""
+    """Codec for dense tensors, stored as host arrays. numpy has no float8, so these are stored as bytes with their
+    dtype."""
 
     def encode(self, value: Any, keep: Callable[[NDArray[Any]], str]) -> Mapping[str, Any] | None:
         if isinstance(value, torch.Tensor):
@@ -35,11 +36,12 @@ CODEC = TorchCodec()
 
 
 def _array_of(tensor: Any) -> tuple[NDArray[Any] | None, str]:
-    """Return the tensor as an array, and the name of its dtype where numpy has none for it. No array: it is sparse."""
+    """Return the tensor as an array, and the name of its dtype if numpy has none for it. No array: the tensor is
+    sparse."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
     try:
-        if name == "bfloat16":  # unknown to numpy(); float32 has all of its values
+        if name == "bfloat16":  # numpy() does not support it; float32 contains all of its values
             return host.float().numpy().astype(dtype_of("bfloat16")), ""
         if name.startswith("float8"):
             return host.view(torch.uint8).numpy(), name

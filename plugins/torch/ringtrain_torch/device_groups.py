@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed that are our own: made, watched, and ended with their set or world."""
+"""Process groups of torch.distributed for Ringtrain alone: created, watched, and ended with their set or world."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ringtrain_torch.device_store import TorchRoundsStore
 
 log = logging.getLogger("ringtrain")
 
-# Of the timeout: ending a group waits for the other ranks, which may be gone, or for a device that hangs.
+# Fraction of the timeout: ending a group waits for other ranks, which may be lost, or for a device that hangs.
 _SHARE_TO_END: Final = 0.1
 
 
 class TorchDeviceGroups:
-    """The process groups of a world, by the number of the process set and this rank's device."""
+    """Process groups of a world, by the number of the process set and this rank's device."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, torch.device], TorchDeviceGroup | None] = {}
@@ -42,10 +42,10 @@ class TorchDeviceGroups:
         device: torch.device,
         backend: str,
     ) -> TorchDeviceGroup | None:
-        """Return that of a set; with its first tensors it is made, which is collective.
+        """Return the group of a set. The first call for a device creates it, which is collective.
 
-        None, on all ranks, where nobody asked for it and it can't be made: two ranks that share a GPU, say. Raises
-        ConfigurationError, on all ranks, where it was asked for.
+        None, on all ranks, if no user has requested it and it cannot be created, for example because two ranks share a
+        GPU. Raises ConfigurationError, on all ranks, if it was requested.
         """
         key = number, device
         with self._lock:
@@ -80,17 +80,17 @@ class TorchDeviceGroups:
             level, "tensors on %s go through torch.distributed's %s among %d ranks%s; sums have its own order",
             device.type, backend, made.size, why,
         )  # fmt: skip
-        world.run_with_set(number, made)  # behind the queue, whose thread has ended when the group does
+        world.run_with_set(number, made)  # after the queue, whose thread has ended when the group ends
         return made
 
     def in_use(self) -> list[int]:
-        """The sets that have a process group."""
+        """Return the sets that have a process group."""
         with self._lock:
             return sorted({number for (number, _), group in self._groups.items() if group and not group.ended})
 
 
 class TorchDeviceGroup:
-    """A process group of our own. It ends with its set or world, and is never used after a failure.
+    """Process group that Ringtrain has created. It ends with its set or world, and is never used after a failure.
 
     Buffers of its collectives are 1-d and contiguous, on its kind of device; on return the collective is done. All
     raise PeerLost.
@@ -104,7 +104,8 @@ class TorchDeviceGroup:
         backend: str,
         asked: bool,
     ) -> None:
-        """Collective. `asked`: whether a user did; else it has to be there within the shorter timeout."""
+        """Create the group. Collective. `asked`: whether a user requested it; otherwise it must be ready within the
+        shorter timeout."""
         self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
         self.device = device
         self._calls = calls
@@ -137,17 +138,18 @@ class TorchDeviceGroup:
         self._run("device_allreduce", lambda group: group.allreduce([buffer], options))
 
     def broadcast(self, buffer: torch.Tensor, root: int) -> None:
-        """Fill `buffer` with that of position `root`."""
+        """Overwrite `buffer` with that of position `root`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         self._run("device_broadcast", lambda group: group.broadcast([buffer], options))
 
     def all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> None:
-        """Fill `gathered` with the `part`, as long on all ranks, of each position."""
+        """Fill `gathered` with the `part` of each position; all parts have the same length."""
         self._run("device_allgather", lambda group: group._allgather_base(gathered, part, AllgatherOptions()))
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, incoming: list[int], outgoing: list[int]) -> None:
-        """Send `outgoing[p]` elements of `sent` to position p, and fill `received` with `incoming[p]` of each."""
+        """Send `outgoing[p]` elements of `sent` to position p, and receive `incoming[p]` elements of each into
+        `received`."""
         self._run(
             "device_alltoall",
             lambda group: group.alltoall_base(received, sent, incoming, outgoing, AllToAllOptions()),
@@ -155,7 +157,7 @@ class TorchDeviceGroup:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Have what this thread begins on the device run beside what others do there: on a stream of its own."""
+        """Run this thread's device work on a separate stream, concurrently with the work of others."""
         if self._streams is None:
             yield
             return
@@ -164,21 +166,22 @@ class TorchDeviceGroup:
             yield
 
     def synchronize(self) -> None:
-        """Return when the device has done what was begun on `stream`."""
+        """Wait until the device has completed the work begun on `stream`."""
         if self._stream is not None:
             self._stream.synchronize()
 
     @property
     def ended(self) -> bool:
-        """Whether it was aborted or shut down."""
+        """Whether the group was aborted or shut down."""
         return self._made is None
 
     def stop(self) -> None:
-        """The queue begins nothing any more; what is under way ends by itself, or by the world's failure."""
+        """Do nothing: the queue starts no further collective, and a running one ends itself or by the world's
+        failure."""
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Give back what the library holds. All ranks of a removed set are here; of a world that is left, perhaps
-        not."""
+        """Free the library's resources. All ranks of a removed set are present; those of a world that was left may not
+        be."""
         self._end(abort=self._calls.failed)
 
     def in_flight(self) -> str:
@@ -192,25 +195,25 @@ class TorchDeviceGroup:
             raise
 
     def _end(self, abort: bool) -> None:
-        """Have the library let go of its connections and of the device, so that nothing waits for a lost peer."""
+        """Make the library close its connections and release the device, so that nothing waits for a lost peer."""
         made, self._made = self._made, None
         if made is None:
             return
         seconds = _SHARE_TO_END * self._calls.timeout_s
         if abort or not _torch_call_within(seconds, made.shutdown):
-            # Its destructor would wait for threads that wait for the lost peer: gloo's abort() lets them.
+            # Its destructor would wait for threads that wait for the lost peer; gloo's abort() does not end them.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
             _torch_call_within(seconds, made.abort)
 
 
 class _TorchWork:
-    """A collective of the library. On a device it is done when the device has done it."""
+    """A collective of the library. On a device it is done when the device has completed it."""
 
     def __init__(self, work: Any, device: torch.device) -> None:
         self._work = work
         self._event: Any = None
         if device.type != "cpu":
-            work.wait()  # has the present stream wait, not this thread
+            work.wait()  # makes the current stream wait, not this thread
             self._event = torch.get_device_module(device).Event()
             self._event.record()
 
@@ -219,16 +222,16 @@ class _TorchWork:
         return done
 
     def wait(self) -> None:
-        """Raise what the library found."""
+        """Raise the library's error."""
         if self._event is None:
             self._work.wait()
 
 
 def _torch_call_within(seconds: float, function: Callable[[], Any]) -> bool:
-    """Whether `function` has returned in time: the library may wait for a peer that is gone."""
+    """Return whether `function` has returned in time: the library may wait for a lost peer."""
 
     def run() -> None:
-        with contextlib.suppress(RuntimeError):  # ends what it has not ended already
+        with contextlib.suppress(RuntimeError):  # repeats what it may have done already
             function()
 
     thread = threading.Thread(target=run, name="ringtrain-device-group-end", daemon=True)
@@ -244,7 +247,7 @@ def _process_group(
     backend: str,
     calls: ForeignCommunicatorCalls,
 ) -> Any:
-    """Return a process group of `backend`, connected. Collective."""
+    """Return a connected process group of `backend`. Collective."""
     size, position = len(communicator.ranks), communicator.position
     timeout = timedelta(seconds=2 * calls.stall_timeout_s)  # ours ends first
     if backend == "gloo":
@@ -257,14 +260,14 @@ def _process_group(
     if not on_host:
         torch.get_device_module(device).set_device(device)
     made = _torch_library_group(backend, store, communicator, timeout)
-    made.allreduce([torch.zeros(1, device=device)]).wait()  # all that it asks the store for, it asks for now
+    made.allreduce([torch.zeros(1, device=device)]).wait()  # the library makes all its requests to the store now
     if not on_host:
         torch.get_device_module(device).synchronize(device)
     return made
 
 
 def _torch_library_group(backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
-    """NCCL's, XCCL's, or that of a plugin such as hccl, by its name."""
+    """Return the group of NCCL, of XCCL, or of a plugin such as hccl, by its name."""
     place = store, communicator.position, len(communicator.ranks)
     if backend == "nccl" and dist.is_nccl_available():
         options = dist.ProcessGroupNCCL.Options()
@@ -287,8 +290,8 @@ def _torch_library_group(backend: str, store: TorchRoundsStore, communicator: Co
 
 @contextlib.contextmanager
 def _quiet_nccl() -> Iterator[None]:
-    """Have a group that is made now neither end this process when a peer is lost, nor block the thread that asks
-    whether it is done: our detector is the judge."""
+    """Configure a group that is created now: it must neither end this process when a peer is lost, nor block a thread
+    that polls it. Our detector decides."""
     names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_BLOCKING_WAIT")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "0"))

@@ -1,7 +1,7 @@
-"""The store in which a process group of torch.distributed finds its ranks: in this world's own messages.
+"""Store through which a process group of torch.distributed finds its ranks, on top of this world's own messages.
 
-Every rank holds all keys. What a rank sets travels to all others in rounds of a collective, so that no port is
-opened for it, whoever may speak has proved the job's token, and a rank that is lost meanwhile is noticed.
+Every rank has all keys. Keys that a rank sets are sent to all others in rounds of a collective. Therefore no port is
+opened, only ranks with the job's token take part, and a lost rank is detected.
 """
 
 import threading
@@ -17,7 +17,7 @@ _PAUSE_S = 0.001
 
 
 class TorchRoundsStore(torch.distributed.Store):
-    """Keys that ranks set while a group is made. `set` and `get` are called by the library, `exchange` by us."""
+    """Keys that ranks set while a group is created. The library calls `set` and `get`, Ringtrain calls `exchange`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when all of `keys` are set. Raises RuntimeError where some rank could not make the group."""
+        """Return when all of `keys` are set. Raises RuntimeError if a rank could not create the group."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self.check(keys))
             if self._failure:
@@ -52,9 +52,9 @@ class TorchRoundsStore(torch.distributed.Store):
     def exchange(
         self, communicator: Communicator, make: "threading.Thread", outcome: list[str], timeout_s: float
     ) -> str:
-        """Carry keys between ranks until `make` has ended on all; return why one failed, else nothing. Collective.
+        """Exchange keys between ranks until `make` has ended on all; return the reason of a failure, or "". Collective.
 
-        `outcome`: what `make` leaves: an empty text, or what went wrong. `timeout_s`: within which it has to.
+        `outcome`: result of `make`: an empty text, or the error. `timeout_s`: its deadline.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -66,7 +66,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return reason
 
     def _round(self, communicator: Communicator, outcome: list[str], deadline: float, timeout_s: float) -> str | None:
-        """Carry what is new; return None while some rank is not done, and in the end what `exchange` does."""
+        """Exchange new keys; return None while a rank is not done, otherwise the result of `exchange`."""
         with self._changed:
             new, self._new = self._new, {}
         late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
@@ -84,7 +84,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return "" if all(one["outcome"] for one in told) else None
 
     def _fail(self, reason: str) -> None:
-        """Let the library's thread go, which waits for a key that will not come."""
+        """Release the library's thread, which waits for a key that will not arrive."""
         with self._changed:
             self._failure = reason
             self._changed.notify_all()

@@ -1,10 +1,9 @@
-"""Collectives where tensors lie, through a process group of torch.distributed that nobody else uses.
+"""Collectives on the tensors' own devices, through a process group of torch.distributed that only Ringtrain uses.
 
-What ranks ask for is agreed on as ever; only the tensors take this way. The library adds up in an order of its
-own, so results have not the bits of a fold in rank order. See docs/decisions/0041-reductions-on-devices.md.
-
-Which backend of torch.distributed tensors take is a pure function of what is asked for and what is there. What only
-moves, moves as bytes, whatever its dtype.
+Ranks negotiate requests as usual; only the tensors use this way. The library sums in its own order, so results differ
+in bits from a fold in rank order. See docs/decisions/0041-reductions-on-devices.md. The backend of torch.distributed is
+a pure function of the request and of the available libraries. Collectives that only move data send bytes, for any
+dtype.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ from ringtrain_torch.device_groups import TorchDeviceGroup, TorchDeviceGroups
 
 
 def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
-    """Where `tensors` are exchanged, for the ranks to agree on: the kind of device, and the backend if any."""
+    """Return the exchange device of `tensors` for the ranks to compare: its kind, and the backend if any."""
     kind = tensors[0].device.type if tensors else "cpu"
     return f"{kind} through {backend}" if backend else kind
 
 
 def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> Any:
-    """Return what gives the arrays of `tensors`, or takes their collective to where they lie."""
+    """Return a callable that returns the arrays of `tensors`, or one that can run their collective on the device."""
     return TorchDeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
 
 
 def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global_process_set) -> str:
-    """The name of the backend of torch.distributed that `tensors` go through in `process_set`; empty for host
-    memory."""
+    """Return the name of the backend of torch.distributed for `tensors` in `process_set`; empty for host memory."""
     if not tensors:
         return HOST
     config = current_world().config
@@ -55,14 +53,14 @@ def backend_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet = global
     return _torch_backend_here(tensors[0].device.type, config.ways.transport, encrypts)
 
 
-@functools.cache  # every submission asks, and whether there is a GPU costs a call to the driver
+@functools.cache  # every submission calls this, and the check for a GPU calls the driver
 def _torch_backend_here(device: str, transport: str, encrypts: bool) -> str:
     return torch_backend_for(device, transport, encrypts, TorchBackends.here())
 
 
 class TorchDeviceTensors:
-    """The tensors of one submission. `backend`: of torch.distributed. `target`: where a bucket's result goes, if
-    that matters."""
+    """Tensors of one submission. `backend`: of torch.distributed. `target`: memory for a bucket's result, if
+    required."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
@@ -104,13 +102,13 @@ class TorchDeviceTensors:
             return [results]
 
     def wait_ready(self) -> None:
-        """Return when the device has made the tensors."""
+        """Return when the device has computed the tensors."""
         if self.ready is not None:
             self._streams.set_device(self.device)
             self.ready.synchronize()
 
     def hand_over(self, results: Sequence[torch.Tensor]) -> None:
-        """Have the results of the queue's thread used on the stream of the thread that has submitted."""
+        """Make the results usable on the stream of the submitting thread; they were computed on the queue's thread."""
         if self.ready is not None:
             self._streams.current_stream(self.device).synchronize()
             for result in results:
@@ -123,7 +121,7 @@ def _flat_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> torc
 
 
 def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
-    """Cut `whole` for the entries of a batch. A bucket stays in one piece, in its target if it has one."""
+    """Split `whole` into the results of a batch's entries. A bucket stays in one piece, in its target if it has one."""
     if request.members:
         if given[0].target is not None:
             to_tensor(given[0].target).copy_(whole)
@@ -141,13 +139,16 @@ def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[
     return results
 
 
-HOST: Final = ""  # no backend: tensors travel through host memory
+HOST: Final = ""  # no backend: tensors are sent through host memory
 
 
 @dataclass(frozen=True)
 class TorchBackends:
-    """What this process has. `by_device`: the backend's name for a type of device, as torch.distributed maps them,
-    plugins' own (such as hccl) included. `nccl_usable`: NCCL is in this build, and there is a GPU."""
+    """Backends in this process.
+
+    `by_device`: the backend's name by device type, as torch.distributed maps them, including plugins (such as hccl).
+    `nccl_usable`: NCCL is in this build, and there is a GPU.
+    """
 
     by_device: Mapping[str, str]
     nccl_usable: bool
@@ -161,9 +162,10 @@ class TorchBackends:
 def torch_backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
     """Return the name of the backend for tensors on the type `device`, or `HOST`.
 
-    `transport`: of WorkerConfig. "torch" asks for the backend of any device; one that torch.distributed maps to
-    nothing is looked for under the device's own name, and not found when its group is made. With "auto" NCCL is
-    chosen for CUDA where it can be used, unless tensors are to be encrypted, which it can't. No other has one.
+    `transport`: see WorkerConfig. "torch" requests the backend of any device. For a device without a mapping in
+    torch.distributed, the device's own name is used, and creating its group fails if there is no such backend. "auto"
+    selects NCCL for CUDA tensors if it is usable, unless tensors must be encrypted, which it does not support, and host
+    memory for all other devices.
     """
     if transport == "torch":
         return backends.by_device.get(device, device)
@@ -180,18 +182,19 @@ _OPS: Final = {
     "Product": dist.ReduceOp.PRODUCT,
 }
 _FLOATS: Final = {"float16", "bfloat16", "float32", "float64"}
-# Exact in any order. Averages of integers are rounded, others of them widened: that is done in host memory.
+# Exact in any order. Averages of integers are rounded, and other reductions of them are widened: these run in host
+# memory.
 _INTEGERS: Final = {"int32", "int64"}
 
 
 def can_carry_out(request: NamedRequest) -> bool:
-    """Whether libraries do with `request` what is done with arrays. The same on all ranks."""
+    """Return whether libraries compute the same for `request` as Ringtrain does for arrays. Equal on all ranks."""
     if request.kind not in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER):
         return True
     if request.op not in _OPS:
         return False
     is_plain = request.op != "Average" and request.prescale == request.postscale == 1.0
-    # What Min and Max make of NaN depends on the library: gloo's have none that is not rank 0's.
+    # The results of Min and Max for NaN depend on the library: gloo ignores a NaN unless it is rank 0's.
     floats = set() if request.op in ("Min", "Max") else _FLOATS
     allowed = floats | _INTEGERS if is_plain else floats
     together = request.kind is CollectiveKind.ALLREDUCE  # its tensors are reduced as one
@@ -199,7 +202,7 @@ def can_carry_out(request: NamedRequest) -> bool:
 
 
 def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRequest) -> torch.Tensor:
-    """Return `flat` (1-d) reduced as `request` says. Halves are added up in float32, and rounded once."""
+    """Return `flat` (1-d) reduced according to `request`. Half types are summed in float32 and rounded once."""
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat.clone()
     buffer = wide.mul_(request.prescale) if request.prescale != 1.0 else wide
     group.all_reduce(buffer, _OPS[request.op])
@@ -210,8 +213,8 @@ def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRe
 def carried_out_request(
     group: TorchDeviceGroup, batch: FusedRequestBatch, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the results of anything but an allreduce, in the order of `tensors`; an alltoall's also has the
-    number of rows from each rank (int32, on the host)."""
+    """Return the results of any collective but an allreduce, in the order of `tensors`. For an alltoall, the number of
+    rows from each rank (int32, on the host) follows."""
     requests = batch.requests_of(group.ranks)
     request = requests[group.position]
     match request.kind:
@@ -234,7 +237,7 @@ def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torc
 
 
 def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """`rows`: of each rank's tensor. What is shorter than the longest travels with padding."""
+    """Gather `tensor`. `rows`: number of rows on each rank. Shorter tensors are padded to the longest."""
     row_bytes = _row_bytes(tensor)
     most = max(rows) * row_bytes
     if not most:
@@ -248,7 +251,7 @@ def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[in
 
 
 def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """`splits`: of each rank, the rows for each rank."""
+    """Exchange rows. `splits`: by rank, the number of rows for each rank."""
     row_bytes = _row_bytes(tensor)
     rows = [own[group.position] for own in splits]
     received = torch.empty(sum(rows) * row_bytes, dtype=torch.uint8, device=tensor.device)
@@ -260,7 +263,7 @@ def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[
 
 
 def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
-    """All is reduced everywhere: gloo has no reduce-scatter that ends when it is polled."""
+    """Reduce the whole tensor everywhere and return this rank's rows: gloo has no reduce-scatter that can be polled."""
     whole = reduced_tensor(group, tensor.reshape(-1), request) if tensor.numel() else tensor
     start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]
     return whole.reshape(tensor.shape)[start:stop].clone()
@@ -268,7 +271,7 @@ def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: Name
 
 def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.contiguous()
-    # Of one element any stride counts as contiguous, and then has no view as bytes.
+    # With one element, any stride counts as contiguous, but then there is no view as bytes.
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What scripts import from `horovod.torch.functions`, by the same names."""
+"""Names that scripts import from `horovod.torch.functions`."""
 
 from ringtrain_torch.objects import allgather_object, broadcast_object
 from ringtrain_torch.state import broadcast_optimizer_state, broadcast_parameters

@@ -26,7 +26,7 @@ def allgather_async(
 ) -> TorchHandle:
     """Begin to gather the rows of every rank's `tensor`; `synchronize` returns a new tensor with all rows.
 
-    The number of rows may differ between ranks; dtype and the rest of the shape are the same on all ranks.
+    The number of rows may differ between ranks; dtype and the other dimensions are the same on all ranks.
     """
     return first_of_torch_handle(submit_tensors(NamedCollective.allgather(process_set, name), [tensor]))
 
@@ -34,9 +34,8 @@ def allgather_async(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of what the ranks hold
-    for them.
-    """
+    """Return every rank's rows in rank order. The gradient of this rank's rows is the mean of all ranks' gradients for
+    them."""
     return _torch_allgathered([tensor], NamedCollective.allgather(process_set, name))[0]
 
 
@@ -59,7 +58,7 @@ def broadcast_async(
 ) -> TorchHandle:
     """Begin to send the tensor of `root_rank` (a rank of the world) to all; `synchronize` returns a new tensor.
 
-    `tensor`: the same shape and dtype on all ranks; its values count on `root_rank` alone.
+    `tensor`: the same shape and dtype on all ranks; only the values on `root_rank` matter.
     """
     return first_of_torch_handle(submit_tensors(NamedCollective.broadcast(root_rank, process_set, name), [tensor]))
 
@@ -87,7 +86,7 @@ def broadcast_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the tensor of `root_rank`, to which the mean of all ranks' gradients flows back."""
+    """Return the tensor of `root_rank`. The mean of all ranks' gradients flows back to it."""
     collective = NamedCollective.broadcast(root_rank, process_set, name)
 
     def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -105,7 +104,7 @@ def alltoall_async(
 ) -> TorchHandle:
     """Begin to send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts).
 
-    `synchronize` returns the rows received, in rank order, and with `splits` also how many came from each rank.
+    `synchronize` returns the received rows, in rank order, and with `splits` also the number of rows from each rank.
     """
     handle = _torch_alltoall(tensor, NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name))
     return handle if splits is not None else first_of_torch_handle(handle)
@@ -117,9 +116,9 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return what `alltoall_async` promises; gradients flow back the way that the rows came."""
+    """Return the result of `alltoall_async`; gradients flow back to the ranks that sent the rows."""
     collective = NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name)
-    counts: list[int] = []  # of the rows received
+    counts: list[int] = []  # of the received rows
 
     def forward(given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         output, received = synchronize(_torch_alltoall(given[0], collective))
@@ -135,10 +134,11 @@ def alltoall(
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
+    """Announce that this rank has no more data, and wait until all ranks have done so; return the last rank to join.
 
-    Meanwhile it contributes zeros to what the others sum or average. `device`: accepted for Horovod's sake; zeros
-    are made in host memory. A HostOptimizer needs as many steps on every rank: MismatchError where that is not so.
+    Meanwhile this rank contributes zeros to the others' sums and averages. `device`: accepted for compatibility with
+    Horovod; zeros are created in host memory. A HostOptimizer requires equally many steps on every rank; otherwise join
+    raises MismatchError.
     """
     return join_after_updates()
 

@@ -1,4 +1,4 @@
-"""Gradients on their way to the host."""
+"""Transfer of gradients from the model to the host optimizer."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,10 +20,9 @@ from ringtrain_torch.stand_in import TorchGradientStandIn
 
 @dataclass(eq=False, slots=True)
 class _StreamedParameter:
-    """A parameter within an update. `held`: its gradient, as far as the host has not got it. `given`: the host has
-    got one. `passes`: backward passes that it has a gradient of. `open`, `spent`: stand in `param.grad` until
-    `step()`, and after it. `stale`: torch would have the gradient of the step before in `held`, too.
-    """
+    """A parameter within an update. `held`: the gradient that was not passed to the host yet. `given`: the host has a
+    gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in `param.grad` before and
+    after `step()`. `stale`: `held` would in torch include the gradient of the previous step."""
 
     name: str
     param: Any
@@ -36,15 +35,15 @@ class _StreamedParameter:
     hooks: list[Any] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget this step."""
+        """Reset the state of this step."""
         self.held, self.given, self.passes, self.stale = None, False, 0, False
 
 
 @dataclass(frozen=True)
 class TorchStreamOptions:
-    """`begin`: called before the first gradient of an update goes to the host. `asks_zero_grad`: whether gradients
-    stay after `step()`, so that a script that forgets to call `zero_grad()` is told. `holds`: weights change in
-    `step()` alone."""
+    """Options of the stream. `begin`: called before the first gradient of an update is passed to the host.
+    `asks_zero_grad`: whether gradients remain after `step()`, so that a missing `zero_grad()` is reported. `holds`:
+    weights change only in `step()`."""
 
     begin: Callable[[], None]
     asks_zero_grad: bool
@@ -52,16 +51,16 @@ class TorchStreamOptions:
 
 
 class TorchGradientStream:
-    """Hands each gradient to the host optimizer when the backward passes of a step have completed it.
+    """Transfer of each gradient to the host optimizer once the backward passes of a step have completed it.
 
-    `param.grad` has a `TorchGradientStandIn` from then on. Where weights wait for `step()`, what a script does with
-    gradients meanwhile counts, as in torch: whoever reads them gets the means of all ranks, and may change, replace
-    or forget them, or add another backward pass. Where weights change during the backward pass, that is an error.
+    From then on, `param.grad` is a `TorchGradientStandIn`. If weights change only in `step()`, a script may use
+    gradients meanwhile as in torch: reading one returns the mean of all ranks, and it may be changed, replaced or
+    deleted, or another backward pass may follow. If weights change during the backward pass, this is an error.
 
-    In the first step gradients go to the host at its end, which tells how many backward passes a step has.
+    In the first step gradients are passed to the host at its end, which shows the number of backward passes of a step.
 
-    From the CPU a gradient is copied at once. From another device it is copied into pinned memory behind the work
-    that makes it, and a thread hands it over when the copy is there, so that the backward pass never waits. With a
+    From the CPU a gradient is copied at once. From another device it is copied into pinned memory after the work that
+    computes it, and a thread passes it on once the copy is complete, so that the backward pass never waits. With a
     `TorchNodeSum` it stays on the device.
     """
 
@@ -77,15 +76,15 @@ class TorchGradientStream:
         self._options = options
         self._params = {name: _StreamedParameter(name, param) for name, param in params.items()}
         self._under_way: list[Future[None]] = []
-        self._passes: int | None = None  # that a step has; None: not known yet
+        self._passes: int | None = None  # backward passes of a step; None: not known yet
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
-        self._any_given = False  # the host has a gradient of this step
+        self._any_given = False  # whether the host has a gradient of this step
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
         self.watch()
 
     def watch(self) -> None:
-        """Install hooks on every parameter that requires a gradient by now."""
+        """Install hooks on every parameter that requires a gradient now."""
         for own in self._params.values():
             if not own.hooks and own.param.requires_grad:
                 own.open = TorchGradientStandIn.of(own.param, partial(self._read, own), partial(self._zero, own))
@@ -99,13 +98,13 @@ class TorchGradientStream:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a gradient of an update that has not been made."""
+        """Whether there is a gradient of an update that was not made yet."""
         return any(own.given or own.held is not None for own in self._params.values())
 
     def finish(self) -> None:
-        """Return when every gradient of this step is with the host, or is known not to be there on this rank.
+        """Return when the host has every gradient of this step, or knows that this rank has none.
 
-        Raises ConfigurationError where a script did what it may not do while weights change.
+        Raises ConfigurationError if a script has done what is not allowed while weights change.
         """
         if stale := [own.name for own in self._all if own.stale]:
             raise ConfigurationError(
@@ -115,7 +114,7 @@ class TorchGradientStream:
         if self._means is None:
             self._look()
         if any(own.held is not None and (own.given or self._means is not None) for own in self._all):
-            self._read_all()  # another backward pass after gradients had gone: all ranks have it
+            self._read_all()  # another backward pass after gradients were passed on; it happens on all ranks
             self._give_again()
         elif self._means is not None:
             self._host.replace_gradients({own.name: _gradient_array(own.param.grad) for own in self._all})
@@ -126,7 +125,7 @@ class TorchGradientStream:
         self._passes = max(self._passes or 1, passes)
 
     def ended(self) -> None:
-        """The step is made: its gradients are gone."""
+        """Reset after a completed step; its gradients are discarded."""
         for own in self._all:
             own.clear()
             if own.param.grad is not None:
@@ -135,7 +134,7 @@ class TorchGradientStream:
         self.watch()
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Forget the gradients that are there. Collective where the host has got some."""
+        """Discard existing gradients. Collective if the host has some."""
         if self._any_given:
             self._drop()
         for own in self._all:
@@ -144,8 +143,8 @@ class TorchGradientStream:
             own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
     def take_back(self) -> None:
-        """Have gradients in `param.grad`, the means of all ranks where the host has got some, and nothing with the
-        host. Collective where it has."""
+        """Put gradients back into `param.grad`: the means of all ranks if the host has some. The host then has none.
+        Collective if the host has some."""
         if self._any_given:
             self._read_all()
             self._host.drop()
@@ -156,7 +155,7 @@ class TorchGradientStream:
         self._means, self._any_given = None, False
 
     def forget(self) -> None:
-        """Give up the gradients of a step that is not ended. Local: the host gives them up as well."""
+        """Discard the gradients of an unfinished step. Local: the host discards them as well."""
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             copy.exception()
@@ -168,7 +167,7 @@ class TorchGradientStream:
         self._means, self._any_given = None, False
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Release the parameters."""
         for own in self._all:
             for hook in own.hooks:
                 hook.remove()
@@ -183,12 +182,12 @@ class TorchGradientStream:
         return self._params.values()
 
     def _make_way(self, own: _StreamedParameter, _: torch.Tensor) -> None:
-        """Runs before autograd adds to `param.grad`: has what torch would have there."""
+        """Restore the gradient that torch would have. Runs before autograd adds to `param.grad`."""
         grad = own.param.grad
         if self._means is not None:
             own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
         elif grad is not None and (grad is own.open or grad is own.spent) and not _is_accumulated(own.param):
-            return  # a backward pass that leaves `param.grad` alone
+            return  # a backward pass that does not add to `param.grad`
         elif grad is own.open:
             own.param.grad = own.held
         elif grad is own.spent:
@@ -197,7 +196,7 @@ class TorchGradientStream:
             self._set_to_none(own)
 
     def _set_to_none(self, own: _StreamedParameter) -> None:
-        """A script has forgotten the gradient of `own`, as `model.zero_grad()` does with all of them."""
+        """Handle a gradient that the script has set to None, as `model.zero_grad()` does for all of them."""
         own.held, own.passes, own.stale = None, 0, False
         if not own.given:
             return
@@ -208,7 +207,7 @@ class TorchGradientStream:
         own.param.grad = None
 
     def _take(self, own: _StreamedParameter, param: Any) -> None:
-        """Runs when autograd has added to `param.grad`."""
+        """Handle a gradient that autograd has added to `param.grad`."""
         own.held = param.grad.to_dense() if param.grad.is_sparse else param.grad
         own.passes += 1
         if self._means is not None:
@@ -222,7 +221,7 @@ class TorchGradientStream:
             self._give(own)
 
     def _look(self) -> None:
-        """Take what a script has put into `param.grad`, or taken from there."""
+        """Handle gradients that a script has put into `param.grad` or removed from there."""
         replaced = {}
         for own in self._all:
             grad = own.param.grad
@@ -240,7 +239,7 @@ class TorchGradientStream:
                 own.param.grad = grad
 
     def _give(self, own: _StreamedParameter) -> None:
-        """Hand the gradient of `own` to the host, which has none where there is none."""
+        """Pass the gradient of `own` to the host, also if there is none."""
         if not self._any_given:
             self._options.begin()
             self._any_given = True
@@ -253,7 +252,7 @@ class TorchGradientStream:
         else:
             self._submit(own, grad)
         if not self._options.holds and grad is not None:
-            torch.autograd.graph.increment_version(own.param)  # who still needs its value gets torch's error
+            torch.autograd.graph.increment_version(own.param)  # code that still needs the old value gets torch's error
 
     def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
         arrays = to_arrays([real_tensor(grad)])
@@ -270,11 +269,11 @@ class TorchGradientStream:
     def _wait_given(self) -> None:
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
-            with REDUCTION:  # the update before may have to end first
+            with REDUCTION:  # the previous update may have to end first
                 copy.result()
 
     def _read(self, own: _StreamedParameter) -> torch.Tensor:
-        """What stands for the gradient of `own`: the mean over ranks."""
+        """Return the mean gradient of `own` over ranks, in place of its stand-in."""
         self._need_hold(f"the gradient of {own.name!r} was read before step()")
         self._read_all()
         while any(other.held is not None for other in self._all):
@@ -286,7 +285,7 @@ class TorchGradientStream:
         return grad
 
     def _read_all(self) -> None:
-        """Have the mean gradients in the place of those that stand for them. Collective."""
+        """Replace all stand-ins by the mean gradients. Collective."""
         if self._means is not None:
             return
         self._host.require_last_micro_step("gradients were read or changed before step()")
@@ -303,7 +302,7 @@ class TorchGradientStream:
                 own.held = late[own] if mean is None else late[own] + own.param.grad
 
     def _give_again(self) -> None:
-        """Reduce once more what was read, with the gradients that came since. Collective."""
+        """Reduce the gradients that were read once more, together with those of later passes. Collective."""
         values = {own: own.param.grad if own.held is None else own.held for own in self._all}
         self._host.drop()
         self._means, self._any_given = None, False
@@ -314,7 +313,7 @@ class TorchGradientStream:
         self._wait_given()
 
     def _drop(self) -> None:
-        """Forget what the host has got. Collective."""
+        """Discard the host's gradients. Collective."""
         self._need_hold("gradients were forgotten after backward()")
         if self._means is None:
             self._give_rest()
@@ -325,7 +324,7 @@ class TorchGradientStream:
             own.given = False
 
     def _zero(self, own: _StreamedParameter) -> None:
-        """`param.grad.zero_()`."""
+        """Handle `param.grad.zero_()`."""
         if own.given:
             self._need_hold(f"the gradient of {own.name!r} was set to zero before step()")
             self._read_all()
@@ -341,10 +340,10 @@ class TorchGradientStream:
 
 
 def _is_accumulated(param: torch.Tensor) -> bool:
-    """Whether the backward pass that runs adds to `param.grad`: `torch.autograd.grad` does not."""
+    """Return whether the running backward pass adds to `param.grad`; `torch.autograd.grad` does not."""
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
-    except RuntimeError:  # so it answers within torch.autograd.grad
+    except RuntimeError:  # raised within torch.autograd.grad
         return False
 
 

@@ -1,10 +1,10 @@
-"""Reduce each parameter's gradient: as the backward pass makes it, where it makes each as often as was announced.
+"""Reduction of gradients during the backward pass, if each gradient is computed as often as announced.
 
-In its first steps an optimizer reduces in `finish` alone, and counts how often a backward pass reaches each
-parameter. Where that is as often as was announced, buckets leave during the backward pass from then on, all but
-the last, whose gradients are the last to be made. Flows with more passes (a GAN's two losses, a loss that also
-reaches another optimizer's parameters) go on as they began. When a bucket leaves is a matter of each rank: all
-ranks reduce each bucket once a step.
+In its first steps an optimizer reduces only in `finish`, and counts how often a backward pass reaches each parameter.
+If the counts match the announced number, buckets are sent during the backward pass from then on, except the last one,
+whose gradients are computed last. Programs with more passes (a GAN's two losses, or a loss that also reaches another
+optimizer's parameters) continue to reduce in `finish`. Each rank decides for itself when a bucket is sent: all ranks
+reduce each bucket once per step.
 """
 
 import contextlib
@@ -28,21 +28,20 @@ from ringtrain_torch.handles import TorchHandle, submit_bucket
 from ringtrain_torch.presence import check_who_drops, empty_gradient, grad_presence_row, is_grad_anywhere
 from ringtrain_torch.sparse import SparseTorchHandle
 
-# A script changes gradients too early in all steps or in none: their bits are looked at whole in the first steps
-# and now and then, and in part in the others.
+# A script changes gradients too early in all steps or in none: all bits are compared in the first steps and at
+# intervals, and a part of them in the other steps.
 _FIRST_STEPS: Final = 10
 _EVERY_STEPS: Final = 64
 
-# Steps in which each gradient has to be made as often as was announced before buckets leave during the backward
-# pass. The second one sees what is done between two steps: another optimizer's loss may reach these parameters.
+# Steps in which each gradient must be computed as often as announced before buckets are sent during the backward pass.
+# The second one includes the code between two steps: another optimizer's loss may reach these parameters.
 _REGULAR_STEPS: Final = 2
 
 
 @dataclass(frozen=True)
 class TorchSyncOptions:
-    """How gradients are reduced. `op`: Sum or Average. `predivide`: divides before an average's sum; the rest of
-    the division comes after it.
-    """
+    """Options of the reduction. `op`: Sum or Average. `predivide`: divisor before the sum of an average; the rest of
+    the division follows the sum."""
 
     compression: type[Compressor]
     passes: int
@@ -53,7 +52,7 @@ class TorchSyncOptions:
 
     @property
     def reduction(self) -> NamedReduction:
-        """The reduction of dense gradients in the present world."""
+        """Reduction of dense gradients in the current world."""
         if self.predivide == 1.0:
             return NamedReduction(self.op.value, self.process_set)
         factors = 1.0 / self.predivide, self.predivide / members(self.process_set)
@@ -62,10 +61,10 @@ class TorchSyncOptions:
 
 @dataclass
 class _UnderWay:
-    """`given`: what each member's gradient was when its reduction began. `here`: whether this rank has made it.
-    `place`: where it is reduced, if that is memory of the gradients' own. `contexts`: what decompresses the
-    others. `row`: reduced, of dense gradients: who has them (`presence`).
-    """
+    """A reduction in progress. `given`: fingerprints of the gradients when it began. `here`: whether this rank has
+    computed each gradient. `place`: memory of the reduction, if it is the gradients' own. `contexts`: arguments for
+    decompression otherwise. `row`: the reduced row that shows which ranks have gradients (see `presence`), for dense
+    gradients."""
 
     handle: TorchHandle | SparseTorchHandle
     members: "tuple[_Member, ...]"
@@ -78,9 +77,8 @@ class _UnderWay:
 
 @dataclass(eq=False)
 class _Member:
-    """A parameter. `passes`: how often its gradient was made since the last step. `made`: what it was then, where
-    it is not submitted yet. `sparse_dim`: of its last gradient, 0 for a dense one.
-    """
+    """A parameter. `passes`: how often its gradient was computed since the last step. `made`: fingerprint of the
+    gradient then, if it is not submitted yet. `sparse_dim`: of its last gradient, 0 for a dense one."""
 
     param: Param
     name: str
@@ -92,7 +90,7 @@ class _Member:
 
 @dataclass(eq=False)
 class _Bucket:
-    """Parameters whose gradients travel together. `asked_for`: the user made a group of them."""
+    """Parameters whose gradients are reduced together. `asked_for`: the user requested this group."""
 
     members: tuple[_Member, ...]
     asked_for: bool
@@ -101,9 +99,8 @@ class _Bucket:
 
 
 class TorchGradientSync:
-    """The reductions of one model's gradients. `names`: of each parameter. `groups`: parameters that travel
-    together; the others are cut into buckets.
-    """
+    """Reductions of one model's gradients. `names`: name of each parameter. `groups`: parameters that are reduced
+    together; the others are cut into buckets."""
 
     def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions) -> None:
         self.options = options
@@ -115,18 +112,18 @@ class TorchGradientSync:
         self._buckets += [self._bucket(bucket, False) for bucket in others]
         self._steps = self._regular_steps = 0
         self._irregular = self._busy = False
-        self._began_ns = 0  # the backward pass, with its first gradient; 0 for none since the last step
+        self._began_ns = 0  # start of the backward pass, at its first gradient; 0: none since the last step
         self._world: weakref.ref[Any] = weakref.ref(current_world())
         self._alone = trains_alone(options.process_set)
         self._hooks: list[Any] = []
         weakref.finalize(
             self, _remove_gradient_hooks, self._hooks
-        )  # a model may get the next optimizer, and a hundred more
+        )  # a model may get many optimizers one after the other
         self.set_passes(options.passes)
         self.watch()
 
     def watch(self) -> None:
-        """Install a hook on every parameter that requires a gradient by now."""
+        """Install a hook on every parameter that requires a gradient now."""
         if self._alone:
             return
         for bucket in self._buckets:
@@ -140,59 +137,59 @@ class TorchGradientSync:
 
     @property
     def params(self) -> Collection[Param]:
-        """The parameters whose gradients are reduced."""
+        """Parameters whose gradients are reduced."""
         return self._members
 
     @property
     def passes(self) -> int:
-        """How many backward passes are expected before a step."""
+        """Number of backward passes expected before a step."""
         return self._passes
 
     @property
     def names(self) -> dict[Param, str]:
-        """The name of each parameter."""
+        """Name of each parameter."""
         return {param: member.name for param, member in self._members.items()}
 
     @property
     def groups(self) -> list[list[Param]]:
-        """The parameters that travel together because the user wants it."""
+        """Parameters that are reduced together at the user's request."""
         return [[member.param for member in bucket.members] for bucket in self._buckets if bucket.asked_for]
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing is reduced: the process set is of another rank, or of this one alone."""
+        """Whether nothing is reduced: this rank is not in the process set, or is its only one."""
         self._enter_world()
         return self._alone
 
     def add(self, names: dict[Param, str]) -> None:
-        """Reduce the gradients of more parameters from now on, in buckets of their own."""
+        """Reduce the gradients of further parameters from now on, in separate buckets."""
         self._members |= {param: _Member(param, name) for param, name in names.items()}
         self._buckets += [self._bucket(bucket, False) for bucket in cut_buckets(names)]
         self.watch()
 
     def set_passes(self, passes: int) -> None:
-        """Expect so many backward passes before a step."""
+        """Set the number of backward passes expected before a step."""
         self._passes, self._regular_steps, self._irregular = passes, 0, False
         for member in self._members.values():
             member.passes = 0
 
     @property
     def busy(self) -> bool:
-        """Whether gradients are on their way in the present world."""
+        """Whether gradients are being reduced in the current world."""
         return self._busy and self._world() is current_world()
 
     @property
     def begun(self) -> bool:
-        """Whether there was a backward pass since the last step: not all that a step has, perhaps."""
+        """Whether a backward pass has run since the last step; a step may have further ones."""
         return self.busy or any(member.passes for member in self._members.values())
 
     def finish(self, dropping: bool = False) -> None:
-        """Submit what the backward pass left out, wait for everything, and leave reduced gradients in
-        `param.grad`: None where no rank has one.
+        """Submit the remaining gradients, wait for all reductions, and store the results in `param.grad`: None if no
+        rank has a gradient.
 
-        Raises ConfigurationError where a gradient was changed or taken away after its reduction had begun, or
-        changed after it was made. `dropping`: the gradients are not for a step. MismatchError where only some
-        ranks drop them.
+        Raises ConfigurationError if a gradient was changed or removed after its reduction had begun, or changed after
+        it was computed. `dropping`: the gradients are not for a step. Raises MismatchError if only some ranks drop
+        them.
         """
         self._enter_world()
         if self._alone:
@@ -217,11 +214,11 @@ class TorchGradientSync:
             )
 
     def drop(self) -> None:
-        """Forget the backward passes since the last step. Where gradients are on their way, they have to arrive on
-        all ranks before; in the next steps none leaves before `finish`."""
+        """Discard the backward passes since the last step. Reductions in progress must complete on all ranks first. In
+        the following steps none is sent before `finish`."""
         dropped = self.busy or any(member.passes >= self._passes for member in self._members.values())
         if self.busy:
-            with contextlib.suppress(ConfigurationError):  # changed meanwhile, and nobody wants it
+            with contextlib.suppress(ConfigurationError):  # changed meanwhile, but discarded anyway
                 self.finish(dropping=True)
         self.reset()
         self._irregular = self._irregular or dropped
@@ -238,7 +235,7 @@ class TorchGradientSync:
                 member.made, member.passes = None, 0
 
     def _enter_world(self) -> None:
-        """In another world than before forget the step that was under way there: nothing of it will come."""
+        """After a change of the world, discard the step in progress: its reductions will not complete."""
         world = current_world()
         if self._world() is not world:
             self._world = weakref.ref(world)
@@ -280,12 +277,12 @@ class TorchGradientSync:
         return all(one.passes >= self._passes or not one.param.requires_grad for one in bucket.members)
 
     def _last_bucket(self) -> _Bucket | None:
-        """The bucket that leaves last, with what all ranks have to know by then."""
+        """Return the bucket that is sent last, with the row that all ranks need by then."""
         trained = (b for b in reversed(self._buckets) if any(m.param.requires_grad for m in b.members))
         return next(trained, None)
 
     def _submit_rest(self, bucket: _Bucket, dropping: bool) -> list[str]:
-        """Submit what the backward pass has not; return the names of gradients that were changed before."""
+        """Submit the bucket if the backward pass has not; return the names of gradients that were changed before."""
         if bucket.under_way:
             return []
         changed = [member.name for member in bucket.members if _is_gradient_changed(member)]
@@ -316,7 +313,7 @@ class TorchGradientSync:
         for member in sparse:
             grad, is_here, process_set = member.param.grad, here[member], self.options.process_set
             gathered = NamedCollective.allgather(process_set, member.name, "grouped_allgather")
-            if not dense and member is sparse[0]:  # a rank where one of them is dense meets it under this name
+            if not dense and member is sparse[0]:  # a rank on which one of them is dense uses this name
                 gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
             handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
             yield _UnderWay(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
@@ -327,7 +324,8 @@ class TorchGradientSync:
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
         small.append((grad_presence_row(tuple(here.values()), dropping, small[0][0]), None))
-        # Where all bits are looked at, a gradient stays as it is until the step, so that a change of it is seen.
+        # If all bits are compared, a gradient does not change until the step, so that a change by the script is
+        # detected.
         place = bucket.memory.place([*grads, small[-1][0]], untouched=whole) if as_they_are else None
         held = place.held[:-1] if place is not None else (False,) * len(members)
         given = tuple(
@@ -335,7 +333,7 @@ class TorchGradientSync:
             for member, own in zip(members, held, strict=True)
         )
         names = [member.name for member in members]
-        # The bucket's name is the same where a rank has gradients of other members, so that ranks see it at once.
+        # The bucket's name is equal even if a rank has gradients of other members, so that ranks detect it at once.
         name = bucket.members[0].name
         collective = NamedCollective.allreduce(options.reduction, name, "grouped_allreduce", names)
         target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
@@ -347,7 +345,8 @@ class TorchGradientSync:
         return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
 
     def _take(self, part: _UnderWay) -> list[str]:
-        """Put what was reduced into the gradients; return the names of those that have changed meanwhile."""
+        """Store the reduced values in the gradients; return the names of gradients that have changed in the
+        meantime."""
         reduced = part.handle.after(part.handle.future.result())
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
@@ -366,12 +365,12 @@ class TorchGradientSync:
                 return [member.name for member in part.members]
             if not changed:
                 part.place.store([member.param.grad for member in part.members])
-        if not all(part.here):  # nearly never; a device need not be waited for
+        if not all(part.here):  # rare; avoids waiting for a device
             self._leave_out(part, part.row)
         return changed
 
     def _leave_out(self, part: _UnderWay, row: torch.Tensor) -> None:
-        """Take away what this rank has put in the place of gradients that no rank has."""
+        """Remove the zeros that this rank has contributed for gradients that no rank has."""
         for member, is_here, anywhere in zip(part.members, part.here, is_grad_anywhere(row), strict=False):
             if not is_here and not anywhere:
                 member.param.grad = None
@@ -385,7 +384,8 @@ class TorchGradientSync:
 def _gradient_hook(
     on_gradient: Callable[[], Any], bucket: Callable[[], Any], member: Callable[[], Any]
 ) -> Callable[[torch.Tensor], None]:
-    """What a parameter calls. It holds nothing: Python's collector does not see through a tensor's hooks."""
+    """Return the hook of a parameter. It holds only weak references, because Python's collector does not see a tensor's
+    hooks."""
 
     def call(param: torch.Tensor) -> None:
         if (method := on_gradient()) is not None:
@@ -400,7 +400,8 @@ def _remove_gradient_hooks(hooks: Sequence[Any]) -> None:
 
 
 def _is_gradient_changed(member: _Member) -> bool:
-    """Whether a gradient is not as backward() made it. One that was taken away, or set to zero, is dropped."""
+    """Return whether a gradient differs from the result of backward(). One that was set to None or zero counts as
+    dropped."""
     grad, made = member.param.grad, member.made
     if made is None or grad is None or made.has_bits_of(grad):
         return False
@@ -412,7 +413,7 @@ def _dense_gradient(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Callable[[list[Any]], Any]:
-    """Return what makes of a bucket's results tensors like those of `small`."""
+    """Return a function that splits a bucket's result into tensors like those of `small`."""
 
     def split(result: Any) -> list[torch.Tensor]:
         parts = to_tensor(result[0]).split([tensor.numel() for tensor, _ in small])
@@ -426,7 +427,7 @@ def _gradient_fingerprint(result: Any) -> TorchFingerprint:
 
 
 def _store_gradient(param: Param, reduced: torch.Tensor | None) -> None:
-    """Put `reduced` where the parameter's gradient is. A sparse one stays sparse: SparseAdam takes no other."""
+    """Store `reduced` in the parameter's gradient. A sparse gradient stays sparse, as SparseAdam requires."""
     if reduced is None:
         param.grad = None
         return

@@ -1,4 +1,4 @@
-"""Submit tensors to the named queue, and what an asynchronous collective returns."""
+"""Submission of tensors to the named queue, and handles of asynchronous collectives."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from ringtrain_torch.bridge import name_of, to_arrays, to_tensors
 from ringtrain_torch.devices import TorchDeviceTensors, backend_of, device_of, source_of
 from ringtrain_torch.host_tensor import TorchHostTensor
 
-# Makes the result of what the queue returns.
+# Converts the result of the queue.
 Finish = Callable[[list[Any]], Any]
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that takes thrice as long to make
+@dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to create
 class TorchHandle:
-    """A collective under way; pass it to `poll()` and `synchronize()`. `after`: the last touch, by whoever
-    waits.
-    """
+    """Handle of a collective in progress; pass it to `poll()` and `synchronize()`. `after`: final conversion, run by
+    the thread that waits."""
 
     future: NamedSubmission
     after: Callable[[Any], Any] = lambda result: result
@@ -34,16 +33,17 @@ class TorchHandle:
 def submit_tensors(
     collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None = None
 ) -> TorchHandle:
-    """Submit `tensors`. `finish`: makes the result of what the collective returns (default: tensors on the device of
-    their counterparts)."""
+    """Submit `tensors`. `finish`: converts the collective's result (default: to tensors on the devices of their
+    counterparts)."""
     check_tensors(tensors)
     return TorchHandle(queue_of(collective.process_set).hand_in(_torch_submission(collective, tensors, finish)))
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
-    """Submit plain `tensor` as what was `remembered_torch_request` under `asked`; None if nothing was.
+    """Submit `tensor`, which must be plain, like the request that `remembered_torch_request` stored for `asked`; None
+    if there is none.
 
-    `asked`: all that the request follows from. So a step like the one before checks and describes nothing anew.
+    `asked`: all values that determine the request. A repeated step thus skips validation and description.
     """
     queue = queue_of(process_set)
     request = queue.remembered.get(asked)
@@ -54,7 +54,7 @@ def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet,
 
 
 def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
-    """Return `handle`, and let `submit_again` submit the like of it in this world, unless `asked` is None."""
+    """Return `handle`. Store its request for `submit_again` in this world, unless `asked` is None."""
     request = handle.future.request
     if asked is not None and request.device == "cpu" and not request.error:
         queue_of(process_set).remember(asked, request)
@@ -67,9 +67,9 @@ def submit_bucket(
     target: Array | None,
     finish: Finish,
 ) -> TorchHandle:
-    """As `submit_tensors`, of a bucket, whose tensors are reduced into `target`.
+    """Submit a bucket, whose tensors are reduced into `target`.
 
-    `finish` gets that array, or another one where `target` is None.
+    `finish` receives that array, or another one if `target` is None.
     """
     submission = _torch_submission(collective, tensors, finish)
     if isinstance(submission.arrays, TorchDeviceTensors):
@@ -84,14 +84,14 @@ def _torch_submission(
     backend = backend_of(tensors, collective.process_set)
     dtypes, shapes = tuple([name_of(tensor) for tensor in tensors]), tuple([tensor.shape for tensor in tensors])
     request = collective.request_of(dtypes, shapes, device_of(tensors, backend), _device_error(tensors))
-    if request.error:  # what is wrong fails on every rank before anyone looks at the data
+    if request.error:  # an invalid request fails on every rank before any data is read
         return NamedSubmission(request, tuple, finish or list)
     arrays = source_of(tensors, collective.process_set, backend)
     return NamedSubmission(request, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
 def first_of_torch_handle(handle: TorchHandle) -> TorchHandle:
-    """Return the same collective as one with a single result."""
+    """Return a handle of the same collective with a single result."""
     return TorchHandle(handle.future, itemgetter(0))
 
 
@@ -100,12 +100,12 @@ def on_host(
     tensors: Sequence[torch.Tensor],
     more: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
-    """Return what `function` makes of the arrays of `tensors` and `more`: a tensor for each of `tensors`."""
+    """Apply `function` to the arrays of `tensors` and `more`; return a tensor for each of `tensors`."""
     return to_tensors(function(to_arrays([*tensors, *more])()), tensors)
 
 
 def check_tensors(tensors: Sequence[Any]) -> None:
-    """Raise ConfigurationError for what is no tensor."""
+    """Raise ConfigurationError for a value that is not a tensor."""
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             found = "None" if tensor is None else kind_of(tensor)
@@ -120,7 +120,7 @@ def differentiable(
     backward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return `forward(tensors)`; `backward` makes the gradients of `tensors` from those of the results."""
+    """Return `forward(tensors)`; `backward` computes the gradients of `tensors` from those of the results."""
     check_tensors(tensors)
     return list(_Differentiable.apply(forward, backward, *tensors))
 
@@ -132,7 +132,7 @@ class _Differentiable(torch.autograd.Function):
         return tuple(forward(tensors))
 
     @staticmethod
-    @once_differentiable  # a second derivative would be silently without what goes through here
+    @once_differentiable  # a second derivative would silently omit the part through here
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return (None, None, *ctx.gradients(grads))
 
@@ -145,7 +145,7 @@ def poll(handle: TorchHandle) -> bool:
 def synchronize(handle: TorchHandle) -> Any:
     """Wait for the collective and return its result: a tensor, or several where it has several.
 
-    Raises MismatchError where ranks disagree, PeerLost where one is gone; both are HorovodInternalError.
+    Raises MismatchError if ranks disagree, PeerLost if one is lost; both are HorovodInternalError.
     """
     return handle.after(handle.future.result())
 

@@ -1,4 +1,4 @@
-"""Hooks that stay behind when what they are on is copied."""
+"""Hooks that are not copied with their object."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 
 
 class TorchGradientHook:
-    """A hook that a copy of what it is on does not have: neither one that is pickled nor a deep copy."""
+    """Hook that is lost when its object is pickled or deep-copied."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    @torch._disable_dynamo  # in a compiled step, too, it is called as it is
+    @torch._disable_dynamo  # called unchanged, even in a compiled step
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)
 
@@ -24,7 +24,7 @@ class TorchGradientHook:
 
 
 def _nothing_to_hook(*args: Any) -> None:
-    """Stands where a hook was."""
+    """Replace a hook in a copy."""
 
 
 def _no_hook() -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""What a HostOptimizer is made of."""
+"""Arguments of a HostOptimizer."""
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "Data
 def given_optimizer(
     optimizer: Any, model: Any, options: Mapping[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
-    """Return what `HostOptimizer` was made of: torch's optimizer, the model, the rules, and the groups."""
+    """Return torch's optimizer, the model, the rules, and the groups from the arguments of `HostOptimizer`."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return _options_of_optimizer(optimizer, model, options)
     if not isinstance(optimizer, torch.nn.Module):
@@ -68,7 +68,7 @@ def _options_of_optimizer(
 
 
 def named_group_parameters(groups: Sequence[Mapping[str, Any]], model: torch.nn.Module | None) -> dict[str, Any]:
-    """The parameters of all groups by name, in the order of the model."""
+    """Return the parameters of all groups by name, in the order of the model."""
     params = {id(param): param for group in groups for param in group["params"]}
     named_group_parameters: Iterable[tuple[str, Any]] = () if model is None else model.named_parameters()
     found = {name: param for name, param in named_group_parameters if id(param) in params}
@@ -78,7 +78,7 @@ def named_group_parameters(groups: Sequence[Mapping[str, Any]], model: torch.nn.
 
 
 def check_parameters(params: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for parameters that can't be trained, or are already."""
+    """Raise ConfigurationError for parameters that cannot be trained, or are trained already."""
     for name, param in params.items():
         if hasattr(param, "device_mesh"):
             raise ConfigurationError(
@@ -104,9 +104,9 @@ def check_devices(params: Mapping[str, Any]) -> None:
 
 
 def _check_wrappers(model: Any, params: Sequence[Any]) -> None:
-    """Raise ConfigurationError where something of torch's reduces the gradients of the model already."""
+    """Raise ConfigurationError if a wrapper of torch already reduces the gradients of the model."""
     around = [] if model is None else list(model.modules())
-    if distributed.is_available() and distributed.is_initialized():  # else there is no wrapper to look for
+    if distributed.is_available() and distributed.is_initialized():  # otherwise no wrapper can exist
         ids = {id(param) for param in params}
         wrappers = [one for one in gc.get_objects() if type(one).__name__ in _WRAPPERS]
         around += [one for one in wrappers if any(id(param) in ids for param in one.parameters())]

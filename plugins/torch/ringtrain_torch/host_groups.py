@@ -1,4 +1,4 @@
-"""Groups and hooks that a HostOptimizer shares with the torch optimizer it was made of."""
+"""Groups and hooks that a HostOptimizer shares with the torch optimizer from which it was created."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from ringtrain.errors import ConfigurationError
 
-# Torch keeps hooks of these names on each optimizer, by the number of their handle.
+# Torch stores hooks under these names in each optimizer, by the number of their handle.
 _HOOKS: Final = (
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
 )  # fmt: skip
-# What the optimizer would do with parameters that are trained elsewhere, and with a state that is empty.
+# Effects of these methods on parameters that are trained elsewhere, and on an empty state.
 _REFUSED: Final[Mapping[str, str]] = {
     "step": "change weights on this rank alone",
     "state_dict": "save a state without a step in it",
@@ -24,9 +24,9 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 class SharedTorchGroups:
-    """Parameter groups and hooks of `inner`, which `owner` has, too. `inner` None: `owner` alone has groups.
+    """Parameter groups and hooks of `inner`, shared with `owner`. `inner` None: only `owner` has groups.
 
-    Schedulers and scripts may go on with either of them. What `inner` would do without the other is refused.
+    Schedulers and scripts may use either of them. Methods of `inner` that would act without the owner are refused.
     """
 
     def __init__(self, inner: torch.optim.Optimizer | None, owner: torch.optim.Optimizer) -> None:
@@ -40,12 +40,12 @@ class SharedTorchGroups:
         self.note()
 
     def note(self) -> None:
-        """The parameters that are in the groups now are trained."""
+        """Record the parameters in the groups as trained."""
         self._groups = self._owner.param_groups
         self._members = self._now()
 
     def changed(self) -> bool:
-        """Whether a script has put parameters into groups, or taken some out, since `note`."""
+        """Return whether a script has added parameters to groups, or removed some, since `note`."""
         owner, inner = self._owner, self._inner
         if inner is not None and inner.param_groups is not owner.param_groups:
             if owner.param_groups is self._groups:
@@ -61,12 +61,12 @@ class SharedTorchGroups:
         torch.optim.Optimizer.add_param_group(optimizer, group)
 
     def stepped(self) -> None:
-        """Tell schedulers of `inner` that there was a step."""
+        """Record a step for schedulers of `inner`."""
         if self._inner is not None:
             vars(self._inner)["_opt_called"] = True
 
     def release(self) -> None:
-        """Let `inner` train by itself again."""
+        """Allow `inner` to train alone again."""
         if self._inner is not None and _REFUSED.keys() <= vars(self._inner).keys():
             for name in _REFUSED:
                 del vars(self._inner)[name]
@@ -83,5 +83,5 @@ def _refusal(name: str, what: str) -> Callable[..., Any]:
             f"{what}; call {name}() of the HostOptimizer"
         )
 
-    vars(refuse)["_wrapped_by_lr_sched"] = True  # what torch's schedulers look for on step()
+    vars(refuse)["_wrapped_by_lr_sched"] = True  # torch's schedulers check this attribute of step()
     return refuse

@@ -1,4 +1,4 @@
-"""An optimizer of torch that lives in host memory."""
+"""A torch optimizer whose state is in host memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from ringtrain_torch.weight_stream import TorchWeightStream
 
 
 class _SpreadState(dict[Any, Any]):
-    """In the place of what torch's optimizers keep by parameter. It is empty, and refuses what would not count."""
+    """Replacement for the `state` of torch's optimizers. It is empty, and refuses writes, which would have no
+    effect."""
 
     def __missing__(self, key: Any) -> NoReturn:
         raise ConfigurationError(
@@ -54,47 +55,44 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         optimizer.step()                   # weights change here, and nowhere else
         optimizer.zero_grad()
 
-    `optimizer`: one of torch, whose parameter groups and hooks this one shares: what schedulers and scripts write
-    there counts from the next step on; parameters may be put into groups and taken out. Its own `step()`,
-    `state_dict()` and `load_state_dict()` are refused until `close()`. `model`: the module that has the parameters;
-    it names them, and rank 0's parameters and buffers are sent to all ranks. Without it parameters are named by their
-    position.
-    `HostOptimizer(model, rule)` takes a rule of `ringtrain.optim` (SGD, Adam, AdamW, LAMB) in the place of torch's
-    optimizer, for all parameters that require a gradient, in one group.
+    `optimizer`: a torch optimizer, whose parameter groups and hooks this one shares: changes by schedulers and scripts
+    take effect in the next step, and parameters may be added to groups and removed. Its own `step()`, `state_dict()`
+    and `load_state_dict()` are refused until `close()`. `model`: the module with the parameters; it names them, and
+    rank 0's parameters and buffers are sent to all ranks. Without it, parameters are named by their position.
+    `HostOptimizer(model, rule)` uses a rule of `ringtrain.optim` (SGD, Adam, AdamW, LAMB) instead of torch's optimizer,
+    for all parameters that require a gradient, in one group.
 
-    Gradients are averaged over all ranks. Each rank keeps the optimizer's state of 1/size of the elements, in host
-    memory; the device holds neither gradients (after a parameter's own is complete) nor state. On the CPU
-    parameters become views of the host's memory: nothing is copied. Optimizers whose update of an element needs
-    others (Adafactor, Muon, those of your own) keep the whole state on every rank, as with `sharded=False`.
-    Refused, with the reason, are LBFGS, SparseAdam, and classes of your own that update a parameter by what others
-    have, such as the norm of all gradients; that is tried with small ones. `state` is empty: see `state_dict`.
-    Weights of a half type have copies in float32, which are updated; a weight that somebody has set counts more than
-    its copy.
+    Gradients are averaged over all ranks. Each rank stores the optimizer's state of 1/size of the elements, in host
+    memory; the device stores neither gradients (after a parameter's own is complete) nor state. On the CPU, parameters
+    become views of the host's memory: nothing is copied. Optimizers whose update of an element needs others (Adafactor,
+    Muon, or a custom class) store the whole state on every rank, as with `sharded=False`. LBFGS, SparseAdam, and custom
+    classes whose update of a parameter depends on others, such as the norm of all gradients, are refused with the
+    reason; this is tested with small tensors. `state` is empty: see `state_dict`. Weights of a half type have float32
+    copies, which are updated; a weight that a script sets replaces its copy.
 
-    Between `backward()` and `step()` gradients and weights are as in torch: whoever reads a gradient gets the mean of
-    all ranks, and what is written to gradients, weights or groups counts (clipping, GradScaler, decay by hand). Every
-    rank must do the same. A rank that writes weights alone is found within 20 updates (of single elements: later), by
-    StateCorrupt on all ranks.
+    Between `backward()` and `step()` gradients and weights behave as in torch: reading a gradient returns the mean of
+    all ranks, and changes of gradients, weights or groups take effect (clipping, GradScaler, manual decay). Every rank
+    must do the same. If only one rank changes weights, all ranks raise StateCorrupt within 20 updates (later for single
+    elements).
 
-    `update_during_backward`: True lets each weight change as soon as its gradient is reduced, which leaves less to do
-    in `step()`. Between `backward()` and `step()` nothing may read or write weights, gradients or groups then: reading
-    a gradient raises ConfigurationError, and reading a weight can't be noticed.
+    `update_during_backward`: with True, each weight changes as soon as its gradient is reduced, which leaves less work
+    for `step()`. Then nothing may read or write weights, gradients or groups between `backward()` and `step()`: reading
+    a gradient raises ConfigurationError, and reading a weight cannot be detected.
 
-    `overlap`: True lets `step()` return while weights are still on their way: each layer waits for its own when it
-    is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no copy of the
-    model. `weight_norm` and others that compute a weight before the forward pass get new ones. `state_dict()` and
-    `close()` wait by themselves, and so does leaving the world.
+    `overlap`: with True, `step()` returns while weights are still being transferred: each layer waits for its own when
+    it is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no copy of the
+    model. `weight_norm` and other hooks that compute a weight before the forward pass get new values. `state_dict()`
+    and `close()` wait by themselves, and so does leaving the world.
 
-    `options`: as of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
-    local, check_finite, compression, elastic, redundancy). `process_set`: the ranks that train this model
-    together.
+    `options`: see `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local,
+    check_finite, compression, elastic, redundancy). `process_set`: the ranks that train this model together.
 
-    Where CUDA tensors go through NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the
-    devices of a node add up gradients, in rank order, and each takes its part of the sum to the host; new
-    weights are gathered on the devices. Not with elastic, check_finite, compression or sharded=False. That is
-    experimental: it has never run on a GPU.
+    If CUDA tensors use NCCL (or RINGTRAIN_TRANSPORT is torch), and each node has N > 1 ranks, the devices of a node sum
+    gradients in rank order, and each passes its part of the sum to the host; new weights are gathered on the devices.
+    This is not possible with elastic, check_finite, compression or sharded=False. It is experimental: it has never run
+    on a GPU.
 
-    Collective: every rank makes it of the same model with the same arguments, else MismatchError.
+    Collective: every rank creates it with the same model and the same arguments, otherwise it raises MismatchError.
     """
 
     param_groups: list[dict[str, Any]]
@@ -140,7 +138,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """Nothing: the state is on the host, and `state_dict` gathers it."""
+        """Empty mapping: the state is on the host, and `state_dict` gathers it."""
         return self._spread
 
     @state.setter
@@ -150,11 +148,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """End the step: the weights are new when this returns (with `overlap`, when a layer is called).
+        """End the step: the weights are updated when this returns (with `overlap`, when a layer is called).
 
-        Returns what `closure` returned, if there is one. Else True; False: with `accumulate`, more micro-steps are
-        to come. A parameter that no rank has a gradient of stays as it is. Raises PeerLost or MismatchError when
-        the ring failed, ConfigurationError where the model has other parameters by now.
+        Returns the result of `closure`, if there is one. Otherwise True, or False if, with `accumulate`, further
+        micro-steps follow. A parameter without a gradient on any rank does not change. Raises PeerLost or MismatchError
+        if the ring failed, ConfigurationError if the model's parameters were replaced.
         """
         result = None
         if closure is not None:
@@ -181,14 +179,14 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of backward passes since the last step. Collective where some are on their way."""
+        """Discard the gradients of backward passes since the last step. Collective if some are being reduced."""
         if self._shared.changed():
             self._train_what_is_in_groups()
         self._gradients.zero_grad(set_to_none)
 
     def flush(self) -> bool:
-        """With `accumulate`: make an update of the micro-steps there were so far, of whose gradients the mean
-        counts. True: an update was made; False: there were none. Every rank does after as many."""
+        """With `accumulate`: update from the mean gradient of the micro-steps since the last update. Return True if
+        there were any. Every rank must call it after the same number of micro-steps."""
         updated = self._host.flush(self._weights.take())
         if updated:
             self._weights.expect_step()
@@ -197,7 +195,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return updated
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which is trained from now on. Collective: every rank adds the same, between two steps."""
+        """Add a group, which is trained from now on. Collective: every rank adds the same group, between two steps."""
         if not self._is_made:
             super().add_param_group(param_group)
             return
@@ -205,21 +203,20 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._train_what_is_in_groups()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Take `passes` micro-steps an update from the next one on, as
+        """Use `passes` micro-steps per update from the next one on; see
         `ringtrain.optim.HostOptimizer.set_backward_passes_per_step`."""
         self._host.set_backward_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Return when every parameter of the model is that of the last step: with `overlap`."""
+        """Return when every parameter of the model has the value of the last step. Needed only with `overlap`."""
         self._weights.all_back()
 
     wait_for = synchronize
 
     def rollback(self, to: int | None = None) -> int:
-        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
-        `ringtrain.optim.HostOptimizer.rollback`, and to the groups of the last `commit()`. Gradients of a backward
-        pass since are forgotten. Local.
-        """
+        """Discard the step in progress and return to the last completed update, or the one before, and to the groups of
+        the last `commit()`; see `ringtrain.optim.HostOptimizer.rollback`. Gradients of later backward passes are
+        discarded. Local."""
         self._gradients.forget()
         updates = self._host.rollback(to)
         self._weights.expect()
@@ -227,14 +224,13 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return updates
 
     def commit(self) -> None:
-        """Let `rollback` go back to the groups as they are now."""
+        """Store the current groups for `rollback`."""
         self._committed = [simple_options(group) for group in self.param_groups]
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring weights, state and groups into the world of now, beside those of the former one, as
-        `ringtrain.optim.HostOptimizer.prepare`; the model keeps its parameters. Collective in the process set, of
-        whose ranks it opens a group of its own: `group` is not used.
-        """
+        """Reshard weights, state and groups for the current world; the current copies stay in use until `adopt()`. See
+        `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, for whose ranks it opens its own group:
+        `group` is not used."""
         opened = self._groups.open()
         self._host.prepare(opened, former)
         told = opened.allgather_object([simple_options(own) for own in self.param_groups], "parameter groups")
@@ -242,7 +238,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._prepared = told[survivors[0] if survivors else 0]
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought; the model's parameters have its values then. Local."""
+        """Use the weights and state from `prepare`; the model's parameters have its values then. Local."""
         super().adopt()
         self._weights.follow()
         self._weights.all_back()
@@ -251,12 +247,12 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @property
     def accumulating(self) -> bool:
-        """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
+        """Whether there are gradients of an update that was not made: some of its micro-steps are missing."""
         return self._host.accumulating or self._gradients.begun
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update, of the first group."""
+        """Learning rate of the next update, of the first group."""
         self._set_rules()
         return self._host.rate
 
@@ -267,28 +263,28 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @property
     def takes_node_sums(self) -> bool:
-        """Whether the devices of a node add up gradients, and the host of each takes a part of that sum; else it
-        takes every gradient of its device."""
+        """Whether the devices of a node sum gradients, and each host receives a part of the sum; otherwise it receives
+        every gradient of its device."""
         return self._node_sum is not None
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The module that has the parameters, where it was given."""
+        """Module with the parameters, if it was passed."""
         return self._model
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The names of the parameters that it trains."""
+        """Names of the parameters that this optimizer trains."""
         return tuple(self._params)
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Return the state as torch's optimizers do: "state" by the position of a parameter, and "param_groups";
-        what this optimizer has beside that is under "ringtrain". Weights are not in it: save `model.state_dict()`,
-        too.
+        """Return the state in the format of torch's optimizers: "state" by the position of a parameter, and
+        "param_groups"; additional state of this optimizer is under "ringtrain". It does not contain weights: save
+        `model.state_dict()` as well.
 
-        The state of all ranks is gathered: collective, between steps; with `sharded=False` not. `root`: only this
-        rank gets it, the others get {}. `error_feedback`: as of `ringtrain.optim.HostOptimizer`.
-        A state of torch's own optimizer can be loaded here, and this one there.
+        The state of all ranks is gathered. Collective, between steps, unless `sharded=False`. `root`: only this rank
+        gets the state, the others get {}. `error_feedback`: see `ringtrain.optim.HostOptimizer`. A state of torch's own
+        optimizer can be loaded here, and this one there.
         """
         self._weights.to_host()
         state = self._state.gather(root, error_feedback)
@@ -302,18 +298,16 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return {**packed, "ringtrain": state.own}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups.
-        Not collective; as of `ringtrain.optim.HostOptimizer`. ConfigurationError for optimizers without compiled
-        rules, that is other than SGD, Adam and AdamW, and those with options such as `amsgrad`."""
+        """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups. Not
+        collective; see `ringtrain.optim.HostOptimizer`. Raises ConfigurationError for optimizers without compiled
+        rules: all but SGD, Adam and AdamW, and these with options such as `amsgrad`."""
         self._state.check_shards()
         shard = self._host.shard_dict(error_feedback)
         return {**shard, "groups": [simple_options(group) for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set state and groups from what `state_dict` gave, here at any number of ranks, or torch's own
-        optimizer of the same kind; or weights and state from what `shard_dict` gave. Not collective: every rank
-        loads the same.
-        """
+        """Load state and groups from `state_dict()`, saved with any number of ranks, or from torch's own optimizer of
+        the same kind; or weights and state from `shard_dict()`. Not collective: every rank loads the same state."""
         self._weights.all_back()
         self._weights.take()
         if "arrays" in state_dict:
@@ -331,9 +325,8 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.commit()
 
     def close(self) -> None:
-        """Let go of the model, which keeps the weights of the last step: remove the hooks, give memory and
-        descriptors back, and give up a step that is under way.
-        """
+        """Release the model, which retains the weights of the last step: remove the hooks, free memory and descriptors,
+        and discard a step in progress."""
         self._let_go()
         self._shared.release()
         for hook in self._hooks:
@@ -346,7 +339,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.__getstate__()
 
     def _make(self) -> None:
-        """Build all that follows from the parameters there are. Collective."""
+        """Create everything that depends on the current parameters. Collective."""
         self._params = named_group_parameters(self.param_groups, self._model)
         check_parameters(self._params)
         self._missing_before: set[str] = set()
@@ -379,7 +372,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._is_made = True
 
     def _let_go(self) -> None:
-        with contextlib.suppress(RuntimeError):  # ours or the device's, of a step that failed: its caller has it
+        with contextlib.suppress(RuntimeError):  # error of a failed step: its caller has it
             self.synchronize()
         self._gradients.close()
         self._weights.close()
@@ -389,7 +382,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._groups.close()
 
     def _begin_update(self) -> None:
-        """The first gradient of an update is about to go to the host."""
+        """Prepare an update whose first gradient is about to be passed to the host."""
         if self._during_backward:
             if self._weights.take():
                 self._host.take_weights()
@@ -397,7 +390,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             self._host.set_rules(self._used)
 
     def _set_rules(self) -> None:
-        """Update by what is in the groups. Where weights have begun to change that must not be new."""
+        """Use the current options of the groups. If weights have begun to change, the options must not have changed."""
         now = self._rules.of(self.param_groups)
         if not self._during_backward or not self._gradients.begun:
             self._host.set_rules(now)
@@ -409,7 +402,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             )
 
     def _train_what_is_in_groups(self) -> None:
-        """Go on with the parameters that a script has put into groups, and their state. Collective."""
+        """Train the parameters that a script has put into groups, and restore their state. Collective."""
         self._gradients.take_back()
         self._weights.to_host()
         former = self._state.by_parameter()
@@ -421,7 +414,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._state.load_by_parameter(replace(former, states=known))
 
     def _check_model(self) -> None:
-        """Raise ConfigurationError where the model has a parameter in the place of one that is trained."""
+        """Raise ConfigurationError if the model has replaced a trained parameter."""
         missing = {name for name, param in self._params.items() if param.grad is None}
         if self._model is None or not missing - self._missing_before:
             return
@@ -448,7 +441,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
 
 def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:
-    """Give all ranks rank 0's buffers, and parameters that are not trained. Collective."""
+    """Send rank 0's buffers and untrained parameters to all ranks. Collective."""
     for name, value in model.state_dict().items():
         if name in trained or not isinstance(value, torch.Tensor) or not value.numel():
             continue
@@ -458,7 +451,7 @@ def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: P
 
 
 def _record_forward(model: Any) -> list[Any]:
-    """Have the timeline show when the model's forward passes ran."""
+    """Record the model's forward passes in the timeline; return the hooks."""
     began_ns: list[int] = []
     return [
         model.register_forward_pre_hook(TorchGradientHook(lambda *_: began_ns.append(time.perf_counter_ns()))),

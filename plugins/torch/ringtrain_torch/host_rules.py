@@ -1,8 +1,8 @@
-"""An optimizer of torch as rules that the host optimizer updates weights with.
+"""Rules with which the host optimizer updates weights, created from a torch optimizer.
 
-SGD, Adam and AdamW have compiled rules of the same arithmetic. Every other optimizer is applied by torch's own
-code to the elements that a rank updates, as parameters in host memory: of those whose update of an element depends
-on that element alone to a rank's shard, and of the others, such as Adafactor, to whole parameters on every rank.
+SGD, Adam and AdamW have compiled rules with the same arithmetic. Torch's own code applies every other optimizer to the
+elements that a rank updates, as parameters in host memory. If the update of an element depends only on that element,
+these are a rank's shard. For others, such as Adafactor, they are whole parameters on every rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringtrain_torch.optimizer_pattern import TorchOptimizerPattern, simple_grou
 
 Group = Mapping[str, Any]
 
-# By the names of torch's states, those of ours.
+# Our names of states, by torch's names.
 SLOTS: Final = {"momentum_buffer": "momentum", "exp_avg": "mean", "exp_avg_sq": "square"}
 _BY_ELEMENT: Final = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
@@ -53,24 +53,24 @@ _OURS: Final[Mapping[type, Callable[[Group], Rule]]] = {
 
 
 class TorchGroupRules:
-    """What makes rules of an optimizer's parameter groups, anew for each step.
+    """Factory that creates rules from an optimizer's parameter groups, for each step.
 
-    `sharded`: whether a rank needs no more than its own elements of a parameter.
+    `sharded`: whether a rank needs only its own elements of a parameter.
     """
 
     sharded = True
 
     def of(self, groups: Sequence[Group]) -> list[Rule]:
-        """Return the rule of each group as it is now. Raises ConfigurationError for values that make none."""
+        """Return the current rule of each group. Raises ConfigurationError for invalid values."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """What a group has beside its parameters to begin with."""
+        """Return the initial options of a group, without its parameters."""
         return {}
 
 
 class PlainTorchRules(TorchGroupRules):
-    """TorchGroupRules of `ringtrain.optim`, whose fields are options of a group by torch's names."""
+    """Factory for rules of `ringtrain.optim`, whose fields are options of a group with torch's names."""
 
     def __init__(self, rule: Rule, make: Callable[[Group], Rule] | None = None) -> None:
         self._rule = rule
@@ -100,8 +100,8 @@ class PlainTorchRules(TorchGroupRules):
 
 
 class NativeTorchRules(PlainTorchRules):
-    """Compiled rules for an optimizer of torch that has them. `plain`: options that they don't know, with the
-    value that makes no difference."""
+    """Factory of compiled rules for a torch optimizer that has them. `plain`: options that the rules do not support,
+    with the values that have no effect."""
 
     def __init__(self, kind: type, plain: Mapping[str, Any]) -> None:
         super().__init__(kind(lr=0.0))
@@ -128,9 +128,9 @@ _NATIVE: Final[Mapping[type, tuple[type, Mapping[str, Any]]]] = {
 
 
 class TorchRule:
-    """One group's options, for an optimizer of torch that is applied to each parameter's elements on the host."""
+    """Rule that applies a torch optimizer with one group's options to each parameter's elements on the host."""
 
-    by_parameter = True  # it is called for one parameter at a time
+    by_parameter = True  # called for one parameter at a time
 
     def __init__(self, made: TorchRules, options: Mapping[str, Any]) -> None:
         self._made = made
@@ -140,12 +140,12 @@ class TorchRule:
 
     @property
     def lr(self) -> float:
-        """The learning rate; 1 for an optimizer that has none."""
+        """Learning rate; 1 for an optimizer that has none."""
         return float(self._options["lr"]) if self._has_rate else 1.0
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Arrays of state for each weight."""
+        """Names of the state arrays of each weight."""
         return self._made.slots
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
@@ -163,9 +163,9 @@ class TorchRule:
 
 
 class TorchRules(TorchGroupRules):
-    """An optimizer of torch that has no compiled rule. `slots`: its states that are as long as the parameter, in
-    the arenas of the host optimizer; others, and all where parameters are whole, are kept in `state`, by
-    parameter."""
+    """Factory for a torch optimizer without a compiled rule. `slots`: its states with the shape of the parameter,
+    stored in the arenas of the host optimizer. Other states, and all states if parameters are whole, are stored in
+    `state`, by parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
         self.kind = type(optimizer)
@@ -179,13 +179,13 @@ class TorchRules(TorchGroupRules):
         return [TorchRule(self, simple_group_options(group)) for group in groups]
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """By parameter, the states that are in no slot."""
+        """Return, by parameter, the states that are in no slot."""
         held = {name: optimizer.state[_only_elementwise(optimizer)] for name, optimizer in self._made.items()}
         kept = {name: {k: v for k, v in state.items() if k not in self.slots} for name, state in held.items()}
         return {**self._loaded, **{name: state for name, state in kept.items() if held[name]}}
 
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go on from `state`; what is in slots was set elsewhere."""
+        """Load `state`; slots are set elsewhere."""
         self._made.clear()
         self._loaded = {name: dict(values) for name, values in state.items()}
 
@@ -220,7 +220,7 @@ class TorchRules(TorchGroupRules):
         return optimizer
 
     def _keep(self, part: OwnedBucketPart, state: dict[str, Any]) -> None:
-        """Have the slots of `state` in the arenas."""
+        """Move the slots of `state` into the arenas."""
         for slot in self.slots:
             own, value = to_tensor(part.state[slot]), state.get(slot)
             if isinstance(value, torch.Tensor) and value.data_ptr() != own.data_ptr():
@@ -229,10 +229,9 @@ class TorchRules(TorchGroupRules):
 
 
 def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGroupRules:
-    """Return what makes rules of the groups of `optimizer`. `sharded`: as the user asked for; None: where it can
-    be.
+    """Return the rule factory for the groups of `optimizer`. `sharded`: the user's choice; None: if possible.
 
-    Raises ConfigurationError for an optimizer that can't be applied so.
+    Raises ConfigurationError for an optimizer that cannot be applied in this way.
     """
     kind = type(optimizer)
     for refused, reason in _REFUSED.items():
@@ -258,7 +257,7 @@ def _only_elementwise(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def check_torch_rule_kind(rule: Any) -> None:
-    """Raise ConfigurationError for what is no rule."""
+    """Raise ConfigurationError for a torch optimizer in the place of a rule."""
     if isinstance(rule, torch.optim.Optimizer):
         raise ConfigurationError(
             f"HostOptimizer: the rule is {kind_of(rule)}; pass torch's optimizer first: HostOptimizer(optimizer, model)"

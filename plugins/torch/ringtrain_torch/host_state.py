@@ -1,4 +1,4 @@
-"""The state of a host optimizer as torch's optimizers have theirs, and back."""
+"""Conversion of a host optimizer's state to the format of torch's optimizers, and back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
 
 @dataclass(frozen=True)
 class GatheredTorchState:
-    """`by_param`: what torch's optimizer would hold for each parameter. `own`: what it would not. `missed`: how many
-    updates each parameter had no gradient in, by name."""
+    """Gathered state of all parameters. `by_param`: entries of torch's optimizer. `own`: additional entries. `missed`:
+    number of updates in which each parameter had no gradient, by name."""
 
     by_param: dict[torch.Tensor, dict[str, Any]]
     own: dict[str, Any]
@@ -30,7 +30,7 @@ class GatheredTorchState:
 
 @dataclass(frozen=True)
 class ParameterState:
-    """`entry`: what torch's optimizer would hold for a parameter. `steps`: updates that it had a gradient in."""
+    """State of one parameter. `entry`: entry of torch's optimizer. `steps`: number of updates with a gradient."""
 
     entry: Mapping[str, Any]
     steps: int
@@ -38,7 +38,7 @@ class ParameterState:
 
 @dataclass(frozen=True)
 class ParameterStates:
-    """The state of each parameter after so many updates."""
+    """State of each parameter after `updates` updates."""
 
     states: Mapping[Any, ParameterState]
     updates: int
@@ -46,7 +46,7 @@ class ParameterStates:
 
 @dataclass(frozen=True)
 class TorchHostState:
-    """Reads and sets the state of `host`."""
+    """Reader and writer of the state of `host`."""
 
     _host: HostOptimizer
     _params: Mapping[str, Any]
@@ -54,7 +54,7 @@ class TorchHostState:
     _groups: Sequence[Mapping[str, Any]]
 
     def gather(self, root: int | None, error_feedback: bool) -> GatheredTorchState | None:
-        """Return the whole state; None on ranks that do not want it. Collective unless all is on this rank."""
+        """Return the whole state; None on ranks that do not need it. Collective unless this rank has all of it."""
         whole = self._host.state_dict(root, error_feedback)
         scalars = self._scalars()
         if not whole:
@@ -67,7 +67,7 @@ class TorchHostState:
             if steps or any(bool(torch.any(value)) for value in entry.values()):
                 counted = {"step": torch.tensor(float(steps))} if "exp_avg" in entry else {}
                 by_param[param] = {**counted, **entry, **scalars.get(name, {})}
-        # Where torch counts steps itself, its count is the only one: a script may set it.
+        # If torch counts steps itself, only its count is used: a script may set it.
         uncounted = {n: count for n, count in missed.items() if "step" not in by_param.get(self._params[n], {})}
         own = {"updates": updates, "rule": whole["rule"], "size": whole["size"], MISSED: uncounted}
         if FEEDBACK in whole:
@@ -85,7 +85,7 @@ class TorchHostState:
         return ParameterStates(states, whole.own["updates"])
 
     def load_by_parameter(self, former: ParameterStates) -> None:
-        """Set the state of each parameter that `former` has; the others begin. Not collective."""
+        """Set the state of each parameter in `former`; the others start from scratch. Not collective."""
         names = {id(param): name for name, param in self._params.items()}
         here = [param for group in self._groups for param in group["params"]]
         begun = [former.states.get(param, ParameterState({}, 0)) for param in here]
@@ -98,7 +98,7 @@ class TorchHostState:
         self.load(self.checked(packed))
 
     def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `state_dict` as the arrays that `load` takes. Raises ConfigurationError where it does not fit."""
+        """Return `state_dict` as the arrays that `load` expects. Raises ConfigurationError if it does not fit."""
         if absent := [key for key in ("state", "param_groups") if key not in state_dict]:
             raise ConfigurationError(
                 f"load_state_dict was given {sorted(map(str, state_dict))}, without {absent}; expected what "
@@ -126,7 +126,7 @@ class TorchHostState:
         return {**state, "arrays": arrays, "entries": entries}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Set the state from what `checked` gave; weights stay as they are."""
+        """Set the state from the result of `checked`; weights do not change."""
         weights = {name: self._stacked(name, self._host.weights[name]) for name in self._params}
         arrays = {**state["arrays"], WEIGHTS: weights}
         self._host.load_state_dict({**state, "arrays": arrays})
@@ -141,7 +141,7 @@ class TorchHostState:
             )
 
     def check_shards(self) -> None:
-        """Raise ConfigurationError where shards are not all of the state: torch's own code keeps numbers, too."""
+        """Raise ConfigurationError if shards do not contain the whole state: torch's own code also stores numbers."""
         if isinstance(self._rules, TorchRules):
             raise ConfigurationError(
                 f"HostOptimizer: {self._rules.kind.__name__}, as it was made, is applied by torch's own code, and "
@@ -150,7 +150,7 @@ class TorchHostState:
 
     @staticmethod
     def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state of arrays, from what a checkpoint gave as tensors or arrays."""
+        """Return a state of arrays from a checkpoint with tensors or arrays."""
         arrays: dict[str, Any] = map_tensor_leaves(dict(state), _state_as_array)
         return arrays
 
@@ -160,7 +160,7 @@ class TorchHostState:
                 yield _TORCH_NAMES.get(slot, slot), tensor_like_param(to_tensor(by_name[name]), param)
 
     def _scalars(self) -> dict[str, dict[str, Any]]:
-        """What torch's optimizers keep beside arrays, from the ranks that have it."""
+        """Return the scalar states of torch's optimizers, from the ranks that have them."""
         if not isinstance(self._rules, TorchRules):
             return {}
         own = self._rules.state()
@@ -207,12 +207,12 @@ class TorchHostState:
         )
 
     def _stacked(self, name: str, values: Any) -> Any:
-        """As the host has it: values of a local parameter are rows, one for each rank."""
+        """Repeat the values of a local parameter as rows, one for each rank, as the host stores them."""
         return np.broadcast_to(values, (self._host.size, *values.shape)) if self._host.is_local(name) else values
 
 
 def simple_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a group that can be told to other ranks."""
+    """Return the options of a group that can be sent to other ranks."""
     options = {}
     for name, value in group.items():
         plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
@@ -222,7 +222,7 @@ def simple_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def carried_group_options(options: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` that were told, of the types that `group` has."""
+    """Convert received `options` to the types that `group` has."""
     return {
         name: tuple(value)
         if isinstance(group.get(name), tuple)

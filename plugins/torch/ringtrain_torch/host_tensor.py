@@ -1,6 +1,6 @@
-"""One tensor of host memory in a named collective: what a training loop submits hundreds of in a step.
+"""A single tensor in host memory in a named collective: the usual request of a training loop, hundreds per step.
 
-As much as can be happens once for all tensors of a batch: packing, and the way back.
+Packing and unpacking run once for all tensors of a batch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ringtrain.adapter import Array
 from ringtrain.adapter.devices import Communicator, FusedRequestBatch, SubmittedTensors
 from ringtrain_torch.bridge import NAMES, as_array, to_tensor
 
-# A subclass may mean something else by what is asked of it here.
+# A subclass may override the operations that are used here.
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is memory of the host that can be read as it lies, by a type that can travel."""
+    """Return whether `tensor` is contiguous host memory of a type that can be sent."""
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu
@@ -32,14 +32,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 class TorchHostTensor:
-    """A plain tensor to be reduced: into itself, or a new one. It must stay as it is until that is done."""
+    """A plain tensor to reduce, in place or into a new one. It must not change until the reduction is done."""
 
     __slots__ = ("array", "in_place", "tensor")
 
     def __init__(self, tensor: torch.Tensor, in_place: bool) -> None:
         self.tensor = tensor
-        # It goes on to be this memory, whatever becomes of `tensor.data`. A detached tensor would, too, but making
-        # one lets go of the interpreter: the queue's thread would begin with half a step.
+        # This array continues to refer to this memory even if `tensor.data` changes. A detached tensor would, too, but
+        # creating one releases the interpreter lock, and the queue's thread would begin with half a step.
         self.array = as_array(tensor.detach() if tensor.requires_grad else tensor)
         self.in_place = in_place
 
@@ -47,7 +47,7 @@ class TorchHostTensor:
         return [self.array]
 
     def finish(self, result: list[Any]) -> torch.Tensor:
-        """Return the reduced tensor, from what `carry_out` made of it or the array that somebody else did."""
+        """Return the reduced tensor, from the result of `carry_out` or from the array of another implementation."""
         (reduced,) = result
         if not self.in_place:
             return to_tensor(reduced)
@@ -69,7 +69,8 @@ class TorchHostTensor:
 
 
 def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Each entry's part as a tensor of its own: views of one share their count of writes, and are saved whole."""
+    """Return each entry's part as a separate tensor: views of one tensor share their version counter, and are saved as
+    a whole."""
     raw = reduced.view("int16") if dtype is torch.bfloat16 else reduced
     shapes = [entry.any_request.shapes[0] for entry in batch.entries]
     cuts = zip(pairwise(batch.bounds), shapes, strict=True)
@@ -78,7 +79,7 @@ def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -
 
 
 def _write_torch_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
-    """Write the results of those that are reduced in place, which then stand in `parts` themselves."""
+    """Write the results of in-place reductions; their tensors replace the results in `parts`."""
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:
         with torch.no_grad():

@@ -1,9 +1,8 @@
-"""A node's devices add up gradients among themselves, and gather weights, so that a host sees each element once.
+"""Sums of gradients over the devices of a node, and gathering of weights, so that a host transfers each element once.
 
-Of every bucket each device of a node gets a share: the shards of the ranks that have its place in their nodes. It
-adds up what the node's devices have of it, in rank order, and takes that sum to host memory, where the ranks of
-equal place reduce it between the nodes. New weights go the other way.
-See docs/decisions/0043-node-sums.md.
+Each device of a node has a share of every bucket: the shards of the ranks with its index in their nodes. It sums the
+share over the node's devices, in rank order, and transfers the sum to host memory, where ranks with equal index reduce
+it between the nodes. New weights take the opposite way. See docs/decisions/0043-node-sums.md.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ log = logging.getLogger("ringtrain")
 
 @dataclass(frozen=True)
 class TorchNodes:
-    """Positions of a set's ranks by node, equally many each, and the place of this rank."""
+    """Positions of a set's ranks by node, with equally many ranks per node, and the index of this rank in its node."""
 
     positions: tuple[tuple[int, ...], ...]
     node: int
@@ -46,7 +45,8 @@ class TorchNodes:
 
     @classmethod
     def of(cls, names: Sequence[str], position: int) -> "TorchNodes | None":
-        """`names`: of each rank's node. None where nodes have different numbers of ranks, or one each."""
+        """Return the nodes, or None if they have different numbers of ranks, or one each. `names`: node of each
+        rank."""
         by_name: dict[str, list[int]] = {}
         for at, name in enumerate(names):
             by_name.setdefault(name, []).append(at)
@@ -62,18 +62,18 @@ class TorchNodes:
         return self.positions[self.node]
 
     def equal(self, place: int) -> tuple[int, ...]:
-        """Positions of the ranks that have `place` in their nodes."""
+        """Return the positions of the ranks with index `place` in their nodes."""
         return tuple(own[place] for own in self.positions)
 
 
 def open_node_sum(
     params: Mapping[str, Any], group: ProcessGroup, process_set: ProcessSet, *, suits: bool
 ) -> "TorchNodeSum | None":
-    """Return what reduces the gradients of `params` on the devices that they are on; None, on all ranks, where
-    they go through host memory. Collective in `group`, whose ranks are those of `process_set`.
+    """Return the node sum that reduces the gradients of `params` on their devices; None, on all ranks, if they use host
+    memory. Collective in `group`, whose ranks are those of `process_set`.
 
-    `suits`: whether the optimizer can do with sums. Raises ConfigurationError, on all ranks, where
-    RINGTRAIN_TRANSPORT asks for torch.distributed and it has no group of these devices.
+    `suits`: whether the optimizer can work with sums. Raises ConfigurationError, on all ranks, if RINGTRAIN_TRANSPORT
+    requests torch.distributed and it has no group for these devices.
     """
     world = current_world()
     tensors = list(params.values())
@@ -124,7 +124,7 @@ def open_node_sum(
 
 @dataclass
 class _Held:
-    """A bucket's gradients on the device, summed over micro-steps. `events`: each is there when they have been."""
+    """A bucket's gradients on the device, summed over micro-steps. `events`: recorded after each addition."""
 
     flat: torch.Tensor
     puts: dict[str, int] = field(default_factory=dict)
@@ -137,8 +137,8 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Of one bucket. `sections`: by place, the elements that its ranks update, by node. `bounds`: offsets of this
-    rank's section, by node."""
+    """Cuts of one bucket. `sections`: by index in the node, the elements that its ranks update, by node. `bounds`:
+    offsets of this rank's section, by node."""
 
     sections: tuple[tuple[slice, ...], ...]
     lengths: tuple[int, ...]
@@ -153,12 +153,13 @@ class _Cuts:
 
 
 class TorchNodeSum:
-    """The `DeviceReducer` of a torch model. Gradients of half types are summed in float32."""
+    """`DeviceReducer` of a torch model. Gradients of half types are summed in float32."""
 
     def __init__(
         self, nodes: TorchNodes, group: ProcessGroup, near: TorchDeviceGroup, between: ProcessGroup | None
     ) -> None:
-        """`near`: the devices of this node. `between`: the ranks of equal place, None where there is one node."""
+        """Create the reducer. `near`: group of this node's devices. `between`: ranks of equal index, None if there is
+        one node."""
         self._nodes, self._group, self._near, self._between = nodes, group, near, between
         self._device = near.device
         self._held: dict[int, _Held] = {}
@@ -175,16 +176,16 @@ class TorchNodeSum:
             self._weights[bucket.index] = weights if self._on_host else weights.to(self._device)
 
     def carries(self, name: str) -> bool:
-        """Whether the parameter `name` is reduced here: it is not local."""
+        """Return whether the parameter `name` is reduced here: it is not local."""
         return self._layout.locations[name][0].index in self._cuts
 
     def weight(self, name: str) -> torch.Tensor:
-        """The weight `name` on the device, flat: memory that each update writes to."""
+        """Return the weight `name` on the device, flat: memory that each update overwrites."""
         bucket, location = self._layout.locations[name]
         return self._weights[bucket.index][location.start : location.stop]
 
     def put(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Add the gradient of `name`, behind the work that makes it; None: this rank has none."""
+        """Add the gradient of `name`, after the work that computes it; None: this rank has none."""
         bucket, location = self._layout.locations[name]
         held = self._held.get(bucket.index)
         if held is None:
@@ -199,14 +200,14 @@ class TorchNodeSum:
         elif gradient is not None:
             target.view(gradient.shape).copy_(gradient)
         if gradient is not None and target.numel():
-            target[self._beginnings[name]] += 0.0  # not -0, which says that there is none
+            target[self._beginnings[name]] += 0.0  # not -0, which marks an absent gradient
         held.puts[name] = held.puts.get(name, 0) + 1
         if not self._on_host:
             held.events.append(torch.get_device_module(self._device).Event())
             held.events[-1].record()
 
     def forget(self) -> None:
-        """Give up the gradients of an update that will not come."""
+        """Discard the gradients of an update that will not be made."""
         self._held.clear()
 
     def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
@@ -217,7 +218,8 @@ class TorchNodeSum:
         return self._group.begin(lambda _: self._gather(bucket))
 
     def close(self) -> None:
-        """End the groups that are only used here, behind what was begun: other ranks may still take part in it."""
+        """End the groups that are only used here, after running collectives: other ranks may still take part in
+        them."""
         with contextlib.suppress(RingtrainError):  # a world that was left has ended them
             self._group.call(lambda _: self._near.wait_stopped(0))
         if self._between is not None:
@@ -241,7 +243,7 @@ class TorchNodeSum:
         own[...] = summed / np.float32(self._group.size * held.micro_steps) if bucket.half else summed
 
     def _node_total(self, flat: torch.Tensor, cuts: _Cuts) -> torch.Tensor:
-        """Return the sum over the node's devices of this rank's section."""
+        """Return the sum of this rank's section over the node's devices."""
         sent = torch.cat([flat[shard] for section in cuts.sections for shard in section])
         length = cuts.lengths[self._nodes.place]
         received = sent.new_empty(length * len(cuts.sections))
@@ -273,7 +275,7 @@ class TorchNodeSum:
 
 
 def _split_section(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
-    """Cut what came of `section` into its shards; empty ones are left out."""
+    """Split the gathered `section` into its shards, without empty ones."""
     edges = _offsets([shard.stop - shard.start for shard in section])
     pieces = zip(section, pairwise(edges), strict=True)
     return [(shard, gathered[start:stop]) for shard, (start, stop) in pieces if start < stop]
@@ -284,7 +286,7 @@ def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def _on_its_way(tensor: torch.Tensor) -> Array:
-    """Begin to copy `tensor` to the host; the copy is there when the stream has been waited for."""
+    """Begin to copy `tensor` to the host; wait for the stream before reading the copy."""
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     pinned.copy_(tensor, non_blocking=True)
     array: Array = pinned.numpy()

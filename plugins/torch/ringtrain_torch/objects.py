@@ -1,4 +1,4 @@
-"""Broadcast and gather Python objects. Tensors, numbers, strings and containers of them travel as plain data."""
+"""Broadcast and gather of Python objects. Tensors, numbers, strings and containers of them are sent as plain data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank.
 
-    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors and what else a `state_dict`
-    is made of travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank. Raises
-    ConfigurationError on every rank where the root's object can't be sent.
+    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors and other contents of a
+    `state_dict` are sent as data that cannot execute code; any other object needs `allow_pickle=True` on every rank.
+    Raises ConfigurationError on every rank if the root's object cannot be sent.
     """
     return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TORCH_VALUES)
 
@@ -34,14 +34,15 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
+    """Return every rank's object, in rank order. The same types as for `broadcast_object` are supported."""
     return adapter.allgather_object(obj, name, process_set, allow_pickle, TORCH_VALUES)
 
 
 def _torch_saved(obj: Any) -> bytes:
-    """Return `obj` as `torch.save` writes it. Raises ConfigurationError for what others would not read."""
+    """Return `obj` in the format of `torch.save`. Raises ConfigurationError for an object that other ranks would
+    refuse."""
     buffer = io.BytesIO()
-    try:  # what the other ranks will refuse must fail here, where the object is known
+    try:  # an object that the other ranks refuse must fail here, where it is known
         torch.save(obj, buffer)
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:

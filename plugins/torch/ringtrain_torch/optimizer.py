@@ -24,12 +24,12 @@ from ringtrain_torch.reduce import allreduce
 from ringtrain_torch.replica import torch_replica_of
 
 _COMPRESSIONS: Final = ("none", "fp16", "bf16")
-# What `DistributedOptimizer` adds to an optimizer; and what torch puts on each object, bound to it.
+# Attributes that `DistributedOptimizer` adds to an optimizer; and the bound `step` that torch stores in each object.
 _OWN: Final = ("sync", "replicas", "_synchronized", "_skip", "_steps", "_step_began_ns", "step")
 
 
 class DistributedTorchMixin:
-    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps."""
+    """Mixin that `DistributedOptimizer` puts before the class of the wrapped optimizer."""
 
     sync: TorchGradientSync
     replicas: OptimizerReplicas
@@ -37,22 +37,21 @@ class DistributedTorchMixin:
     _skip: bool
     _steps: int
     _step_began_ns: int
-    _opt_called: bool  # torch's schedules look whether there was a step before theirs
+    _opt_called: bool  # torch's schedules check whether a step preceded theirs
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced; then they may be changed, to clip them for example. Follow it with
-        `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before.
-        """
+        """Wait until every gradient is reduced; afterwards they may be changed, for example clipped. Follow it with
+        `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before."""
         optimizer: Any = self
         if new := added_to_param_groups(self.sync.params, optimizer):
-            self.sync.add(new)  # a script has put them into groups
+            self.sync.add(new)  # a script has added them to groups
         with self.replicas.compared(lambda part: torch_replica_of(self.sync.names, optimizer.param_groups, part)):
             self.sync.finish()
         self._synchronized = True
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step()` takes the gradients as they are."""
+        """Skip the reduction of gradients in `step()` inside this context."""
         if self._skip:
             raise AssertionError("skip_synchronize() is already in effect; do not nest it")
         self._skip = True
@@ -62,7 +61,7 @@ class DistributedTorchMixin:
             self._skip = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients, then step. A closure's gradients are reduced each time that it is evaluated."""
+        """Reduce the gradients, then step. A closure's gradients are reduced at each evaluation."""
         self._opt_called = True
         result = self._step(closure)
         self._steps += 1
@@ -93,12 +92,12 @@ class DistributedTorchMixin:
         return _updated_torch_step(step)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Forget gradients. Where some are being reduced already, this waits until they are, on all ranks."""
+        """Discard gradients. If some are being reduced already, wait for them, on all ranks."""
         self.sync.drop()
         self._wrapped().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose gradients are reduced from now on. Local: every rank adds the same."""
+        """Add a group; its gradients are reduced from now on. Local: every rank must add the same group."""
         self._wrapped().add_param_group(param_group)
         optimizer: Any = self
         self.sync.add(added_to_param_groups(self.sync.params, optimizer))
@@ -112,11 +111,11 @@ class DistributedTorchMixin:
             self._wrapped().load_state_dict(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Expect so many backward passes before each step from now on."""
+        """Set the number of backward passes before each step."""
         self.sync.set_passes(passes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy what makes it again: the optimizer that is wrapped, names and options."""
+        """Pickle and copy the inputs from which it can be created again: the wrapped optimizer, names and options."""
         optimizer: Any = self
         return torch_optimizer_made_again, (
             unwrapped_torch_optimizer(optimizer, DistributedTorchMixin),
@@ -124,7 +123,8 @@ class DistributedTorchMixin:
         )
 
     def _mean_of_ranks(self, loss: Any) -> Any:
-        """What LBFGS goes by is the same on all ranks, or they would evaluate the closure not equally often."""
+        """Return the mean loss of all ranks for LBFGS, which would otherwise evaluate the closure a different number of
+        times on each rank."""
         if loss is None or not isinstance(self, torch.optim.LBFGS) or self.sync.is_alone:
             return loss
         name = f"loss of {next(iter(self.sync.names.values()))}"
@@ -132,7 +132,8 @@ class DistributedTorchMixin:
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _wrapped(self) -> Any:
-        """The wrapped optimizer's own methods, which come after this class in the order of resolution."""
+        """Return a proxy to the wrapped optimizer's own methods, which follow this class in the method resolution
+        order."""
         return super()
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -148,7 +149,7 @@ class DistributedTorchMixin:
         return reduced
 
 
-# A schedule of torch that was made of the wrapped optimizer would warn that it cannot count steps.
+# A torch schedule that was created from the wrapped optimizer would warn that it cannot count steps.
 setattr(DistributedTorchMixin.step, "_wrapped_by_lr_sched", True)  # noqa: B010
 
 
@@ -164,10 +165,10 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return `optimizer` as one that reduces gradients over all ranks while the backward pass goes on.
+    """Return `optimizer` as one that reduces gradients over all ranks during the backward pass.
 
     The result is of a class derived from the optimizer's own and shares its parameter groups and state. Between
-    `backward()` and `step()` gradients must stay as they are. To clip them:
+    `backward()` and `step()` gradients must not be changed. To clip them:
 
         loss.backward()
         optimizer.synchronize()
@@ -175,18 +176,17 @@ def DistributedOptimizer(
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    Gradients become views of the optimizer's buckets, in which they are reduced: until `synchronize()` or `step()`
-    has returned, `param.grad` may hold this rank's gradient, the reduced one or parts of both.
+    Gradients become views of the optimizer's buckets, in which they are reduced: until `synchronize()` or `step()` has
+    returned, `param.grad` may contain this rank's gradient, the reduced one or parts of both.
 
-    `named_parameters`: names that pair gradients of different ranks, as `model.named_parameters()` gives.
-    `backward_passes_per_step`: passes whose gradients are summed locally first. `gradient_predivide_factor`:
-    divides before the sum, and the average divides by the rest. `groups`: a number of groups or lists of
-    parameters that are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce
-    sparse gradients as dense ones. `op`: Average, Sum, or Adasum, which combines the steps that ranks make instead
-    of their gradients. `process_set`: a rank that is not in it trains alone.
+    `named_parameters`: names that pair gradients of different ranks, as returned by `model.named_parameters()`.
+    `backward_passes_per_step`: number of passes whose gradients are first summed locally. `gradient_predivide_factor`:
+    divisor before the sum; the average divides by the rest. `groups`: a number of groups, or lists of parameters that
+    are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce sparse gradients as dense
+    ones. `op`: Average, Sum, or Adasum, which combines the steps of ranks instead of their gradients. `process_set`: a
+    rank outside it trains alone.
 
-    Now and then ranks compare their weights and learning rates before a step: StateCorrupt names those that have
-    others.
+    At intervals, ranks compare their weights and learning rates before a step: StateCorrupt names ranks that differ.
     """
     chosen = ReduceOp.of(op)
     if chosen not in (Average, Sum, Adasum):
@@ -214,9 +214,10 @@ def DistributedOptimizer(
 
 @dataclass(frozen=True)
 class WrappedTorchOptimizer:
-    """What a `DistributedOptimizer` is made of, beside the optimizer that it wraps, so that it can be pickled.
+    """Inputs of a `DistributedOptimizer`, in addition to the wrapped optimizer, so that it can be pickled.
 
-    `names`: of its parameters, in their order. `groups`: of positions. `compression`: a name of `Compression`.
+    `names`: names of its parameters, in order. `groups`: positions of parameters. `compression`: a name in
+    `Compression`.
     """
 
     names: tuple[str, ...]
@@ -226,7 +227,8 @@ class WrappedTorchOptimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, sync: TorchGradientSync) -> WrappedTorchOptimizer:
-        """Raises ConfigurationError for one of a process set, which lives in this process."""
+        """Return the inputs of `optimizer`. Raises ConfigurationError for one with a process set, which exists only in
+        this process."""
         options, names = sync.options, sync.names
         if options.process_set is not global_process_set:
             raise ConfigurationError(
@@ -243,7 +245,7 @@ class WrappedTorchOptimizer:
 
 
 def unwrapped_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Optimizer:
-    """An object of the class that `mixin` was put before, which shares everything with `optimizer`."""
+    """Return an object of the class before `mixin` was added, which shares everything with `optimizer`."""
     order = type(optimizer).__mro__
     kind: Any = order[order.index(mixin) + 1]
     plain: torch.optim.Optimizer = kind.__new__(kind)
@@ -252,7 +254,7 @@ def unwrapped_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> 
 
 
 def torch_optimizer_made_again(optimizer: torch.optim.Optimizer, form: WrappedTorchOptimizer) -> Any:
-    """Wrap `optimizer`, which was pickled or copied, as the one that it was taken out of."""
+    """Wrap `optimizer`, which was pickled or copied, like the original."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     passes, op, predivide, sparse_as_dense = form.options
     compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
@@ -278,21 +280,21 @@ def _parameters_at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> 
 
 
 def _updated_torch_step(step: Callable[[], Any]) -> Any:
-    """Step. A closure's backward passes are no update: where there is one, all counts as compute."""
+    """Step, and measure it as update time. A closure's backward passes are not an update: with one, everything counts
+    as compute."""
     with UPDATE:
         return step()
 
 
 def _derived_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
-    """Return an object of the optimizer's class with `mixin` before it, that shares everything with
-    `optimizer`.
-    """
+    """Return an object of the optimizer's class with `mixin` before it, which shares everything with `optimizer`."""
     kind = type(optimizer)
     if issubclass(kind, DistributedTorchMixin | TorchAdasumMixin):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
     derived: Any = type(kind.__name__, (mixin, kind), {"__doc__": kind.__doc__})
-    derived.step.hooked = True  # the wrapped class' step calls hooks; PyTorch would have this one call them, too
+    # the wrapped class' step calls hooks; without this flag PyTorch would call them here as well
+    derived.step.hooked = True
     wrapped = derived.__new__(derived)
-    # A scheduler made earlier has put its own `step` on the old object, bound to it.
+    # A scheduler created earlier has stored a bound `step` in the old object.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped

@@ -1,4 +1,4 @@
-"""Optimizers of single parameters that are as one that a script has made."""
+"""Optimizers of single parameters, modelled on an optimizer of the script."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 from ringtrain.errors import ConfigurationError
 
-_OPTIONS_OF_STEP: Final = ("foreach", "fused", "capturable")  # how torch computes, not what
-# Gradients so large, and so small, that a clip by their norm or value has an effect, and has none.
+_OPTIONS_OF_STEP: Final = ("foreach", "fused", "capturable")  # options for the implementation, not the result
+# Scales of gradients at which clipping by norm or value has an effect, and at which it has none.
 _TRIED_SCALES: Final = (1e-3, 1.0, 1e3)
 _TRIED_STEPS: Final = 4
 
 
 class TorchOptimizerPattern:
-    """Makes optimizers like `optimizer`, each of one parameter.
+    """Factory of optimizers like `optimizer`, each for one parameter.
 
-    A class of the script may do what none of torch's does: update one parameter by the gradients of all, count
-    updates by itself, or keep what it must know in other attributes than groups. The last are copied. What takes
-    more than one parameter's gradient and state to update it is refused, as it would train otherwise without a word.
+    A custom class may do what none of torch's does: update one parameter from the gradients of all, count updates
+    itself, or store state in attributes other than groups. Such attributes are copied. An optimizer whose update of a
+    parameter needs another parameter's gradient or state is refused, because it would silently train differently.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ConfigurationError for an optimizer whose parameters can't be updated one by one."""
+        """Test the optimizer. Raises ConfigurationError if its parameters cannot be updated one by one."""
         self._optimizer: Any = optimizer
         self._kind: Any = type(optimizer)
         self._is_torchs = self._kind.__module__.startswith("torch.optim.")
@@ -38,11 +38,12 @@ class TorchOptimizerPattern:
             self._try()
 
     def made(self, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """An optimizer of `param` alone. `options`: of a group."""
+        """Return an optimizer of `param` alone. `options`: of a group."""
         return self._made([{"params": [param], **options}])
 
     def slots(self) -> tuple[str, ...]:
-        """The states that are as long as the parameter, in any group: those of a small one after a step."""
+        """Return the names of states with the shape of the parameter, in any group: those of a small parameter after a
+        step."""
         slots: dict[str, None] = {}
         for group in self._optimizer.param_groups:
             param = torch.nn.Parameter(torch.ones(5))
@@ -75,7 +76,8 @@ class TorchOptimizerPattern:
         return copied
 
     def _try(self) -> None:
-        """Have a few parameters updated together, as the script's optimizer does, and one by one, as the host does."""
+        """Update a few parameters together, like the script's optimizer, and one by one, like the host; refuse on a
+        difference."""
         groups = sorted(self._optimizer.param_groups, key=lambda group: -len(group["params"]))
         for scale in _TRIED_SCALES:
             try:
@@ -90,8 +92,8 @@ class TorchOptimizerPattern:
                     )
 
     def _tried(self, groups: Sequence[Mapping[str, Any]], scale: float, is_apart: bool) -> list[torch.Tensor]:
-        """Parameters after some steps, in one of which the first has no gradient: two like the smallest of the first
-        of `groups`, and one of the second."""
+        """Return parameters after some steps, in one of which the first has no gradient: two like the smallest of the
+        first of `groups`, and one of the second."""
         chance = torch.Generator().manual_seed(0)
         made, params = [], []
         for group, most in zip(groups, (2, 1), strict=False):
@@ -126,7 +128,7 @@ def _random_like(param: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
 
 
 def simple_group_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What says in a group how it is updated."""
+    """Return the options of a group that determine its update."""
     left_out = (
         "params",
         "param_names",

@@ -1,4 +1,4 @@
-"""An optimizer's parameters: their names, the groups that a user wants to travel together, and what holds them."""
+"""An optimizer's parameters: names, user-defined groups, and in-place loading of state."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,13 +38,13 @@ def named_or_numbered(
 
 
 def added_to_param_groups(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
-    """Return the name of each of the optimizer's parameters that `names` does not have: by how many there were."""
+    """Return a name for each of the optimizer's parameters that is not in `names`: a running number."""
     new = [param for group in optimizer.param_groups for param in group["params"] if param not in names]
     return {param: f"gradient.noname.{index}" for index, param in enumerate(new, start=len(names))}
 
 
 def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
-    """Return the groups that `groups` asks for: a number of them, or lists of parameters."""
+    """Return the groups for `groups`: a number of groups, or lists of parameters."""
     if groups is None or groups == 0:
         return []
     if isinstance(groups, int) and groups > 0:
@@ -59,14 +59,14 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
 
 @contextlib.contextmanager
 def in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Have what is loaded go into the objects that are there: an optimizer, the one that it was wrapped in, and a
-    schedule of either hold the same."""
+    """Load state in this context into the existing objects, which an optimizer shares with the wrapped one and with
+    schedules of either."""
     groups, state = optimizer.param_groups, optimizer.state
     yield
     loaded_groups, loaded_state = [dict(group) for group in optimizer.param_groups], dict(optimizer.state)
     for own, loaded in zip(groups, loaded_groups, strict=True):
         own.clear()
         own.update(loaded)
-    dict.clear(state)  # a HostOptimizer's own refuses that
+    dict.clear(state)  # a HostOptimizer's own `clear` refuses this
     dict.update(state, loaded_state)
     optimizer.param_groups, optimizer.state = groups, state

@@ -1,8 +1,8 @@
-"""Which parameters some rank has a gradient of: ranks agree on it with what they reduce anyway.
+"""Presence of gradients: ranks agree on the parameters that have a gradient on any rank, as part of the reduction.
 
-A parameter that a rank's backward pass did not reach travels as zeros, and behind the gradients of a bucket stands
-a row with one number a parameter: 1 where this rank has a gradient, else 0. Reduced, it is 0 where no rank has
-one: such a parameter keeps `grad` None and does not move, as with torch alone.
+A parameter that a rank's backward pass did not reach is sent as zeros, and a row with one number per parameter follows
+the gradients of a bucket: 1 if this rank has a gradient, else 0. If the reduced number is 0, no rank has one: `grad` of
+such a parameter stays None and it does not change, as with torch alone.
 """
 
 import functools
@@ -16,24 +16,22 @@ from ringtrain_torch.buckets import Param
 
 
 def grad_presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> torch.Tensor:
-    """Return the row of a bucket, of the type of `like`, one of the tensors in front of it. Its last number is 1
-    where this rank drops the gradients: they are not for a step.
-    """
+    """Return the presence row of a bucket, with the type of `like`, one of its tensors. Its last number is 1 if this
+    rank drops the gradients: they are not for a step."""
     if all(here) and not dropping:
         return _usual_presence_row(len(here), like.dtype, like.device)
     return torch.tensor([float(one) for one in (*here, dropping)], dtype=like.dtype, device=like.device)
 
 
 def is_grad_anywhere(reduced: torch.Tensor) -> list[bool]:
-    """Whether some rank has each gradient, of a row that was reduced."""
+    """Return for each gradient whether some rank has it, from a reduced row."""
     wide = reduced.real if reduced.is_complex() else reduced
     return [number > 0 for number in wide.tolist()]
 
 
 def check_who_drops(reduced: torch.Tensor, dropping: bool, own: str) -> None:
-    """Raise MismatchError where some ranks drop gradients that others step on. `reduced`: the last number of a
-    row, as an average. `own`: who says it.
-    """
+    """Raise MismatchError if some ranks drop gradients on which others step. `reduced`: last number of a row, as an
+    average. `own`: this rank, for the message."""
     number = (reduced.real if reduced.is_complex() else reduced).item()
     if number > 0.999 if dropping else number == 0:
         return
@@ -46,7 +44,7 @@ def check_who_drops(reduced: torch.Tensor, dropping: bool, own: str) -> None:
 
 
 def empty_gradient(param: Param, sparse_dim: int) -> torch.Tensor:
-    """Return a gradient of nothing: zeros, or a sparse tensor without entries where `sparse_dim` is not 0."""
+    """Return an empty gradient: zeros, or a sparse tensor without entries if `sparse_dim` is not 0."""
     if not sparse_dim:
         return torch.zeros_like(param)
     nothing = torch.empty((sparse_dim, 0), dtype=torch.int64, device=param.device)
@@ -54,6 +52,6 @@ def empty_gradient(param: Param, sparse_dim: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(nothing, values, param.shape, check_invariants=False)
 
 
-@functools.cache  # that of nearly every bucket in nearly every step; nobody writes to it
+@functools.cache  # the usual row of nearly every bucket and step; it is never written
 def _usual_presence_row(count: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.tensor([1.0] * count + [0.0], dtype=dtype, device=device)

@@ -38,10 +38,10 @@ def allreduce_async(
 ) -> TorchHandle:
     """Begin to reduce `tensor` over the ranks of `process_set`; `synchronize` returns a new tensor.
 
-    `tensor`: dense, on any device, with the same shape and dtype on all ranks. `name`: pairs this call with the
-    other ranks' calls (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max or Product; averages of
-    integers are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after
-    the reduction. Raises ConfigurationError for wrong arguments; `synchronize` raises where ranks disagree.
+    `tensor`: dense, on any device, with the same shape and dtype on all ranks. `name`: pairs this call with the other
+    ranks' calls (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max or Product; averages of integers
+    are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after the reduction.
+    Raises ConfigurationError for wrong arguments; `synchronize` raises if ranks disagree.
     """
     asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
@@ -78,7 +78,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce `tensor` in place and return it. Arguments as of `allreduce_async`."""
+    """Reduce `tensor` in place and return it. For arguments see `allreduce_async`."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     reduced: torch.Tensor = synchronize(handle)
     return reduced
@@ -94,8 +94,8 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. Arguments as of
-    `allreduce_async`; `compression` makes the tensor smaller on its way."""
+    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. For arguments see
+    `allreduce_async`; `compression` reduces the number of bytes sent."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _torch_allreduced([tensor], how, NamedCollective.allreduce(how, name), compression)[0]
 
@@ -109,7 +109,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
-    """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. Arguments as of
+    """Begin to reduce all of `tensors` as one collective; `synchronize` returns a list. For arguments see
     `allreduce_async`."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"))
@@ -166,8 +166,8 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> TorchHandle:
-    """Begin to reduce `tensor`; `synchronize` returns this rank's rows, where the first ranks have one more if the
-    rows do not divide. `op`: Average or Sum."""
+    """Begin to reduce `tensor`; `synchronize` returns this rank's rows. If the rows are not divisible, the first ranks
+    get one more. `op`: Average or Sum."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return first_of_torch_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
 
@@ -183,7 +183,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """Return this rank's rows of the reduced `tensor`; gradients flow through.
 
-    The gradient is every rank's, gathered; for Sum it is multiplied by the number of ranks, as Horovod does.
+    The gradient is gathered from all ranks; for Sum it is multiplied by the number of ranks, as in Horovod.
     """
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _torch_scattered([tensor], how, NamedCollective.reducescatter(how, name), compression)[0]
@@ -221,7 +221,7 @@ def grouped_reducescatter(
 def _asked(
     tensor: torch.Tensor, average: bool | None, name: str | None, op: Any, prescale: float, postscale: float
 ) -> Hashable:
-    """All that the request for one tensor follows from, if that can be told at once; otherwise None."""
+    """Return all values that determine the request for one tensor, if they are simple; otherwise None."""
     if name is None or average is not None or type(op) not in _OPS or type(prescale) is not float:
         return None
     if type(postscale) is not float or not is_plain(tensor):
@@ -246,8 +246,8 @@ def _torch_allreduced(
     compression: type[Compressor],
 ) -> list[torch.Tensor]:
     """Return `tensors` reduced, with gradients."""
-    # Inputs, then outputs, with their versions. Not save_for_backward, which lets go of them with the first
-    # backward pass: the outputs of a group may be taken back one by one. Detached, so that no output holds itself.
+    # Inputs, then outputs, with their versions. Not save_for_backward, which frees them with the first backward pass:
+    # gradients of a group's outputs may be computed one by one. Detached, so that no output references itself.
     kept: list[tuple[torch.Tensor, int]] = []
 
     def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

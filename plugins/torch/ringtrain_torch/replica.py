@@ -1,4 +1,4 @@
-"""What ranks compare of a model's parameters: read where they lie; of a device a sum comes to the host."""
+"""Digest of a model's parameters for the comparison between ranks. On a device, only sums are copied to the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ringtrain_torch.fingerprint import bits_of
 
 
 def torch_replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
-    """What this rank has of a part of its weights: of those that are trained now, in the order of their names."""
+    """Return this rank's replica of a part of its weights: of those trained now, in the order of their names."""
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
@@ -37,13 +37,14 @@ def _torch_parameters_digest(parts: Sequence[torch.Tensor]) -> int:
 
 
 def sum_of_bits(parts: Sequence[torch.Tensor]) -> int:
-    """Of tensors on a device, which takes the sums: they alone are copied to the host, and waited for."""
+    """Return the sum of bits of tensors on a device. Only the sums are copied to the host."""
     sums = [bits_of(part, whole=True) for part in parts]
     return sum(int(array) for array in to_arrays(sums)())
 
 
 def _group_learning_rate(given: Any) -> float:
-    """A rate that lies on a device is not looked at: the weights follow from it."""
+    """Return the learning rate, or 0 for one that is on a device, which is not read: the weights depend on it
+    anyway."""
     return float(given) if isinstance(given, int | float) or getattr(given, "is_cpu", False) else 0.0
 
 

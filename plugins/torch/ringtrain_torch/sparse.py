@@ -1,4 +1,4 @@
-"""Reduce sparse tensors by gathering their entries."""
+"""Reduction of sparse tensors by gathering their entries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from ringtrain_torch.handles import poll, submit_tensors
 
 
 class SparseTorchHandle:
-    """A sparse allreduce under way: call it, or pass it to `poll` and `synchronize`."""
+    """Handle of a sparse allreduce in progress: call it, or pass it to `poll` and `synchronize`."""
 
-    holders = 0  # how many ranks have a gradient, once `after` was called
+    holders = 0  # number of ranks with a gradient, after `after` was called
 
     def __init__(self, tensor: torch.Tensor, gathering: NamedCollective, average: bool, is_here: bool) -> None:
         coalesced = tensor.coalesce()
         self._shape, self._divisor = tensor.shape, members(gathering.process_set) if average else 1
-        # No rows of the dense shape: ranks compare all of a shape but its rows, and of entries see no more.
+        # A tensor with zero rows of the dense shape: ranks compare all of a shape but the number of rows, and the
+        # entries alone do not contain it.
         shape = torch.empty((0, *tensor.shape), dtype=torch.bool, device=tensor.device)
         holder = torch.ones(int(is_here), dtype=torch.uint8, device=tensor.device)
         entries = [coalesced.indices().t().contiguous(), coalesced.values(), holder, shape]
@@ -27,7 +28,7 @@ class SparseTorchHandle:
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
-        """Return the reduced tensor; `gathered`: what `future` gives."""
+        """Return the reduced tensor; `gathered`: result of `future`."""
         indices, values, holders, _ = self._entries.after(gathered)
         self.holders = len(holders)
         scaled = values / self._divisor if self._divisor != 1 else values
@@ -49,8 +50,8 @@ def sparse_allreduce_async(
 ) -> SparseTorchHandle:
     """Begin to sum or average a sparse COO tensor; the result has the entries of every rank.
 
-    Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`:
-    False for a tensor without entries that stands for no tensor at all.
+    Ranks may have different numbers of entries. The handle is callable, and works with `synchronize`. `is_here`: False
+    for an empty tensor that represents a missing one.
     """
     how = NamedReduction.of_sums("sparse_allreduce_async", op, 1.0, 1.0, process_set)
     gathering = NamedCollective.allgather(process_set, name, "grouped_allgather")

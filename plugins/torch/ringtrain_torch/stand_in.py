@@ -1,11 +1,11 @@
-"""What is in `param.grad` while the gradient is on its way to the host."""
+"""Stand-in for `param.grad` while the gradient is transferred to the host."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 
-# What can be told of a gradient without its values.
+# Properties of a gradient that do not need its values.
 _PLAIN: Final = {
     "dtype", "device", "shape", "layout", "is_sparse", "is_cuda", "is_cpu", "is_meta", "is_mps",
     "is_quantized", "is_leaf", "requires_grad", "grad_fn", "ndim", "names", "itemsize", "nbytes", "size",
@@ -17,24 +17,24 @@ _MOVES: Final = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "co
 
 
 class TorchGradientStandIn(torch.Tensor):
-    """Looks like the gradient of a parameter and has no memory. Whoever asks for its values gets the mean gradient of
-    all ranks, which is in `param.grad` from then on; or an error that names the way out.
+    """Tensor that looks like the gradient of a parameter but has no memory. Reading its values returns the mean
+    gradient of all ranks, which replaces it in `param.grad`, or raises an error with a solution.
 
-    Functions of Python go through `__torch_function__`, and those of C++, which pass over that (scripts, vmap,
-    `torch.tensor`), through `__torch_dispatch__`. What passes over both (dlpack) gets torch's error about memory
-    that does not exist. `torch.nn.utils.clip_grad_norm_` passes over a gradient that is None without a word.
+    Python functions call `__torch_function__`; C++ functions that bypass it (scripts, vmap, `torch.tensor`) call
+    `__torch_dispatch__`. Functions that bypass both (dlpack) get torch's error about missing memory. If a gradient were
+    None instead, `torch.nn.utils.clip_grad_norm_` would silently skip it.
     """
 
     @classmethod
     def of(
         cls, param: torch.Tensor, values: Callable[[], torch.Tensor], zero: Callable[[], None], spent: bool = False
     ) -> "TorchGradientStandIn":
-        """`values`: returns what it stands for, or raises. `zero`: puts a gradient of zeros in its place. `spent`:
-        the step is made: `model.to()` and the like, which move gradients with parameters, leave it as it is."""
+        """Create a stand-in. `values`: returns the gradient, or raises. `zero`: replaces it by zeros. `spent`: the step
+        is made, so `model.to()` and similar calls, which move gradients with parameters, return it unchanged."""
         made: TorchGradientStandIn = torch.Tensor._make_wrapper_subclass(
             cls, param.shape, strides=param.stride(), dtype=param.dtype, device=param.device
         )
-        torch._C._set_throw_on_mutable_data_ptr(made)  # else dlpack would give a null pointer away
+        torch._C._set_throw_on_mutable_data_ptr(made)  # otherwise dlpack would export a null pointer
         made.__dict__.update(values=values, zero=zero, spent=spent)
         return made
 
@@ -43,7 +43,7 @@ class TorchGradientStandIn(torch.Tensor):
         return func(*_replaced_stand_ins(args), **_replaced_stand_ins(kwargs or {}))
 
     @classmethod
-    @torch._disable_dynamo  # a compiled function gets the gradient, and no graph of how it comes
+    @torch._disable_dynamo  # a compiled function gets the gradient, not a graph of its computation
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         is_attribute = name in ("__get__", "__set__")
@@ -66,7 +66,7 @@ class TorchGradientStandIn(torch.Tensor):
 
 
 def _stays_stand_in(own: TorchGradientStandIn, func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a move takes `own` to where it is, or puts it there."""
+    """Return whether a move would leave `own` in place, or assigns it to itself."""
     if getattr(func, "__name__", "") == "__set__":
         return args[1] is own
     with torch._C.DisableTorchFunctionSubclass():
@@ -84,7 +84,7 @@ def _stand_ins(value: Any) -> Iterator[TorchGradientStandIn]:
 
 
 def _replaced_stand_ins(value: Any) -> Any:
-    """`value` with gradients in place of their stand-ins."""
+    """Return `value` with gradients in place of their stand-ins."""
     if isinstance(value, TorchGradientStandIn):
         return value.__dict__["values"]()
     if isinstance(value, list | tuple):

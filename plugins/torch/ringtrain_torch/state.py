@@ -1,4 +1,4 @@
-"""Start every rank from the same weights and the same optimizer state."""
+"""Broadcast of weights and optimizer state, so that all ranks start equally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringtrain_torch.parameters import in_place
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
     """Overwrite parameters with those of `root_rank`.
 
-    `params`: a `state_dict()`, `named_parameters()` or `parameters()`. Entries that are None are passed over.
+    `params`: a `state_dict()`, `named_parameters()` or `parameters()`. Entries that are None are skipped.
     """
     handles = []
     for name, tensor in _named_tensors(params):
@@ -33,9 +33,9 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Overwrite the optimizer's state and options with those of `root_rank`, also where it has no state yet.
+    """Overwrite the optimizer's state and options with those of `root_rank`, even if it has no state yet.
 
-    `model`: accepted for Horovod's sake; nothing depends on it.
+    `model`: accepted for compatibility with Horovod, and ignored.
     """
     tensors: list[torch.Tensor] = []
 
@@ -69,7 +69,7 @@ def _named_tensors(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[tuple[
     ]
 
 
-# The key of what stands in the place of a tensor: a dictionary with the tensor's index.
+# Key of the placeholder of a tensor: a dictionary with the tensor's index.
 _TENSOR = "__tensor__"
 
 

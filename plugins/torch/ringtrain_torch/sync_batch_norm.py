@@ -1,8 +1,8 @@
 """Batch normalisation over the batches of all ranks.
 
-`torch.nn.SyncBatchNorm` synchronizes through torch.distributed alone, and without it normalises each rank's batch
-by itself, without a word. With this module imported it does in a world of ringtrain what `SyncBatchNorm` does,
-unless torch.distributed is in use: a script for DDP keeps its `convert_sync_batchnorm(model)`.
+`torch.nn.SyncBatchNorm` synchronizes only through torch.distributed. Without it, it silently normalises each rank's
+batch alone. With this module imported, it works in a world of ringtrain like our `SyncBatchNorm`, unless
+torch.distributed is in use: a script for DDP can retain its `convert_sync_batchnorm(model)`.
 """
 
 from typing import Any, Self
@@ -17,11 +17,11 @@ from ringtrain_torch.gather import allgather
 
 
 class SyncBatchNorm(_BatchNorm):
-    """N-dimensional batch normalisation whose mean and variance in training are those of all ranks' batches.
+    """N-dimensional batch normalisation; in training, mean and variance are computed over all ranks' batches.
 
-    Arguments and shapes as of `torch.nn.BatchNorm1d`, on any device. Batches may differ in size. Ranks exchange
-    count, mean and sum of squared deviations in one allgather, combined after Chan, Golub & LeVeque 1983;
-    gradients flow through it.
+    For arguments and shapes see `torch.nn.BatchNorm1d`; any device. Batches may differ in size. Ranks exchange count,
+    mean and sum of squared deviations in one allgather, combined after Chan, Golub & LeVeque 1983; gradients flow
+    through it.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
-        """Return `module` with a `SyncBatchNorm` in the place of each layer of batch normalisation in it, whose
-        parameters and statistics it takes over. Make optimizers after it."""
+        """Replace each batch normalisation layer in `module` by a `SyncBatchNorm` with its parameters and statistics;
+        return the module. Create optimizers afterwards."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             return cls._like(module)
         for name, child in module.named_children():
@@ -68,12 +68,12 @@ def _uses_batch(layer: Any) -> bool:
 
 
 def _normalised_batch(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    """`input` normalised over all ranks' batches, by `layer`, whose statistics are brought up to date."""
+    """Return `input` normalised over all ranks' batches by `layer`, whose running statistics are updated."""
     count, mean, variance = _batch_moments(input)
     if layer.training and layer.track_running_stats:
         _track_batch_moments(layer, count, mean.detach(), variance.detach())
     shape = (1, -1) + (1,) * (input.dim() - 2)
-    wide = input.to(mean.dtype)  # a half type would round away what an input differs from its mean by
+    wide = input.to(mean.dtype)  # a half type would round the difference to the mean away
     output = (wide - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
         output = output * layer.weight.view(shape) + layer.bias.view(shape)
@@ -83,7 +83,7 @@ def _normalised_batch(layer: Any, input: torch.Tensor) -> torch.Tensor:
 def _track_batch_moments(layer: Any, count: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> None:
     layer.num_batches_tracked.add_(1)
     average = 1.0 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-    weight = average * count.clamp(max=1)  # as PyTorch: a batch that is empty on all ranks changes nothing
+    weight = average * count.clamp(max=1)  # as in PyTorch: a batch that is empty on all ranks changes nothing
     unbiased = variance * count / (count - 1).clamp(min=1)
     layer.running_mean.mul_(1 - weight).add_(mean * weight)
     layer.running_var.mul_(1 - weight).add_(unbiased * weight)
@@ -96,7 +96,7 @@ def _batch_moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     own_mean = wide.sum(dim=1) / own_count.clamp(min=1)
     own_deviation = (wide - own_mean[:, None]).square().sum(dim=1)
     row = torch.cat([own_count, own_mean, own_deviation]).unsqueeze(0)
-    if row.requires_grad:  # the gradient is that of all ranks' losses, and Horovod's allgather gives their mean
+    if row.requires_grad:  # the gradient is that of all ranks' losses, while Horovod's allgather returns their mean
         row.register_hook(lambda grad: grad * members(global_process_set))
     rows = allgather(row, process_set=global_process_set)
     channels = wide.shape[0]

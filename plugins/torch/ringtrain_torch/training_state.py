@@ -1,4 +1,4 @@
-"""All that a training with PyTorch goes on from, as one object."""
+"""Complete state from which a PyTorch training resumes, as one object."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _RANDOM: Final = "random"
 
 
 class RandomGenerators:
-    """The generators of torch (of each CUDA device, too), numpy and Python, of every rank.
+    """Random generators of torch (also of each CUDA device), numpy and Python, of every rank.
 
-    `state_dict` gathers them: collective. A rank goes on with its own; where there are more ranks than before, the
-    others go on with those that they have.
+    `state_dict` gathers them and is collective. Each rank restores its own. If there are more ranks than before, the
+    additional ranks retain their current generators.
     """
 
     def state_dict(self) -> dict[Any, Any]:
-        """The states of all ranks' generators, by rank."""
+        """Return the states of all ranks' generators, by rank."""
         gathered: list[Any] = allgather_object(_own_generator_states(), "random generators")
         return dict(enumerate(gathered))
 
     def load_state_dict(self, state: Mapping[Any, Any]) -> None:
-        """Go on with what this rank had."""
+        """Restore this rank's generators."""
         own = state.get(rank())
         if own is None:
             return
@@ -60,9 +60,9 @@ class TrainingState:
         ...
         checkpoints.save(step, state.state_dict())
 
-    `parts`: objects with `state_dict()` and `load_state_dict()`, and plain values, which are attributes of this
-    object: `state.epoch += 1`. Random generators are among them by themselves. Of buffers in which ranks differ
-    (BatchNorm's statistics, unless they are synchronized) those of the rank that saves are kept, as with DDP.
+    `parts`: objects with `state_dict()` and `load_state_dict()`, and plain values, which are attributes of this object:
+    `state.epoch += 1`. Random generators are included automatically. Of buffers that differ between ranks (BatchNorm's
+    statistics, unless they are synchronized), those of the saving rank are stored, as with DDP.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -73,11 +73,11 @@ class TrainingState:
             vars(self)[name] = part
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every part, by name. Collective."""
+        """Return the state of every part, by name. Collective."""
         return {name: _state_of_training_part(getattr(self, name)) for name in self._names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that another one gave, with the same parts. Raises ConfigurationError for others."""
+        """Load a state that was saved with the same parts. Raises ConfigurationError for other parts."""
         if not isinstance(state, Mapping):
             raise ConfigurationError(f"TrainingState: the state is {kind_of(state)}; expected what state_dict() gave")
         if state.keys() != set(self._names):

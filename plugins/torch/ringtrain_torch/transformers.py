@@ -28,17 +28,17 @@ Wrap = Callable[[torch.optim.Optimizer, Any], torch.optim.Optimizer]
 
 
 class Trainer(_Trainer):
-    """`transformers.Trainer` whose gradients travel by Ringtrain while the backward pass goes on.
+    """`transformers.Trainer` that reduces gradients with Ringtrain during the backward pass.
 
         from ringtrain.transformers import Trainer
 
-    is all that a script changes. `wrap(optimizer, model)`: makes the optimizer, the script's own or the
-    Trainer's, one that reduces gradients; default: `ringtrain.torch.HostOptimizer`, whose state is divided among
-    the ranks, and whole in the checkpoints that rank 0 writes: any number of ranks, and torch's optimizer, go on
-    from them. The Trainer finds the ranks, shards data and gathers metrics as under torchrun, and puts no DDP
-    around the model.
+    This import is the only change of a script. `wrap(optimizer, model)`: converts the script's or the Trainer's
+    optimizer to one that reduces gradients; default: `ringtrain.torch.HostOptimizer`, whose state is divided among the
+    ranks, while the checkpoints of rank 0 contain the whole state: any number of ranks, and torch's optimizer, can load
+    them. The Trainer detects the ranks, shards data and gathers metrics as under torchrun, and does not wrap the model
+    in DDP.
 
-    Raises RuntimeError where accelerate has found another number of processes than there are ranks.
+    Raises RuntimeError if accelerate has detected another number of processes than there are ranks.
     """
 
     optimizer: Any
@@ -58,7 +58,7 @@ class Trainer(_Trainer):
             )
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As the Trainer does; models stay without DDP."""
+        """Create the accelerator like the Trainer, but without DDP for models."""
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
 
@@ -79,12 +79,12 @@ class Trainer(_Trainer):
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        if grad_norm is None:  # nothing is clipped, and the norm is logged
+        if grad_norm is None:  # gradients are not clipped, but their norm is logged
             self._reduce()
         return super()._get_grad_norm(model, grad_norm)
 
     def _reduce(self) -> None:
-        """Have the gradients be the means of all ranks: a HostOptimizer's are when they are read."""
+        """Make the gradients the means of all ranks. A HostOptimizer does this when they are read."""
         if not isinstance(self._own, hvd.HostOptimizer):
             self._own.synchronize()
             self._until_step.enter_context(self._own.skip_synchronize())
@@ -95,12 +95,12 @@ class Trainer(_Trainer):
 
     @property
     def _own(self) -> Any:
-        """Our optimizer, without accelerate's wrapper."""
+        """Ringtrain's optimizer, without accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Within it rank 0 alone may ask for the state of all ranks. Collective."""
+        """Gather the state of all ranks, so that rank 0 alone may read it inside this context. Collective."""
         own = self._own
         state = own.state_dict(root=0) if isinstance(own, hvd.HostOptimizer) else own.state_dict()
         own.state_dict = lambda: state

@@ -1,4 +1,4 @@
-"""Weights on their way from the host to the model."""
+"""Transfer of weights from the host optimizer to the model."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,11 +16,11 @@ from ringtrain_torch.node_sum import TorchNodeSum
 
 
 class TorchWeightStream:
-    """Brings new weights from the host arena to the parameters, each when its layer is about to be called. A
-    `TorchNodeSum` brings those of a step itself: the parameters are its memory.
+    """Transfer of new weights from the host arena to the parameters, for each layer when it is about to be called. A
+    `TorchNodeSum` transfers the weights of a step itself: the parameters are its memory.
 
-    Parameters on the CPU are the arena's memory. One that a script gives other memory (`param.data = …`,
-    `share_memory()`) keeps that, as in torch: values are copied from it before an update, and to it afterwards.
+    Parameters on the CPU are the arena's memory. One to which a script assigns other memory (`param.data = …`,
+    `share_memory()`) retains that, as in torch: values are copied from it before an update, and to it afterwards.
     """
 
     def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: TorchNodeSum | None) -> None:
@@ -33,14 +33,14 @@ class TorchWeightStream:
         self._expected: set[str] = set(params)
         self._hooks: list[Any] = []
         self._views: dict[str, torch.Tensor] = {}
-        self._addresses: dict[str, int] = {}  # in the arena, of those that are on the CPU
-        self._places: dict[str, int] = {}  # where they were when they were last seen
+        self._addresses: dict[str, int] = {}  # in the arena, for parameters on the CPU
+        self._places: dict[str, int] = {}  # their addresses when they were last seen
         self._versions: dict[str, int] = {}
         self._pinned: list[int] = []
         self.follow()
 
     def follow(self) -> None:
-        """Take the weights from where the host has them now: parameters on the CPU become views of that."""
+        """Refer to the host's current weights: parameters on the CPU become views of them."""
         self._unpin()
         self.expect()
         moved = {name for name in self._addresses if self._is_moved(name)}
@@ -48,7 +48,8 @@ class TorchWeightStream:
         for name, param in self._params.items():
             if param.device.type == "cpu":
                 self._addresses[name] = self._host.weights[name].ctypes.data
-                if name not in moved:  # by a tensor of its own: what moves the memory of `param` leaves the view
+                # assigned from a new tensor, so that moving the memory of `param` does not affect the view
+                if name not in moved:
                     param.data = tensor_like_param(to_tensor(self._host.weights[name]), param)
             elif self._node_sum is not None and self._node_sum.carries(name):
                 param.data = tensor_like_param(self._node_sum.weight(name).view(self._views[name].shape), param)
@@ -56,10 +57,10 @@ class TorchWeightStream:
             self._pinned = [address for arena in _weight_arenas(self._host) if (address := _pinned_arena(arena))]
 
     def take(self) -> bool:
-        """Take weights that somebody has set since the last step, in the memory that they were given or in other.
-        Return whether there were any.
+        """Copy weights that a script has set since the last step, in their old or in new memory; return whether there
+        were any.
 
-        Raises ConfigurationError where a parameter has another shape, type or device by now.
+        Raises ConfigurationError if a parameter's shape, type or device has changed.
         """
         changed = False
         for name, param in self._params.items():
@@ -74,17 +75,17 @@ class TorchWeightStream:
         return changed
 
     def note(self) -> None:
-        """Take the weights that are there for those of the host."""
+        """Record that the current weights are those of the host."""
         torch.autograd.graph.increment_version(list(self._params.values()))
         self.seen()
 
     def seen(self) -> None:
-        """Take what was counted so far for no change."""
+        """Record the current versions and addresses of parameters as unchanged."""
         self._versions = {name: param._version for name, param in self._params.items()}
         self._places = {name: param.data_ptr() for name, param in self._params.items()}
 
     def _is_moved(self, name: str) -> bool:
-        """Whether the parameter, of the CPU, is in memory that a script gave it."""
+        """Return whether the parameter is on the CPU in memory that a script has assigned."""
         param = self._params[name]
         return name in self._addresses and param.numel() > 0 and param.data_ptr() != self._addresses[name]
 
@@ -99,28 +100,28 @@ class TorchWeightStream:
             )
 
     def watch(self, model: Any) -> None:
-        """Let each module of `model` wait for its own parameters before it runs."""
+        """Make each module of `model` wait for its own parameters before it runs."""
         for module in model.modules():
             own = [self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names]
             if own:
                 hook = TorchGradientHook(partial(self._called, tuple(own)))
-                # Before those that compute a weight of others, as weight_norm's.
+                # Before hooks that compute a weight from others, such as weight_norm's.
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def expect(self) -> None:
-        """New weights are on their way, by way of the host."""
+        """Expect new weights, through the host."""
         self._expected.update(self._params)
         self._by_node.clear()
 
     def expect_step(self) -> None:
-        """New weights are on their way: those of a step."""
+        """Expect the new weights of a step."""
         self.expect()
         if (node_sum := self._node_sum) is not None:
             on_device = (name for name, param in self._params.items() if param.device.type != "cpu")
             self._by_node.update(name for name in on_device if node_sum.carries(name))
 
     def to_host(self) -> None:
-        """Give the host the values that only the device has."""
+        """Copy values that only the device has to the host."""
         self.all_back()
         for name in self._by_node:
             self._views[name].copy_(real_tensor(self._params[name].detach()))
@@ -131,7 +132,7 @@ class TorchWeightStream:
         self._host.wait_for()
 
     def close(self) -> None:
-        """Let go of the parameters, which keep their values in memory of their own."""
+        """Release the parameters, which retain their values in separate memory."""
         for hook in self._hooks:
             hook.remove()
         self._unpin()
@@ -161,7 +162,7 @@ class TorchWeightStream:
 
 
 def _weight_arenas(host: HostOptimizer) -> list[Array]:
-    """The arrays that all of the optimizer's weights are views of."""
+    """Return the arrays of which all of the optimizer's weights are views."""
     found = {}
     for array in host.weights.values():
         base = array
@@ -172,9 +173,8 @@ def _weight_arenas(host: HostOptimizer) -> list[Array]:
 
 
 def _pinned_arena(arena: Array) -> int:
-    """Page-lock `arena`, so that copies to the device do not wait; return its address. 0 where the driver refuses:
-    copies wait then.
-    """
+    """Page-lock `arena`, so that copies to the device do not wait; return its address. Returns 0 if the driver refuses:
+    then copies wait."""
     address = arena.ctypes.data
     refused = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0))
     return 0 if refused else address

@@ -1,4 +1,4 @@
-"""A sampler whose position survives a change of the world."""
+"""Sampler whose position survives a change of the world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain.data import Shard
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Cuts what an epoch has left into equal parts for the ranks of the present world.
+    """Sampler that divides the rest of an epoch into equal parts for the ranks of the current world.
 
         sampler = ElasticSampler(dataset)
         loader = DataLoader(dataset, batch_size=32, sampler=sampler)
@@ -23,9 +23,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             state.commit()
         sampler.set_epoch(epoch + 1)         # at the end of an epoch, not at its beginning
 
-    `dataset`: of constant length. `seed`: the same on all ranks. Ranks get equally many samples: where the rest
-    does not divide, some samples at an epoch's end come twice, as with `DistributedSampler`;
-    `ringtrain.elastic.shard` has each of them once. Part of a `TorchState`, or iterated anew after a change.
+    `dataset`: of constant length. `seed`: the same on all ranks. Ranks get equally many samples: if the rest is not
+    divisible, some samples at the end of an epoch are repeated, as with `DistributedSampler`; `ringtrain.elastic.shard`
+    returns each of them once. Use it as a part of a `TorchState`, or create a new iterator after a change.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -46,21 +46,21 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Count a batch of `batch_size` samples as used on every rank. `batch_idx` is not looked at."""
+        """Count a batch of `batch_size` samples as used on every rank. `batch_idx` is ignored."""
         self.processed_num = min(len(self.dataset), self.processed_num + batch_size * self.num_replicas)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position."""
+        """Return the position."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a position, of a world of any size."""
+        """Continue from a position that may come from a world of another size."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Cut what is left for the present world; between two worlds for that of before."""
+        """Divide the rest of the epoch for the current world; between two worlds for the previous one."""
         if rt.is_initialized():
             self.num_replicas, self.rank = rt.size(), rt.rank()
         order = Shard(len(self.dataset), 1, 0, 1, self.seed, self.shuffle, "padded").order(self.epoch)
@@ -72,7 +72,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         cut = f"ElasticSampler({len(self.dataset)} samples, shuffle={self.shuffle}, seed={self.seed})"
         note_epoch(self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on")
         indices = [*self.remaining_indices]
-        while indices and len(indices) < self.total_size:  # the rest may be shorter than the world is large
+        while indices and len(indices) < self.total_size:  # the rest may be smaller than the world
             indices += indices[: self.total_size - len(indices)]
         return iter(indices[self.rank : self.total_size : self.num_replicas])
 

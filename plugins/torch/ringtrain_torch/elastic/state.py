@@ -1,4 +1,4 @@
-"""The elastic state of a PyTorch training: models, optimizers, samplers, and plain values."""
+"""Elastic state of a PyTorch training: models, optimizers, samplers, and plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Registry = list[tuple[type, Any]]
 
 
 class ModelStateHandler(StateHandler):
-    """For modules: parameters and buffers."""
+    """Handler for modules: parameters and buffers."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
@@ -38,7 +38,7 @@ class ModelStateHandler(StateHandler):
         self.save()
 
     def leave_out(self, names: Collection[str]) -> None:
-        """Parameters of these names are kept by something else."""
+        """Exclude parameters of these names, because another object saves them."""
         self._left_out = names
         self._saved = {name: value for name, value in self._saved.items() if name not in names}
 
@@ -57,7 +57,7 @@ class ModelStateHandler(StateHandler):
 
 
 class BuffersHandler(ModelStateHandler):
-    """For the model of an optimizer that keeps the parameters: its buffers, and parameters not trained."""
+    """Handler for the model of an optimizer that saves the parameters: its buffers, and untrained parameters."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer.model)
@@ -65,7 +65,7 @@ class BuffersHandler(ModelStateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """For torch's optimizers and `DistributedOptimizer`: state and options."""
+    """Handler for torch's optimizers and `DistributedOptimizer`: state and options."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
@@ -77,17 +77,17 @@ class OptimizerStateHandler(StateHandler):
 
     def restore(self) -> None:
         if isinstance(self.value, DistributedTorchMixin):
-            self.value.sync.reset()  # of a world that was left: nothing of it will come
+            self.value.sync.reset()  # of a world that was left: its reductions will not complete
         self.value.zero_grad()
         with in_place(self.value):
-            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch takes tensors as they are
+            self.value.load_state_dict(copy.deepcopy(self._saved))  # torch would use these tensors without a copy
 
     def sync(self, root: int = 0) -> None:
         broadcast_optimizer_state(self.value, root)
 
 
 def _copied_torch_value(value: Any, kept: Any) -> Any:
-    """A copy of `value`; its tensors are in the memory of `kept`, a former copy, where they fit."""
+    """Return a copy of `value`; its tensors reuse the memory of `kept`, a former copy, if shape and type match."""
     if isinstance(value, torch.Tensor):
         fits = isinstance(kept, torch.Tensor) and (kept.shape, kept.dtype, kept.device) == (
             value.shape, value.dtype, value.device
@@ -100,7 +100,7 @@ def _copied_torch_value(value: Any, kept: Any) -> Any:
 
 
 class SamplerStateHandler(StatefulObjectHandler):
-    """For samplers: what has been used of the epoch."""
+    """Handler for samplers: position in the epoch."""
 
 
 _handler_registry: Registry = [
@@ -112,25 +112,25 @@ _handler_registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Pairs of a type and what keeps a value of it; the first that fits is taken."""
+    """Return pairs of a type and the handler class for its values; the first match is used."""
     return _handler_registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Take other pairs from now on, for states that are made after this."""
+    """Replace the pairs, for states that are created after this call."""
     global _handler_registry
     _handler_registry = registry
 
 
 class TorchState(State):
-    """Models, optimizers and whatever else a training with PyTorch goes on from, as attributes of this object.
+    """Models, optimizers and other values from which a PyTorch training resumes, as attributes of this object.
 
         state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0)
 
     `model`, `optimizer`, `kwargs`: models, optimizers (also `DistributedOptimizer` and `HostOptimizer`), samplers,
-    objects with `state_dict()`, and plain values with tensors among them. Parameters that a `HostOptimizer` trains
-    are kept by it: a commit copies none of them, but the buffers of its model. What a registered handler knows is
-    left to it.
+    objects with `state_dict()`, and plain values, which may contain tensors. A `HostOptimizer` saves the parameters
+    that it trains itself: a commit copies only the buffers of its model. Values of types with a registered handler are
+    passed to that handler.
     """
 
     _foreign = TORCH_VALUES
@@ -145,15 +145,15 @@ class TorchState(State):
                 participant.handler.leave_out(trained)
 
     def sync(self) -> None:
-        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here the
-        others meet with zeros, and what newcomers broadcast or gather fails there at once.
-        """
+        """Synchronize as `ringtrain.elastic.State` does. Before that, all ranks join: ranks that still reduce get zeros
+        from the others, and a broadcast or gather of a joining rank fails at once."""
         join()
         super().sync()
 
 
 def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
-    """Return participants of models and optimizers, and of the buffers of models that only a host optimizer holds."""
+    """Return participants for models and optimizers, and for buffers of models that only a host optimizer
+    references."""
     pairs = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
     made = participants_by_type(left, pairs)
     models = [value for value in values.values() if isinstance(value, torch.nn.Module)]
@@ -165,4 +165,4 @@ def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> M
     return made
 
 
-register_extension(StateExtension(_torch_participants))  # a plain `ringtrain.elastic.State` takes them as well
+register_extension(StateExtension(_torch_participants))  # a plain `ringtrain.elastic.State` accepts them as well

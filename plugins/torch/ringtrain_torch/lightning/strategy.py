@@ -1,4 +1,4 @@
-"""Lightning's strategy over Ringtrain's collectives."""
+"""Lightning strategy on top of Ringtrain's collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import ringtrain_torch as hvd
 from ringtrain.errors import ConfigurationError
 
-# By the last word of what Lightning, or torch.distributed, calls them.
+# By the last word of Lightning's, or torch.distributed's, name.
 _OPS: Final = {
     "mean": hvd.Average,
     "avg": hvd.Average,
@@ -23,7 +23,7 @@ _OPS: Final = {
     "product": hvd.Product,
 }
 
-# Lightning is two distributions with classes of their own: the strategy is for the one that the script imports.
+# Lightning exists as two distributions with separate classes: use the one that the script imports.
 _NAME: Final = (
     "pytorch_lightning"
     if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
@@ -35,14 +35,14 @@ Wrap = Callable[[torch.optim.Optimizer, Any], torch.optim.Optimizer]
 
 
 class RingtrainStrategy(_ParallelStrategy):
-    """Average gradients over the ranks that Ringtrain has started, while the backward pass goes on.
+    """Lightning strategy that averages gradients over Ringtrain's ranks during the backward pass.
 
         trainer = Trainer(max_epochs=2, strategy=RingtrainStrategy())
 
-    `wrap(optimizer, module)`: makes each optimizer of the module one that reduces gradients; default:
+    `wrap(optimizer, module)`: converts each optimizer of the module to one that reduces gradients; default:
     `ringtrain.torch.DistributedOptimizer`. Gradients that Lightning clips, logs and accumulates are the averages.
-    Weights of rank 0 go to all ranks before training; rank 0 writes checkpoints and logs. Lightning puts its
-    distributed sampler into loaders, as for every strategy. `accelerator` is "cpu", or "gpu" with a device a rank.
+    Weights of rank 0 are sent to all ranks before training; rank 0 writes checkpoints and logs. Lightning adds its
+    distributed sampler to loaders, as for every strategy. `accelerator` is "cpu", or "gpu" with one device per rank.
     """
 
     strategy_name = "ringtrain"
@@ -59,22 +59,22 @@ class RingtrainStrategy(_ParallelStrategy):
 
     @property
     def global_rank(self) -> int:
-        """This process's rank."""
+        """Rank of this process."""
         return hvd.rank()
 
     @property
     def local_rank(self) -> int:
-        """Its place among the ranks of the node."""
+        """Index of this rank on its node."""
         return hvd.local_rank()
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return hvd.size()
 
     @property
     def is_distributed(self) -> bool:
-        """True: one rank has the sampler that several have, and so the same order of samples."""
+        """True: even a single rank uses the distributed sampler, and so the same order of samples."""
         return True
 
     @property
@@ -84,23 +84,23 @@ class RingtrainStrategy(_ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this rank."""
+        """Device of this rank."""
         kind = type(self.accelerator).__name__
         return torch.device("cuda", hvd.local_rank()) if kind == "CUDAAccelerator" else torch.device("cpu")
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """What Lightning's sampler gets."""
+        """Arguments of Lightning's sampler."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def model_to_device(self) -> None:
-        """Bring the model to this rank's device, with the weights and buffers of rank 0."""
+        """Move the model to this rank's device, with the weights and buffers of rank 0."""
         self.model.to(self.root_device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Have batch normalisation be that of all ranks, with `Trainer(sync_batchnorm=True)`, and wrap the optimizers
-        that the module makes; schedules go on with these."""
+        """Wrap the optimizers of the module, and make schedules refer to the wrapped ones. With
+        `Trainer(sync_batchnorm=True)`, also synchronize batch normalisation over all ranks."""
         if self._layer_sync is not None:
             self.model = self._layer_sync.apply(self.model)
         super().setup_optimizers(trainer)
@@ -122,7 +122,7 @@ class RingtrainStrategy(_ParallelStrategy):
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Within it gradients are added up on each rank."""
+        """Accumulate gradients on each rank without a reduction in this context."""
         self._passes_are_to_come = True
         try:
             yield
@@ -130,7 +130,7 @@ class RingtrainStrategy(_ParallelStrategy):
             self._passes_are_to_come = False
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Return when gradients are the averages of all ranks: Lightning clips and logs them after this."""
+        """Wait until gradients are the averages of all ranks: afterwards Lightning clips and logs them."""
         if self._passes_are_to_come:
             return
         for optimizer in self.optimizers:
@@ -139,8 +139,8 @@ class RingtrainStrategy(_ParallelStrategy):
                 optimizer.synchronize()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean of all ranks' tensors, their sum, or what else `reduce_op` is. ConfigurationError for what is no
-        reduction over ranks."""
+        """Return the mean of all ranks' tensors, their sum, or another `reduce_op`. Raises ConfigurationError for an
+        unknown reduction."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         op = _OPS.get(str(reduce_op).rpartition(".")[2].lower())
@@ -153,8 +153,8 @@ class RingtrainStrategy(_ParallelStrategy):
         return hvd.allreduce(tensor, op=op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """All ranks' tensors, one behind the other in a first dimension of their own. With `sync_grads` gradients are
-        the sums of all ranks', as Lightning's are; Horovod's are the means."""
+        """Return all ranks' tensors, stacked along a new first dimension. With `sync_grads`, gradients are the sums of
+        all ranks' gradients, like Lightning's; Horovod's are the means."""
         given = (tensor if sync_grads else tensor.detach()).unsqueeze(0)
         if given.requires_grad:
             given.register_hook(lambda grad: grad * hvd.size())
@@ -162,11 +162,11 @@ class RingtrainStrategy(_ParallelStrategy):
         return gathered
 
     def barrier(self, name: str | None = None) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have called this."""
         hvd.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The object of rank `src`."""
+        """Return the object of rank `src`."""
         return hvd.broadcast_object(obj, src)
 
 
