@@ -1,6 +1,4 @@
-"""Train a TensorFlow model on many ranks, with Horovod's names and semantics: `import ringtrain.tensorflow as
-hvd`.
-"""
+"""Train a TensorFlow model on many ranks, with Horovod's API: `import ringtrain.tensorflow as hvd`."""
 
 from ringtrain.adapter import missing
 

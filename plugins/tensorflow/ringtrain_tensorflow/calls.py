@@ -1,7 +1,7 @@
-"""Leave the graph: call Python with arrays, eagerly or inside `tf.function`.
+"""Calls from TensorFlow to Python functions on arrays, eagerly or inside `tf.function`.
 
-Inside `tf.function` such calls keep the order of the program, so that ranks that run the same program make the
-same calls in the same order. They cannot be compiled by XLA.
+Inside `tf.function` such calls run in program order, so that ranks that run the same program make the same calls in the
+same order. XLA cannot compile them.
 """
 
 import functools
@@ -18,16 +18,16 @@ from ringtrain_tensorflow.errors import NotSupportedError, as_tensorflow
 from ringtrain_tensorflow.names import name_of_gradient
 from ringtrain_tensorflow.operation import Function, add_operation
 
-# How long a thread of TensorFlow's may be held by a call that waits for other ranks. Functions make their calls
-# one after the other, so few threads are held; a session makes all at once, and beside the waits of
-# `streamed_call` updates are to run.
+# Seconds for which a call that waits for other ranks may block a TensorFlow thread. Functions make their calls one
+# after the other, so few threads are blocked. A session starts all calls at once, and updates must run while
+# `streamed_call` waits.
 HOLD_IN_FUNCTION_S, HOLD_IN_SESSION_S = 0.05, 0.001
-# How long a question waits for the end of a call, in a thread that TensorFlow does not miss.
+# Seconds that a poll waits for the end of a call, on a thread outside TensorFlow's pools.
 PATIENCE_S: Final = 0.05
 
 
 class _TensorFlowGraphCalls:
-    """Calls that graphs have begun, by ticket, each in a thread of ours."""
+    """Running calls of graphs, by ticket, each on one of Ringtrain's threads."""
 
     def __init__(self) -> None:
         self._pool = TransportThreadPool("ringtrain-tensorflow")
@@ -35,13 +35,13 @@ class _TensorFlowGraphCalls:
         self._begun: dict[int, Future[Sequence[Array]]] = {}
 
     def begin(self, function: Function, arrays: Sequence[Array], hold_s: float) -> list[Array]:
-        """Begin a call; return its ticket, and whether it still goes on after `hold_s`."""
+        """Begin a call; return its ticket, and whether it is still running after `hold_s`."""
         ticket = next(self._tickets)
         self._begun[ticket] = self._pool.submit(function, *arrays)
         return [np.asarray(ticket, np.int64), *self.goes_on(ticket, hold_s)]
 
     def goes_on(self, ticket: Any, hold_s: float = PATIENCE_S) -> list[Array]:
-        """Return whether the call still goes on after `hold_s`."""
+        """Return whether the call is still running after `hold_s`."""
         call = self._begun[int(ticket)]
         wait([call], hold_s)
         return [np.asarray(not call.done())]
@@ -62,11 +62,11 @@ def host_call(
     shapes: Sequence[Any],
     hold_s: float = HOLD_IN_FUNCTION_S,
 ) -> list[Any]:
-    """Return `function(*arrays of inputs)` as tensors of the given dtypes and (partly known) shapes.
+    """Call `function` with the arrays of `inputs`; return tensors of the given dtypes and (partly known) shapes.
 
-    In a graph the call runs beside TensorFlow's threads, which only ask whether it has ended: blocked ones would
-    fill the inter-op pool, and ranks that began different calls first would wait for each other for ever. Eagerly
-    errors are Ringtrain's and TensorFlow's at once, in graphs TensorFlow's.
+    In a graph the call runs outside TensorFlow's threads, which only poll for its end. Blocked threads would fill the
+    inter-op pool, and ranks that have started different calls would wait for each other forever. Eager errors are both
+    Ringtrain's and TensorFlow's; errors in graphs are TensorFlow's.
     """
     if tf.executing_eagerly():
         with as_tensorflow():
@@ -96,11 +96,10 @@ def differentiable_tensorflow_call(
     name: str | None,
     kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda inputs, outputs: (),
 ) -> list[Any]:
-    """Return `forward(*arrays of inputs)` as `host_call` does, with gradients: an output for each input, of its
-    dtype.
+    """Call `forward` like `host_call`, with gradients: an output for each input, of its dtype.
 
-    `backward(name, gradients of the outputs, arrays of kept(inputs, outputs))` returns the inputs' gradients; its
-    name is made from that of the call, `name`.
+    `backward(name, gradients of the outputs, arrays of kept(inputs, outputs))` returns the inputs' gradients; its name
+    is derived from that of the call, `name`.
     """
     dtypes = [tensor.dtype for tensor in inputs]
 
@@ -126,13 +125,13 @@ def differentiable_tensorflow_call(
 def call_of_gradient(
     function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
 ) -> list[Any]:
-    """As `host_call`, of what makes a gradient. A second derivative through it raises NotSupportedError: it would
-    be silently without this part."""
+    """Call a function that computes a gradient, like `host_call`. A second derivative raises NotSupportedError, because
+    it would silently omit this part."""
 
     @tf.custom_gradient
     def once(*given: Any) -> Any:
         def second(*grads: Any) -> Any:
-            # TensorFlow also builds it where nobody asks for it, so a graph raises when it runs.
+            # TensorFlow also builds it if it is unused, so a graph raises only when it runs.
             return host_call(_no_second_gradient, grads, [t.dtype for t in given], [t.shape for t in given])
 
         return tuple(host_call(function, given, dtypes, shapes)), second
@@ -145,9 +144,9 @@ def _no_second_gradient(*_: Array) -> Sequence[Array]:
 
 
 def _until_graph_call_ended(ticket: Any, running: Any) -> Any:
-    """Return a tensor that is there when the call has ended; until then no thread of TensorFlow's is held.
+    """Return a tensor that is ready when the call has ended; meanwhile no TensorFlow thread is blocked.
 
-    The graph asks again and again, as a run that fails elsewhere ends between two questions only.
+    The graph polls repeatedly, because a run that fails elsewhere can only end between two polls.
     """
 
     def ask(_: Any) -> Any:
@@ -157,10 +156,10 @@ def _until_graph_call_ended(ticket: Any, running: Any) -> Any:
 
 
 def _in_a_thread_of_its_own(function: Any, argument: Any) -> Any:
-    """Return `function(argument)`, for which no thread of TensorFlow's is held.
+    """Return `function(argument)` without blocking a TensorFlow thread.
 
-    Reading a data set is an asynchronous operation of TensorFlow's with a thread of its own. A function that is
-    mapped over the data set runs in it, where it is told to.
+    Reading a data set is an asynchronous TensorFlow operation with a separate thread. A function mapped over the data
+    set can run in that thread.
     """
     arguments = tf.raw_ops.TensorDataset(components=[argument], output_shapes=[argument.shape])
     kind: dict[str, Any] = {
@@ -175,7 +174,7 @@ def _in_a_thread_of_its_own(function: Any, argument: Any) -> Any:
 
 @functools.cache
 def _goes_on() -> tuple[Any, Any]:
-    """`_calls.goes_on` as a function of TensorFlow's; and the graph without which its operation would end."""
+    """Return `_calls.goes_on` as a TensorFlow function, and the graph that keeps its operation alive."""
     with tf.Graph().as_default() as graph:
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
@@ -196,6 +195,6 @@ def value_of(tensor: Any) -> Any:
 
 
 def any_rows(tensor: Any) -> Any:
-    """The shape of `tensor` with any number of rows."""
+    """Return the shape of `tensor` with any number of rows."""
     shape = tensor.shape
     return tf.TensorShape([None]).concatenate(shape[1:]) if shape.rank else tf.TensorShape(None)

@@ -1,4 +1,4 @@
-"""Send gradients in fewer bytes."""
+"""Compression of gradients to fewer bytes."""
 
 from typing import Any, Final
 

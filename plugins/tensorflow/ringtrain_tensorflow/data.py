@@ -1,4 +1,4 @@
-"""TensorFlow's data service on data workers, by the plugin ringtrain-data-service."""
+"""Names of TensorFlow's data service on data workers, from the plugin ringtrain-data-service."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Names of `tf.estimator`, by the plugin ringtrain-graphcore."""
+"""Names of `tf.estimator`, from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Training with TensorFlow in a world that changes, with the names of `horovod.tensorflow.elastic`."""
+"""Elastic training with TensorFlow, with the names of `horovod.tensorflow.elastic`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
 
 class _Variables(list[Any]):
-    """A list that a handler of its own keeps."""
+    """List of variables that has its own state handler."""
 
 
 class TensorFlowState(VariablesState):
-    """An elastic state of a list of variables, beside plain values.
+    """Elastic state with a list of variables and plain values.
 
         state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)
 
     `variables`: of TensorFlow or Keras; in a `tf.compat.v1` graph the default is all of its global variables.
-    `session`: of such a graph (default: the default session). The rest as of `ringtrain.elastic.State`.
+    `session`: session of such a graph (default: the default session). For other arguments see
+    `ringtrain.elastic.State`.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:

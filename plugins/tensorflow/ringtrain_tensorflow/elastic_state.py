@@ -1,4 +1,4 @@
-"""Variables of TensorFlow and Keras as a part of an elastic state."""
+"""Variables of TensorFlow and Keras as parts of an elastic state."""
 
 from __future__ import annotations
 
@@ -19,32 +19,30 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Return `func(state, ...)` as a function that goes on when the world changes: as `ringtrain.elastic.run`.
+    """Return `func(state, ...)` as a function that continues after a change of the world; see `ringtrain.elastic.run`.
 
-    Functions of TensorFlow and compiled models need not be built anew: what their collectives need of the world is
-    looked up when they run.
+    TensorFlow functions and compiled models need not be rebuilt: their collectives look up the world when they run.
     """
     return elastic.run(func)
 
 
 class VariablesState(ObjectState):
-    """A state that has variables of TensorFlow; its plain values may be tensors."""
+    """Elastic state with TensorFlow variables; its plain values may be tensors."""
 
     _foreign = TENSORFLOW_VALUES
 
     def sync(self) -> None:
-        """As of `ringtrain.elastic.State`. Before it, all ranks join: what newcomers reduce on their way here, to
-        make an optimizer's variables for example, the others meet with zeros, in the place of waiting for each
-        other.
-        """
+        """Synchronize as `ringtrain.elastic.State` does. Before that, all ranks join: ranks that still reduce, for
+        example to create an optimizer's variables, get zeros from the others instead of waiting."""
         join()
         super().sync()
 
 
 class VariablesHandler(StateHandler):
-    """Keeps variables: copied at a commit, assigned at a restore, sent to newcomers.
+    """Handler for variables: copies them at a commit, assigns them at a restore, and sends them to new ranks.
 
-    `value`: what has the variables. Those of a random generator are each rank's own: they are kept, and not sent.
+    `value`: the object with the variables. Variables of a random generator belong to each rank: they are saved but not
+    sent.
     """
 
     def __init__(self, value: Any) -> None:
@@ -52,7 +50,7 @@ class VariablesHandler(StateHandler):
         self.save()
 
     def variables(self) -> Sequence[Any]:
-        """The variables of `value`, in an order that is the same on all ranks."""
+        """Return the variables of `value`, in an order that is the same on all ranks."""
         return list(self.value)
 
     def save(self) -> None:
@@ -64,7 +62,8 @@ class VariablesHandler(StateHandler):
         self.write(kept, [self._saved[identity(variable)] for variable in kept])
 
     def sync(self, root: int = 0) -> None:
-        """Collective. Raises MismatchError on all ranks where their variables are not alike."""
+        """Send the root's variables to all ranks. Collective. Raises MismatchError on all ranks if their variables
+        differ."""
         sent = [variable for variable in self.variables() if can_travel(_variable_dtype(variable))]
         self._check_alike([[_name(v), _variable_dtype(v), list(v.shape)] for v in sent])
         received = [np.array(value, order="C") for value in self.read(sent)]
@@ -74,7 +73,7 @@ class VariablesHandler(StateHandler):
             self.write(sent, received)
 
     def read(self, variables: Sequence[Any]) -> list[Any]:
-        """The variables' values, which stay when the variables change."""
+        """Return copies of the variables' values."""
         return [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
 
     def write(self, variables: Sequence[Any], values: Iterable[Any]) -> None:
@@ -83,7 +82,8 @@ class VariablesHandler(StateHandler):
             variable.assign(value)
 
     def _check_alike(self, own: list[Any]) -> None:
-        """Names are in the message only: they have numbers that depend on what else a process has built."""
+        """Compare the variables of all ranks. Names are used only in the message: their numbers depend on all objects
+        that a process has created."""
         everyone = current_world().group().allgather_object(own, "elastic variables")
         for number, theirs in enumerate(everyone):
             if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
@@ -94,7 +94,7 @@ class VariablesHandler(StateHandler):
 
 
 class SessionVariablesHandler(VariablesHandler):
-    """The same for variables of a `tf.compat.v1` graph, in a session."""
+    """Handler for variables of a `tf.compat.v1` graph, in a session."""
 
     def __init__(self, value: Any, session: Any) -> None:
         self._session = session
@@ -116,7 +116,8 @@ def _variables_difference(expected: list[Any], found: list[Any]) -> str:
 
 
 def _variable_dtype(variable: Any) -> str:
-    """Keras 3 has strings, and TensorFlow marks the variables of graphs."""
+    """Return the dtype as a string. Keras 3 uses strings, and TensorFlow has reference types for variables of
+    graphs."""
     dtype = variable.dtype
     return dtype if isinstance(dtype, str) else str(dtype.base_dtype.name)
 

@@ -1,4 +1,4 @@
-"""Errors as users of Horovod catch them: as Ringtrain's own and as TensorFlow's at once."""
+"""Errors that are both Ringtrain's and TensorFlow's, so that code written for Horovod can catch them."""
 
 import functools
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedEr
 
 
 class NotSupportedError(ConfigurationError, NotImplementedError):
-    """What is asked for does not exist for these tensors."""
+    """Operation that is not supported for these tensors."""
 
 
-# The first that fits; anything else is UnknownError, as in `tf.numpy_function`.
+# The first match is used; any other error is UnknownError, as in `tf.numpy_function`.
 _KINDS: Final = (
     (MismatchError, tf.errors.FailedPreconditionError),
     (NotInitializedError, tf.errors.FailedPreconditionError),
@@ -25,7 +25,7 @@ _KINDS: Final = (
 
 
 def tensorflow_status_of(error: BaseException) -> int:
-    """Return the code of TensorFlow's under which a graph reports `error`.
+    """Return TensorFlow's error code with which a graph reports `error`.
 
     FAILED_PRECONDITION: ranks disagree, or there is no world. INVALID_ARGUMENT: an argument is wrong.
     """
@@ -35,7 +35,7 @@ def tensorflow_status_of(error: BaseException) -> int:
 
 @contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Raise Ringtrain's errors as the same errors that are TensorFlow's, too."""
+    """Convert Ringtrain's errors to errors that are both Ringtrain's and TensorFlow's, inside this context."""
     try:
         yield
     except RingtrainError as error:
@@ -53,7 +53,7 @@ def _kind_of_tensorflow_error(error: BaseException) -> Any:
 @functools.cache
 def _both_tensorflow_errors(own: Any, kind: Any) -> Any:
     def made(self: Any, *args: Any) -> None:
-        message = args[0] if len(args) == 1 else args[2]  # Keras makes them anew, with TensorFlow's arguments
+        message = args[0] if len(args) == 1 else args[2]  # Keras creates them again with TensorFlow's arguments
         kind.__init__(self, None, None, message)
         self.args = (message,)
 

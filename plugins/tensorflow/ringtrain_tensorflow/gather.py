@@ -36,7 +36,7 @@ def grouped_allgather(
 
 @tf.autograph.experimental.do_not_convert
 def gathered_by_tensorflow(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
-    """Gather as `grouped_allgather` does, under a name that was dealt before."""
+    """Gather like `grouped_allgather`, under a name that was assigned before."""
     values = [value_of(tensor) for tensor in tensors]
     rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in values]
 
@@ -58,7 +58,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensor of `root_rank` (a world rank), to which the mean of all ranks' gradients flows back."""
+    """Return the tensor of `root_rank` (a world rank). The mean of all ranks' gradients flows back to it."""
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
 
@@ -79,9 +79,9 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts). Return the rows received, in
-    rank order, and with `splits` also how many came from each rank. Gradients go back the way that the rows came.
-    """
+    """Send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts). Return the received rows, in rank
+    order, and with `splits` also the number of rows from each rank. Gradients flow back to the ranks that sent the
+    rows."""
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
     given_splits = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)

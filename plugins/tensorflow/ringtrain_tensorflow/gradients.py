@@ -1,4 +1,4 @@
-"""Reduce a model's gradients, as tape and optimizers do: each as soon as it exists."""
+"""Reduction of a model's gradients for tapes and optimizers: each gradient as soon as it exists."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from ringtrain_tensorflow.world_ops import members_as
 
 @dataclass(frozen=True)
 class TensorFlowGradientOptions:
-    """How gradients are reduced; the arguments that tape and optimizers have in common."""
+    """Options of the reduction that tapes and optimizers have in common."""
 
     device_dense: str = ""
     device_sparse: str = ""
@@ -36,7 +36,7 @@ class TensorFlowGradientOptions:
     scale_local_gradients: bool = True
 
     def checked(self) -> "TensorFlowGradientOptions":
-        """Return it with a `ReduceOp`. Raises ConfigurationError for what does not go together."""
+        """Return the options with a `ReduceOp`. Raises ConfigurationError for incompatible options."""
         op = ReduceOp.of(self.op)
         if op not in (Average, Sum, Adasum):
             raise ConfigurationError(f"op is {op.value}; expected Average, Sum or Adasum")
@@ -57,16 +57,15 @@ class TensorFlowGradientOptions:
 
 @dataclass
 class TensorFlowGradientReducer:
-    """Reduces gradients under names that start with `name`. `local`: ids of variables that stay each rank's
-    own.
-    """
+    """Reducer of gradients under names that start with `name`. `local`: ids of variables that each rank trains
+    alone."""
 
     name: str
     options: TensorFlowGradientOptions
     _local: set[int] = field(default_factory=set)
 
     def register_local(self, variable: Any) -> None:
-        """Leave the gradient of `variable` out of the reduction."""
+        """Exclude the gradient of `variable` from the reduction."""
         self._local.add(identity(variable))
 
     def is_local(self, variable: Any) -> bool:
@@ -76,11 +75,11 @@ class TensorFlowGradientReducer:
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], before_update: bool = True, rate: Any = None
     ) -> list[Any]:
-        """Return the gradients reduced; those of local variables are scaled at most.
+        """Return the reduced gradients; those of local variables are only scaled.
 
-        `before_update`: ranks still have the same variables, and compare them now and then; `rate`: and this.
-        StateCorrupt names ranks that have others. A gradient that is None counts as zeros where another rank has
-        one, and stays None where no rank has one.
+        `before_update`: ranks still have the same variables, and compare them at intervals, together with `rate`:
+        StateCorrupt names ranks that differ. A gradient that is None counts as zeros if another rank has one, and stays
+        None if no rank has one.
         """
         name = name_of_call(self.name) or self.name
         shared = [index for index, variable in enumerate(variables) if not self.is_local(variable)]
@@ -110,20 +109,21 @@ class TensorFlowGradientReducer:
         groups: list[list[int]],
         around: GraphPartSurroundings,
     ) -> None:
-        """Reduce what stands at the indices `kinds`, of dense and of sparse gradients, of `results`, each group of
-        dense ones and each sparse one as soon as it exists.
+        """Reduce the gradients in `results` at the indices `kinds`, of dense and of sparse ones: each group of dense
+        ones and each sparse one as soon as it exists.
 
-        `groups`: positions among the dense ones that travel together. `around`: as of `streamed_call`.
+        `groups`: positions among the dense ones that are reduced together. `around`: see `streamed_call`.
         """
         (dense, sparse), options, process_set = kinds, self.options, self.options.process_set
         small = [options.compression.compress(results[index]) for index in dense]
         slices = [results[index] for index in sparse]
-        # Ranks may lack different gradients, and groups of one length then hold different ones.
+        # Ranks may lack different gradients; groups of equal length then have different members.
         lacking = "".join(f"-{index}" for index in range(len(results)) if index not in dense)
         parts = [[small[i][0] for i in group] for group in groups] + [[s.values, s.indices] for s in slices]
 
         def begin(number: int, given: Sequence[Array]) -> BegunGraphPart:
-            if trains_alone(process_set):  # in this world; not in the one in which the graph was built
+            # in the current world, which may differ from that of the graph's construction
+            if trains_alone(process_set):
                 return FinishedGraphPart(given)
             if number >= len(groups):
                 own = f"{name}.{sparse[number - len(groups)]}"
@@ -145,7 +145,7 @@ class TensorFlowGradientReducer:
                 results[index] = tf.IndexedSlices(scaled_slices(values, how_slices), indices, slices[i].dense_shape)
 
     def _groups(self, indices: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return which of the gradients at `indices` travel together, as positions in `indices`."""
+        """Return the groups of the gradients at `indices`, as positions in `indices`."""
         groups = self.options.groups
         everyone = list(range(len(indices)))
         if isinstance(groups, list):
@@ -166,20 +166,20 @@ class TensorFlowGradientReducer:
 
 
 def one_of_groups(groups: Any, num_groups: int) -> Any:
-    """Return `groups`, or where it is None the deprecated `num_groups`."""
+    """Return `groups`, or the deprecated `num_groups` if it is None."""
     if num_groups:
         warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
     return num_groups if num_groups and groups is None else groups
 
 
 def identity(variable: Any) -> int:
-    """Return the same number for a Keras variable, the TensorFlow variable in it, and a reference to either."""
+    """Return the same number for a Keras variable, its TensorFlow variable, and a reference to either."""
     inner = getattr(variable, "_value", None)
     return id(inner if isinstance(inner, tf.Variable) else variable)
 
 
 def trainable(layers: Collection[Any] | None) -> list[Any]:
-    """Return the trainable variables of `layers`. Raises ConfigurationError for what is no layer."""
+    """Return the trainable variables of `layers`. Raises ConfigurationError for an object that is not a layer."""
     found = []
     for layer in [] if layers is None else layers:
         if not hasattr(layer, "trainable_weights"):

@@ -1,4 +1,4 @@
-"""Keep variables in host memory and update them there, while forward and backward run on the device."""
+"""Variables in host memory that are updated there, while forward and backward passes run on the device."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,10 +25,10 @@ class HostStrategy:
             loss = …
         strategy.apply_gradients(optimizer, zip(tape.gradient(loss, weights), weights))
 
-    Weights and optimizer state take no device memory between steps. A `ringtrain.keras.HostOptimizer` keeps 1/size
-    of the state on each rank; of every other optimizer each rank keeps the whole. Works inside `tf.function`, and
-    in `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves
-    variables and updates where TensorFlow places them.
+    Weights and optimizer state need no device memory between steps. A `ringtrain.keras.HostOptimizer` stores 1/size of
+    the state on each rank; for every other optimizer each rank stores the whole state. Works inside `tf.function`, and
+    in `tf.compat.v1` graphs, where `apply_gradients` returns the operation. `variables_on_host=False` leaves variables
+    and updates where TensorFlow places them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class HostStrategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["HostStrategy"]:
-        """Place every variable that is made within it on the host."""
+        """Place every variable that is created inside this context on the host."""
 
         def on_host(make: Callable[..., Any], **arguments: Any) -> Any:
             with tf.device(self._device):
@@ -55,7 +55,7 @@ class HostStrategy:
             yield self
 
     def apply_gradients(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        """Reduce the gradients over all ranks and apply them, on the host; returns what the optimizer does."""
+        """Reduce the gradients over all ranks and apply them on the host; return the optimizer's result."""
         pairs = list(grads_and_vars)
         if isinstance(optimizer, HostKerasMixin):
             return self._apply_there(optimizer, pairs)
@@ -65,7 +65,7 @@ class HostStrategy:
         return self.on_host(lambda: optimizer.apply_gradients(present))
 
     def _apply_there(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
-        """A HostOptimizer averages by itself."""
+        """Apply gradients with a HostOptimizer, which averages them itself."""
         ours = self._reducer.options
         if ours.op is not Average or ours.process_set is not optimizer.process_set:
             raise ConfigurationError(
@@ -75,13 +75,13 @@ class HostStrategy:
         return self.on_host(lambda: optimizer.apply_gradients(pairs))
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
-        """The gradients' average over all ranks (or what `op` is), computed on the host."""
+        """Return the gradients reduced over all ranks, computed on the host."""
         if stays_alone(self._reducer.options.process_set):
             return list(grads)
-        held = list(grads) if variables is None else list(variables)  # of None there can be no zeros
+        held = list(grads) if variables is None else list(variables)  # None cannot be replaced by zeros
         return self.on_host(lambda: self._reducer.reduce(list(grads), held))
 
     def on_host(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns, its operations and variables placed on the host."""
+        """Return the result of `make`, with its operations and variables placed on the host."""
         with tf.device(self._device), self.scope():
             return make()

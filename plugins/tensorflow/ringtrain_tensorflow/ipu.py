@@ -1,4 +1,4 @@
-"""Names of Graphcore's `tensorflow.python.ipu`, by the plugin ringtrain-graphcore."""
+"""Names of Graphcore's `tensorflow.python.ipu`, from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,7 +1,7 @@
-"""Which backend Keras has.
+"""Check of Keras' backend.
 
-Asked before TensorFlow is loaded: beside that, loading PyTorch's CUDA build, as another backend does, can end the
-process with a segmentation fault and no word.
+It runs before TensorFlow is loaded: if PyTorch's CUDA build is loaded after it, as another backend requires, the
+process may end with a segmentation fault and no message.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from ringtrain.errors import ConfigurationError
 
 
 def check_backend(keras: Any) -> None:
-    """Raises ConfigurationError where `keras`, of whatever version, is not on TensorFlow."""
+    """Raise ConfigurationError if `keras`, of any version, does not use TensorFlow."""
     if (backend := keras.backend.backend()) != "tensorflow":
         raise ConfigurationError(
             f"ringtrain.keras works with Keras on TensorFlow, and KERAS_BACKEND is {backend}; "

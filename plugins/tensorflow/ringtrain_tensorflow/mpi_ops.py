@@ -1,4 +1,4 @@
-"""Collectives and facts about the world, under the name of the module in which Horovod has them for TensorFlow."""
+"""Collectives and information about the world, under Horovod's module name for TensorFlow."""
 
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403

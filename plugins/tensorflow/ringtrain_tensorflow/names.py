@@ -1,7 +1,7 @@
-"""Names of collectives in graphs: dealt when the graph is built.
+"""Names of collectives in graphs, assigned when the graph is built.
 
-A number that is dealt when an operation runs pairs what happens to run first on each rank. Ranks that run the same
-program build their graphs in the same order, whatever TensorFlow's threads do later.
+A number assigned when an operation runs would pair the operations that run first on each rank. Ranks that run the same
+program build their graphs in the same order, regardless of TensorFlow's threads.
 """
 
 import re
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 @dataclass
 class _TensorFlowGraphNames:
-    """What one graph has dealt. `path`: the functions and branches that lead to the graph."""
+    """Names assigned in one graph. `path`: the functions and branches that contain the graph."""
 
     path: str
     dealt: Counter[str] = field(default_factory=Counter)
@@ -31,10 +31,10 @@ _graphs: Final[weakref.WeakKeyDictionary[Any, _TensorFlowGraphNames]] = weakref.
 
 
 def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | None:
-    """Return the name under which ranks pair a call: None eagerly without `name`, which is numbered when it runs.
+    """Return the name under which ranks pair a call: None eagerly without `name`; such a call is numbered when it runs.
 
-    In a graph no two calls have the same: a name that is given again gets a number, as operations do. It stands
-    under the name scope, unless `ignore_name_scope`.
+    In a graph names are unique: a repeated name gets a number, like operations. The name scope is its prefix, unless
+    `ignore_name_scope`.
     """
     if tf.executing_eagerly():
         return name
@@ -47,7 +47,7 @@ def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | Non
 
 
 def name_of_gradient(name: str | None) -> str | None:
-    """Return the name for the gradient of the call `name`, in the graph that is now built for gradients."""
+    """Return the name for the gradient of the call `name`, in the graph that is being built for gradients."""
     if name is None or tf.executing_eagerly():
         return None
     return _tensorflow_graph_names(tf.compat.v1.get_default_graph()).unique(f"{name}.gradient")
@@ -60,7 +60,7 @@ def _tensorflow_graph_names(graph: Any) -> _TensorFlowGraphNames:
 
 
 def _path_of(graph: Any) -> str:
-    """Return the functions and branches that lead to `graph`, each with a slash; empty for a graph of a session.
+    """Return the functions and branches that contain `graph`, each with a slash; empty for a graph of a session.
 
     A function that is called eagerly has its Python name, so that ranks may trace it a different number of times.
     TensorFlow's names of all others end with numbers that depend on everything that was built before.

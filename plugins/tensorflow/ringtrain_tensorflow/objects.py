@@ -1,4 +1,4 @@
-"""Broadcast and gather Python objects: plain data, arrays and tensors, or with `allow_pickle` anything."""
+"""Broadcast and gather of Python objects: plain data, arrays and tensors, or with `allow_pickle` any object."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> Any:
-    """Return the object of `root_rank` on every rank. `session`: accepted for Horovod's sake.
+    """Return the object of `root_rank` on every rank. `session`: accepted for compatibility with Horovod.
 
-    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors, the values of variables,
-    paths, dates and times, ranges, namespaces, dataclasses and named tuples travel as data that cannot run code;
-    anything else needs `allow_pickle=True` on every rank. Raises ConfigurationError on every rank where the root's
-    object can't be sent.
+    Numbers, strings, bytes, None, lists, tuples, sets, dictionaries, arrays, tensors, the values of variables, paths,
+    dates and times, ranges, namespaces, dataclasses and named tuples are sent as data that cannot execute code; any
+    other object needs `allow_pickle=True` on every rank. Raises ConfigurationError on every rank if the root's object
+    cannot be sent.
     """
     with as_tensorflow():
         return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, TENSORFLOW_VALUES)
@@ -39,7 +39,7 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> Callable[[Any], Any]:
-    """Return `broadcast_object` with everything but the object settled."""
+    """Return `broadcast_object` with all arguments but the object."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set, allow_pickle)
 
 
@@ -50,13 +50,13 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
+    """Return every rank's object, in rank order. The same types as for `broadcast_object` are supported."""
     with as_tensorflow():
         return adapter.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def _packed_tensorflow_values(value: Any) -> bytes:
-    """Return the bytes of a dtype, variable or tensor that has a value. Raises ConfigurationError for others."""
+    """Return the bytes of a dtype, variable or tensor with a value. Raises ConfigurationError for other objects."""
     if isinstance(value, tf.DType):
         return b"D" + value.name.encode()
     if not (isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "_value")) or not tf.executing_eagerly():

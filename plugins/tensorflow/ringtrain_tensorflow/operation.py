@@ -1,6 +1,6 @@
-"""An operation for TensorFlow's graphs that calls Python, and fails with the code that its error stands for.
+"""Operation for TensorFlow's graphs that calls Python, and fails with an error code that matches the Python error.
 
-`tf.numpy_function` makes of every error InvalidArgumentError or UnknownError. Operation and kernel are registered
+`tf.numpy_function` reports every error as InvalidArgumentError or UnknownError. Operation and kernel are registered
 through TensorFlow's C API (`tensorflow/c/ops.h`, `tensorflow/c/kernels.h`), so nothing is compiled.
 """
 
@@ -39,17 +39,17 @@ _kept: list[Any] = []  # callbacks that TensorFlow calls until the process ends
 
 @tf.autograph.experimental.do_not_convert
 def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """Add a node to the present graph that returns `function(*arrays of inputs)`, of the given dtypes.
+    """Add a node to the current graph that returns `function(*arrays of inputs)`, of the given dtypes.
 
-    The function runs in a thread of TensorFlow's: it must return soon. What it raises becomes an error of
-    TensorFlow's, see `tensorflow_status_of`.
+    The function runs on a TensorFlow thread and must return quickly. Its exceptions become TensorFlow errors, see
+    `tensorflow_status_of`.
     """
     return list(add_node(function, inputs, dtypes).outputs)
 
 
 @tf.autograph.experimental.do_not_convert
 def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> Any:
-    """As `add_operation`; return the node."""
+    """Add a node like `add_operation`; return the node."""
     _register_operation()
     graph = tf.compat.v1.get_default_graph()
     token = next(_tokens)
@@ -69,8 +69,8 @@ def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -
 
 @contextlib.contextmanager
 def out_of_graph_order() -> Iterator[None]:
-    """Nodes that are made within it run as soon as their inputs and control inputs are there: in `tf.function`,
-    too, where others run after all operations with side effects that were made before."""
+    """Make nodes created inside this context run as soon as their inputs and control inputs are ready. Otherwise, nodes
+    of a `tf.function` run after all earlier operations with side effects."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
@@ -90,14 +90,14 @@ def _operation_types(dtypes: Any) -> Any:
 
 
 def _outermost_graph(graph: Any) -> Any:
-    """The graph that `graph` is a function of, or a function of a function of: it outlives them."""
+    """Return the outermost graph around `graph`, which outlives the functions inside it."""
     while (outer := getattr(graph, "outer_graph", None)) is not None and outer is not graph:
         graph = outer
     return graph
 
 
 class _TensorFlowMemory:
-    """A tensor of TensorFlow as numpy sees it; given back when the last array on it is gone."""
+    """Memory of a TensorFlow tensor for numpy, freed with the last array that uses it."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -170,7 +170,7 @@ def _compute_operation(token: int | None, context: Any) -> None:
         arrays = [_operation_input(context, index) for index in range(library.TF_NumInputs(context))]
         for index, result in enumerate(function(*arrays)):
             _set_output(context, index, result)
-    except BaseException as error:  # a callback of C's has nowhere to raise it
+    except BaseException as error:  # a C callback cannot raise
         status = library.TF_NewStatus()
         library.TF_SetStatus(status, tensorflow_status_of(error), f"{type(error).__name__}: {error}".encode())
         library.TF_OpKernelContext_Failure(context, status)
@@ -178,7 +178,7 @@ def _compute_operation(token: int | None, context: Any) -> None:
 
 
 def _register_operation() -> None:
-    """Make the operation and its kernel known to TensorFlow, once a process."""
+    """Register the operation and its kernel with TensorFlow, once per process."""
     with _registering:
         if _kept:
             return
@@ -205,11 +205,11 @@ def _register_operation() -> None:
 
 
 def _no_shapes(context: Any, status: Any) -> None:
-    """The caller sets shapes; here every output may have any."""
+    """Set unknown output shapes; the caller sets the actual ones."""
     _tensorflow_library().TF_ShapeInferenceContextSetUnknownShape(context, status)
 
 
-# Result and arguments of what is used of the C API; "status" is always the last argument.
+# Result and argument types of the used C functions; "status" is always the last argument.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "TF_NewStatus": (c_void_p, ()),
     "TF_DeleteStatus": (None, (c_void_p,)),
@@ -246,9 +246,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 @functools.cache
 def _tensorflow_library() -> Any:
-    """TensorFlow's library, which this process has loaded already. Raises ConfigurationError where it lacks a
-    function.
-    """
+    """Return TensorFlow's library, which is already loaded. Raises ConfigurationError if it lacks a function."""
     name = "libtensorflow_framework.2.dylib" if sys.platform == "darwin" else "libtensorflow_framework.so.2"
     path = Path(tf.sysconfig.get_lib()) / name
     try:

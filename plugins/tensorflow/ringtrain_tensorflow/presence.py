@@ -1,4 +1,4 @@
-"""Which ranks have a gradient of which variable: agreed on, so that all reduce the same ones."""
+"""Agreement of ranks on the variables that have gradients, so that all reduce the same ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain_tensorflow.errors import as_tensorflow
 from ringtrain_tensorflow.world_ops import outlives_the_world
 
-# What a gradient may be; None is none of them.
+# Kinds of gradients. None is not a kind.
 _KINDS: Final = ("dense", "slices at int32", "slices at int64")
 _Kinds = tuple[str | None, ...]
 _Variables = tuple[str, ...]
@@ -21,7 +21,7 @@ _Variables = tuple[str, ...]
 
 @dataclass
 class _AgreedGradients:
-    """How many ranks have a gradient of each kind, by place in a graph and what this rank has there."""
+    """Number of ranks with a gradient of each kind, by place in a graph and this rank's gradients there."""
 
     known: dict[tuple[Any, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
 
@@ -29,12 +29,12 @@ class _AgreedGradients:
 def completed_gradients(
     name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet
 ) -> list[Any]:
-    """Return `grads` as all ranks of `process_set` can reduce them: zeros for None where another rank has a
-    gradient, None where no rank has one, a tensor for IndexedSlices where another rank has a tensor.
+    """Return `grads` such that all ranks of `process_set` can reduce them: zeros for None if another rank has a
+    gradient, None if no rank has one, a tensor for IndexedSlices if another rank has a tensor.
 
-    `name`: of the call, the same on all ranks. Ranks exchange this in every eager call; of a graph when it is
-    built, once for each set of variables and gradients that it has there. A graph of an elastic job, which ranks
-    of other worlds do not build again, is left as it is. Collective. Raises MismatchError on all ranks for
+    `name`: of the call, the same on all ranks. Ranks exchange this in every eager call. In a graph they exchange it
+    when it is built, once for each set of variables and gradients. In a graph of an elastic job, which ranks of other
+    worlds do not build again, gradients are returned unchanged. Collective. Raises MismatchError on all ranks for
     different numbers of gradients.
     """
     if not grads or outlives_the_world():
@@ -54,12 +54,13 @@ def _gradient_kind_of(grad: Any) -> str | None:
 
 
 def unique_name_of(variable: Any) -> str:
-    """No two variables of this process have the same; of what is no variable it is empty."""
+    """Return a name that is unique among the variables of this process; empty for an object that is not a variable."""
     return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
 
 
 def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
-    """Built again for other shapes of its input, which ranks do at different times, a graph has the same."""
+    """Return the counts for a place in a graph. A graph that is rebuilt for other input shapes, which ranks do at
+    different times, gets the stored counts."""
     known = attached(_AgreedGradients).known.setdefault((queue_of(process_set), name), {})
     if (kinds, variables) not in known:
         known[kinds, variables] = _gradient_counts(f"{name}.{len(known)}", kinds, process_set)
@@ -67,7 +68,7 @@ def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, proce
 
 
 def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
-    """How many ranks have a gradient of each kind: shape (kinds, gradients)."""
+    """Return the number of ranks with a gradient of each kind: shape (kinds, gradients)."""
     own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
     total = NamedReduction("Sum", process_set)
     try:

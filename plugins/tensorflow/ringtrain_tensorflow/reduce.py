@@ -33,11 +33,11 @@ def allreduce(
 ) -> Any:
     """Return `tensor` reduced over the ranks of `process_set`; gradients flow through.
 
-    `tensor`: tensor or variable of the same shape on all ranks, or IndexedSlices, whose slices are gathered
-    instead (`op` Average or Sum; the factors apply to them, too). `op`: Average (default), Sum, Adasum, Min, Max
-    or Product. `average`: deprecated form of `op`. Factors multiply before and after. `name`: pairs this call with
-    the others' (default: a number, dealt when the call is made, or in a graph when it is built). `device_dense`,
-    `device_sparse`: where the result is placed.
+    `tensor`: tensor or variable of the same shape on all ranks, or IndexedSlices, whose slices are gathered instead
+    (`op` Average or Sum; the factors apply to them, too). `op`: Average (default), Sum, Adasum, Min, Max or Product.
+    `average`: deprecated form of `op`. Factors multiply before and after. `name`: pairs this call with the others'
+    (default: a number, assigned when the call is made, or in a graph when it is built). `device_dense`,
+    `device_sparse`: devices of the result.
     """
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -84,9 +84,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this rank's rows of the reduced `tensor` (Average or Sum); the first ranks have one more row where
-    rows do not divide. The gradient is every rank's, gathered; for Sum times the number of ranks, as Horovod does.
-    """
+    """Return this rank's rows of the reduced `tensor` (Average or Sum). If the rows are not divisible, the first ranks
+    get one more. The gradient is gathered from all ranks; for Sum it is multiplied by the number of ranks, as in
+    Horovod."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
@@ -145,7 +145,7 @@ def _scattered(
 
 
 def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> Any:
-    """Gather values and indices: slices of the same index are added where they are used."""
+    """Gather values and indices. Slices of the same index are summed where they are used."""
     if how.op not in ("Average", "Sum"):
         raise NotSupportedError(
             f"allreduce of IndexedSlices: op is {how.op}; expected Average or Sum, or sparse_as_dense=True"
@@ -156,9 +156,8 @@ def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> 
 
 
 def scaled_slices(values: Any, how: NamedReduction) -> Any:
-    """Return gathered `values` so that what is added up of them is the reduction `how`. As in Horovod averages of
-    integers are no integers.
-    """
+    """Return gathered `values`, scaled such that their sum is the reduction `how`. As in Horovod, averages of integers
+    are not integers."""
     if how.op == "Average":
         values = values / members_as(how.process_set, values.dtype)
     factor = how.prescale * how.postscale

@@ -1,4 +1,4 @@
-"""What ranks compare of variables before an update: now and then, by the host, while gradients are reduced."""
+"""Comparison of variables between ranks before an update: at intervals, on the host, while gradients are reduced."""
 
 import contextlib
 import functools
@@ -20,17 +20,17 @@ Look = Callable[[int], OptimizerReplica]
 
 @dataclass
 class _Comparisons:
-    """Those of a world, by what is compared: a tape is made anew for each step, and a graph for other shapes."""
+    """Comparisons of a world, by their subject: a tape is created for each step, and a graph for each shape."""
 
     found: dict[tuple[Any, ...], OptimizerReplicas] = field(default_factory=dict)
 
 
 def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> GraphPartSurroundings:
-    """Return what a reduction runs in, so that ranks compare `variables` and the learning rate of the update, and
-    the variables that it reads.
+    """Return a context for a reduction in which ranks compare `variables` and the learning rate of the update, and the
+    variables that it reads.
 
-    `name`: of the call. Nothing is compared where there is no variable that Python can read: in the graphs of a
-    session, and of tensors. Nor are variables that are not trained.
+    `name`: of the call. Nothing is compared if Python can read no variable: in the graphs of a session, and for
+    tensors. Untrained variables are not compared.
     """
     held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]
     if not held:
@@ -68,7 +68,7 @@ def _tensorflow_replica_of(variables: Sequence[Any], rate: Any, part: int) -> Op
 
 
 def _variable_rows(variable: Any, first: int, behind: int) -> Array:
-    """The bytes of some rows: on the host those of the variable itself, of a device a copy."""
+    """Return the bytes of some rows: on the host those of the variable itself, for a device a copy."""
     value = variable.read_value()
     on_host = "CPU" in value.device
     array = np.asarray(value if on_host or not variable.shape.rank else value[first:behind])
@@ -88,7 +88,7 @@ def _tensorflow_platform(variables: Sequence[Any]) -> str:
 
 
 def _readable(variable: Any) -> Any:
-    """The variable of TensorFlow that Python can read while a graph runs, or None."""
+    """Return the TensorFlow variable that Python can read while a graph runs, or None."""
     inner = getattr(variable, "_value", variable)
     if not isinstance(inner, tf.Variable) or not tf.compat.v1.executing_eagerly_outside_functions():
         return None

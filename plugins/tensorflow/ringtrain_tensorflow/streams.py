@@ -1,4 +1,4 @@
-"""Hand arrays out of a graph, each as soon as it exists, and wait for what becomes of them, the last one first."""
+"""Transfer of arrays out of a graph, each as soon as it exists, with waits for their results, the last one first."""
 
 import contextlib
 import functools
@@ -15,10 +15,10 @@ from ringtrain_tensorflow.operation import add_node, out_of_graph_order
 
 
 class BegunGraphPart(Protocol):
-    """What becomes of a part."""
+    """A part whose processing has begun."""
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result is ready."""
 
     def result(self) -> Sequence[Array]:
         """Wait for the result."""
@@ -26,7 +26,7 @@ class BegunGraphPart(Protocol):
 
 @dataclass(frozen=True)
 class FinishedGraphPart:
-    """A result that is there already."""
+    """A result that is ready."""
 
     arrays: Sequence[Array]
 
@@ -37,7 +37,7 @@ class FinishedGraphPart:
         return self.arrays
 
 
-# How often a graph waits for parts at most, and of how many bytes at least at a time.
+# Maximum number of waits in a graph, and minimum number of bytes of each.
 WAITS, LEAST_WAITED_BYTES = 8, 1 << 20
 
 Begin = Callable[[int, Sequence[Array]], BegunGraphPart]
@@ -45,8 +45,8 @@ Begin = Callable[[int, Sequence[Array]], BegunGraphPart]
 
 @dataclass(frozen=True)
 class GraphPartSurroundings:
-    """What results are waited for in: `enter(look())`. `look`: looks at the variables `reads`, after what the
-    program did to them before, and before what it does to them afterwards, whatever that waits for."""
+    """Context for the wait for results: `enter(look())`. `look`: reads the variables `reads`. It runs after earlier and
+    before later writes of the program to them."""
 
     look: Callable[[], Any]
     enter: Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -64,15 +64,14 @@ def streamed_call(
     outputs: tuple[Sequence[Any], Sequence[Any]],
     around: GraphPartSurroundings = AROUND_NOTHING,
 ) -> list[Any]:
-    """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors, and return all results,
-    one after the other, as tensors of the given dtypes and shapes, `outputs`.
+    """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors; return all results, one after
+    the other, as tensors of the given dtypes and shapes, `outputs`.
 
-    In a graph a part is begun as soon as its tensors are there, whatever else goes on: `begin` must not block. A
-    backward pass hands out the last part first, and so do some waits, one after the other: what needs the results
-    of one, as the update of its variables, goes on while the next ones wait. The first wait is within `around`,
-    which has looked before the first part is begun. `name`: of the place in the program. A run after one that
-    failed on this rank in between raises RingtrainError, where other ranks may take what that one has begun for a
-    part of this one.
+    In a graph a part is begun as soon as its tensors are ready, independent of other operations: `begin` must not
+    block. A backward pass computes the last part first, so waits are in that order: operations that need the results of
+    one, such as the update of its variables, run while the next ones wait. The first wait is within `around`, whose
+    `look` runs before the first part is begun. `name`: of the place in the program. If the previous run failed on this
+    rank in between, other ranks may take its parts for those of this run: then RingtrainError is raised.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
@@ -80,7 +79,7 @@ def streamed_call(
             functools.partial(_all_variables_at_once, begin, around, [len(part) for part in parts]), flat, *outputs
         )
     place, (dtypes, shapes) = _GraphPlace(name, begin, around), outputs
-    # TensorFlow keeps reads of a variable behind the writes before them, and before the writes behind them.
+    # TensorFlow orders reads of a variable after earlier writes and before later ones.
     before = [_read_variable(variable) for variable in around.reads]
     with tf.device("/CPU:0"), out_of_graph_order(), tf.control_dependencies(before):
         opened = add_node(place.open, [], [])
@@ -102,12 +101,12 @@ def streamed_call(
 
 
 def _read_variable(variable: Any) -> Any:
-    with tf.device(None):  # where the variable is
+    with tf.device(None):  # on the variable's device
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype).op
 
 
 def _waits_for_graph_parts(parts: Sequence[Sequence[Any]]) -> list[range]:
-    """The parts that each wait is for, of some bytes; the last ones first."""
+    """Return the parts of each wait, with a minimum number of bytes; the last ones first."""
     sizes = [sum((t.shape.num_elements() or 0) * t.dtype.size for t in part) for part in parts]
     enough = max(sum(sizes) / WAITS, LEAST_WAITED_BYTES)
     waits, end, waited = [], len(parts), 0
@@ -130,7 +129,7 @@ def _all_variables_at_once(
 
 @dataclass
 class _GraphRuns:
-    """What places have begun in their present runs in this world, and what was seen before."""
+    """Parts that places have begun in their current runs in this world, and the results of `look`."""
 
     begun: dict[str, dict[int, BegunGraphPart]] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +137,7 @@ class _GraphRuns:
 
 @dataclass(frozen=True)
 class _GraphPlace:
-    """A call of a graph, which a run of the graph opens, hands parts to, and takes the results of."""
+    """A call of a graph: a run of the graph opens it, passes parts to it, and collects the results."""
 
     name: str
     begin_part: Begin
@@ -169,7 +168,7 @@ class _GraphPlace:
             with within:
                 return [array for index in indices for array in begun.pop(index).result()]
         except BaseException:
-            begun.clear()  # all ranks fail here, and go on together
+            begun.clear()  # all ranks fail here, and continue together
             raise
 
     def _runs(self) -> _GraphRuns:

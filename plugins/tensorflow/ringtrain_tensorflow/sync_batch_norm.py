@@ -11,10 +11,10 @@ from ringtrain_tensorflow.world_ops import members_as, stays_alone
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` whose moments in training are those of all ranks' batches.
+    """`keras.layers.BatchNormalization` whose moments in training are computed over all ranks' batches.
 
-    `fused`: accepted for Horovod's sake; there is no fused form. Ranks exchange count, mean and sum of squared
-    deviations in one allgather, combined after Chan, Golub & LeVeque 1983; gradients flow through it.
+    `fused`: accepted for compatibility with Horovod; there is no fused form. Ranks exchange count, mean and sum of
+    squared deviations in one allgather, combined after Chan, Golub & LeVeque 1983; gradients flow through it.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 @tf.custom_gradient
 def _summing(row: Any) -> Any:
-    """Return `row`, whose gradient is that of all ranks' losses: Horovod's allgather gives their mean."""
+    """Return `row`, whose gradient is that of all ranks' losses, while Horovod's allgather returns their mean."""
     return tf.identity(row), lambda grad: grad * members_as(global_process_set, grad.dtype)
 
 

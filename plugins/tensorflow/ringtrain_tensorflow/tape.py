@@ -19,13 +19,13 @@ from ringtrain_tensorflow.world_ops import stays_alone
 
 
 class DistributedTensorFlowTape(tf.GradientTape):
-    """What `DistributedGradientTape` returns: the wrapped tape itself, with gradients reduced."""
+    """The tape returned by `DistributedGradientTape`: the wrapped tape itself, with reduced gradients."""
 
     _reducer: TensorFlowGradientReducer
     _local_layers: list[Any]
 
     def register_local_source(self, source: Any) -> None:
-        """Leave the gradient of `source` (a variable) out of the reduction."""
+        """Exclude the gradient of `source` (a variable) from the reduction."""
         self._reducer.register_local(source)
 
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
@@ -36,9 +36,7 @@ class DistributedTensorFlowTape(tf.GradientTape):
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return local sources with their gradients, and all others with their reduced ones, in pairs (source,
-        gradient).
-        """
+        """Return two lists of pairs (source, gradient): local sources, and all others with their reduced gradients."""
         flat = self._reduced(target, sources, output_gradients)
         named = list(zip(tf.nest.flatten(sources), flat, strict=True))
         local = [pair for pair in named if self._reducer.is_local(pair[0])]
@@ -66,11 +64,11 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `gradtape` as one whose `gradient()` reduces over all ranks.
+    """Return `gradtape` as a tape whose `gradient()` reduces over all ranks.
 
-    `compression`: send in half precision. `sparse_as_dense`: reduce IndexedSlices as tensors. `op`: Average, Sum
-    or Adasum. `gradient_predivide_factor`: divides before the sum, and the average divides by the rest. `groups`:
-    a number of groups or lists of variables that are reduced together; `num_groups` is its deprecated form.
+    `compression`: send in half precision. `sparse_as_dense`: reduce IndexedSlices as tensors. `op`: Average, Sum or
+    Adasum. `gradient_predivide_factor`: divisor before the sum; the average divides by the rest. `groups`: a number of
+    groups, or lists of variables that are reduced together; `num_groups` is its deprecated form.
     `scale_local_gradients`: divide gradients of local sources by the number of ranks.
     """
     options = TensorFlowGradientOptions(
@@ -101,7 +99,7 @@ def PartialDistributedGradientTape(
     local_layers: Collection[Any] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Like `DistributedGradientTape`, with the gradients of `local_layers` left to each rank."""
+    """Return a tape like `DistributedGradientTape`, which does not reduce the gradients of `local_layers`."""
     options = TensorFlowGradientOptions(
         device_dense=device_dense,
         device_sparse=device_sparse,
@@ -129,7 +127,7 @@ def _reducing_tape(
 
 
 def tape_layers_of(layers: Any) -> list[Any]:
-    """Return `layers` as a list; one layer alone is a list of one."""
+    """Return `layers` as a list; a single layer becomes a list of one."""
     if layers is None:
         return []
     return [layers] if hasattr(layers, "trainable_weights") else list(layers)

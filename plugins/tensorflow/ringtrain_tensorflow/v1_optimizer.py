@@ -1,6 +1,6 @@
 """Optimizers of `tf.compat.v1.train` that train on many ranks.
 
-A graph has no order but that of its data and control dependencies; each step here says what it waits for.
+The only order in a graph is that of its data and control dependencies; each step here declares its dependencies.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from ringtrain_tensorflow.world_ops import members_as, stays_alone
 
 
 class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
-    """Another optimizer of `tf.compat.v1.train`, whose slots and variables are shown as its own."""
+    """Wrapper of another optimizer of `tf.compat.v1.train` that exposes its slots and variables."""
 
     def __init__(self, optimizer: Any, reducer: TensorFlowGradientReducer, passes: int, use_locking: bool) -> None:
         super().__init__(name=reducer.name, use_locking=use_locking)
@@ -24,7 +24,7 @@ class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
         self._passes = passes
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of `var` out of the reduction."""
+        """Exclude the gradient of `var` from the reduction."""
         self._reducer.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
@@ -49,7 +49,7 @@ class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
 
 
 class DistributedV1Optimizer(WrappedV1Optimizer):
-    """`compute_gradients` reduces over all ranks."""
+    """Wrapper whose `compute_gradients` reduces over all ranks."""
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, reduced, with their variables."""
@@ -62,9 +62,9 @@ class DistributedV1Optimizer(WrappedV1Optimizer):
 
 
 class AccumulatingV1Optimizer(DistributedV1Optimizer):
-    """Adds up the gradients of `passes` runs of the graph; the last of them reduces and applies the sum.
+    """Wrapper that accumulates the gradients of `passes` runs of the graph; the last run reduces and applies the sum.
 
-    `average`: divide the sum by `passes`. Sparse gradients are added up as dense ones. As in Horovod `global_step`
+    `average`: divide the sum by `passes`. Sparse gradients are accumulated as dense ones. As in Horovod, `global_step`
     counts every run.
     """
 
@@ -80,14 +80,15 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
         self._sums = LocalGradientAggregationHelper(passes, self._reduced, True, average, 0, "v1")
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return the sums so far; in every last of `passes` runs they are reduced over all ranks."""
+        """Return the sums since the start of the cycle; in the last of `passes` runs they are reduced over all
+        ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         return _zipped_v1_gradients(
             self._sums.compute_gradients([grad for grad, _ in pairs], _v1_variables(pairs)), pairs
         )
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """In every last of `passes` runs apply the gradients; in the others only count."""
+        """Apply the gradients in the last of `passes` runs; only count in the others."""
         if not self._sums.begun:
             raise ConfigurationError(
                 "apply_gradients: with backward_passes_per_step above 1 the gradients must come from this "
@@ -102,11 +103,11 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
 
 
 class AdasumV1Optimizer(WrappedV1Optimizer):
-    """Each rank applies its own gradients; every `passes` runs the differences since are combined by Adasum."""
+    """Wrapper whose ranks apply their own gradients and combine the weight differences of `passes` runs by Adasum."""
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Step locally; in every last of `passes` runs leave on all ranks the weights at the beginning plus the
-        combined difference."""
+        """Step locally; in the last of `passes` runs, set the weights on all ranks to those at the start of the cycle
+        plus the combined difference."""
         pairs = list(grads_and_vars)
         variables = _v1_variables(pairs)  # all: ranks may lack different gradients
         if stays_alone(self._reducer.options.process_set):
@@ -128,11 +129,11 @@ class AdasumV1Optimizer(WrappedV1Optimizer):
 
 
 class LocalGradientAggregationHelper:
-    """Adds up gradients of several runs of a `tf.compat.v1` graph for an optimizer that is not wrapped here.
+    """Accumulator for gradients of several runs of a `tf.compat.v1` graph, for an optimizer that is not wrapped here.
 
-    `allreduce_func(grads, vars)` reduces the sums of the last of `backward_passes_per_step` runs;
-    `average_aggregated_gradients` divides them by that number. `rank`, `optimizer_type`: accepted for Horovod's
-    sake.
+    `allreduce_func(grads, vars)` reduces the sums in the last of `backward_passes_per_step` runs;
+    `average_aggregated_gradients` divides them by that number. `rank`, `optimizer_type`: accepted for compatibility
+    with Horovod.
     """
 
     def __init__(
@@ -165,11 +166,11 @@ class LocalGradientAggregationHelper:
         return self._last is not None
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of `var` out of the reduction."""
+        """Exclude the gradient of `var` from the reduction."""
         self._local.add(identity(var))
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Return the sums so far; in every last run they are reduced."""
+        """Return the sums since the start of the cycle; in the last run they are reduced."""
         present = [index for index, grad in enumerate(grads) if grad is not None]
         if not self._sparse_as_dense and any(isinstance(grads[i], tf.IndexedSlices) for i in present):
             raise ConfigurationError(
@@ -187,9 +188,8 @@ class LocalGradientAggregationHelper:
         return results
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """In every last run call `apply_grads_closure`; in the others only count, in `optimizer.iterations` and
-        `global_step`.
-        """
+        """Call `apply_grads_closure` in the last run; only count in the others, in `optimizer.iterations` and
+        `global_step`."""
         grads = [grad for grad, _ in args[0] if grad is not None]
         counts = [getattr(optimizer, "iterations", None), kwargs.get("global_step")]
 

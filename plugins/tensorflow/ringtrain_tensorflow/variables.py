@@ -1,4 +1,4 @@
-"""Start every rank from the same variables."""
+"""Broadcast of variables, so that all ranks start equally."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def broadcast_variables(
 ) -> Any:
     """Overwrite `variables` (of TensorFlow or Keras) with those of `root_rank`.
 
-    In a `tf.compat.v1` graph the result is the operation that does it. `inplace`: accepted for Horovod's sake.
+    In a `tf.compat.v1` graph, returns the operation that does it. `inplace`: accepted for compatibility with Horovod.
     """
     assigned = broadcast_(list(variables), root_rank, process_set=process_set)
     return None if tf.executing_eagerly() or not assigned else tf.group(*assigned)
@@ -65,7 +65,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Overwrite all global variables with those of `root_rank` when a session has been created.
 
-    `device`: accepted for Horovod's sake.
+    `device`: accepted for compatibility with Horovod.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -75,26 +75,26 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self._graph: Any = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, once a graph."""
+        """Add the operation to the graph, once per graph."""
         if self._graph is not tf.compat.v1.get_default_graph():
             self._graph = tf.compat.v1.get_default_graph()
             self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run it."""
+        """Run the operation."""
         session.run(self._operation)
 
 
 def _tensorflow_variable_name(variable: Any) -> str:
-    """Its last two words without numbers: Keras counts what else a process has built, and puts the model's name
-    before those of layers where the model was built here, and not where it was loaded."""
+    """Return the last two words of the name without numbers: Keras numbers layers by all layers that a process has
+    created, and prepends the model's name if the model was built here, but not if it was loaded."""
     name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
     words = re.sub(r"_\d+(?![^\W_])", "", name).replace("/", "_").split("_")
     return "_".join(words[-2:])
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Return references that can be keys for a variable, or nested tuples of them for nested lists."""
+    """Return hashable references to variables, or nested tuples of them for nested lists."""
     return tuple(vars_to_refs(var) for var in vars) if isinstance(vars, list) else vars.ref()
 
 

@@ -1,7 +1,7 @@
-"""Facts about the world as operations: their value is looked up when the graph runs, not when it is made.
+"""Information about the world as operations, evaluated when the graph runs, not when it is built.
 
-A graph of an elastic job outlives the world that it was built in. The number of ranks is looked up when such a
-graph runs; elsewhere it is part of the graph.
+A graph of an elastic job outlives the world in which it was built. The number of ranks is evaluated when such a graph
+runs; in other jobs it is a constant of the graph.
 """
 
 from collections.abc import Callable
@@ -15,33 +15,33 @@ from ringtrain import ProcessSet
 from ringtrain.adapter import current_world, is_elastic, join_after_updates, members, trains_alone
 from ringtrain_tensorflow.calls import host_call
 
-# What process_set_included_op returns where Horovod's does.
+# Return values of Horovod's process_set_included_op.
 PROCESS_SET_ERROR_INIT = -1
 PROCESS_SET_ERROR_UNKNOWN_SET = -2
 
 
 def rank_op(name: str | None = None) -> Any:
-    """This process's rank."""
+    """Return this process's rank."""
     return _scalar_operation(rt.rank)
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """Number of ranks in a process set."""
+    """Return the number of ranks in a process set."""
     return _scalar_operation(lambda: len(current_world().ranks_of_set(process_set_id) or ()))
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's rank on its host."""
+    """Return this process's rank on its host."""
     return _scalar_operation(rt.local_rank)
 
 
 def local_size_op(name: str | None = None) -> Any:
-    """Number of ranks on this host."""
+    """Return the number of ranks on this host."""
     return _scalar_operation(rt.local_size)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this process is in the set, 0 if not, -1 before init(), -2 for a set that does not exist."""
+    """Return 1 if this process is in the set, 0 if not, -1 before init(), -2 for a set that does not exist."""
 
     def included() -> int:
         if not rt.is_initialized():
@@ -53,10 +53,10 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def join() -> Any:
-    """Say that this rank has no more data, and wait until all ranks have; return the last rank to join.
+    """Announce that this rank has no more data, and wait until all ranks have done so; return the last rank to join.
 
-    Meanwhile it contributes zeros to what the others sum or average. A HostOptimizer needs as many steps on every
-    rank: MismatchError where that is not so.
+    Meanwhile this rank contributes zeros to the others' sums and averages. A HostOptimizer requires equally many steps
+    on every rank; otherwise join raises MismatchError.
     """
     return _scalar_operation(join_after_updates)
 
@@ -68,9 +68,8 @@ def _scalar_operation(function: Callable[[], int]) -> Any:
 
 
 def stays_alone(process_set: ProcessSet) -> bool:
-    """Whether what is built now can do without a reduction: this rank shares gradients with no other of
-    `process_set`, and will not do so in any later world.
-    """
+    """Return whether operations built now need no reduction: this rank shares gradients with no other rank of
+    `process_set`, now or in any later world."""
     return trains_alone(process_set) and not outlives_the_world()
 
 
@@ -86,5 +85,5 @@ def members_as(process_set: ProcessSet, dtype: Any) -> Any:
 
 
 def outlives_the_world() -> bool:
-    """Whether what is built now may run in a later world of an elastic job."""
+    """Return whether operations built now may run in a later world of an elastic job."""
     return is_elastic() and not tf.executing_eagerly()

@@ -1,4 +1,4 @@
-"""Train a Keras model on many ranks, with the names and semantics of `horovod.tensorflow.keras`."""
+"""Train a Keras model on many ranks, with the API of `horovod.tensorflow.keras`."""
 
 from ringtrain.common import basics
 from ringtrain.common.basics import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""The Keras that `tf.keras` is: Keras 3, or with `TF_USE_LEGACY_KERAS=1` Keras 2, from the package tf_keras."""
+"""The Keras behind `tf.keras`: Keras 3 or, with `TF_USE_LEGACY_KERAS=1`, Keras 2 from the package tf_keras."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ IS_KERAS_2: Final = not hasattr(keras, "ops")
 
 
 def is_keras_optimizer(given: Any) -> bool:
-    """Whether `given` is an optimizer of this Keras."""
+    """Return whether `given` is an optimizer of this Keras."""
     kinds = [keras.optimizers.Optimizer]
     if IS_KERAS_2:
         kinds.append(keras.optimizers.legacy.Optimizer)
@@ -17,13 +17,13 @@ def is_keras_optimizer(given: Any) -> bool:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the state of an optimizer, its learning rate included, which Keras 2 leaves out of `variables`; there
-    are optimizers of Keras 2 whose `variables` is a method."""
+    """Return the state of an optimizer, including its learning rate, which Keras 2 omits from `variables`. Some
+    optimizers of Keras 2 have a method `variables`."""
     found = optimizer.variables
     state = list(found() if callable(found) else found)
     if not IS_KERAS_2:
         return state
-    # Those of new optimizers, and of legacy ones; a number or a schedule is no state.
+    # Learning rates of new optimizers and hyperparameters of legacy ones; a number or a schedule is not state.
     numbers = [getattr(optimizer, "_learning_rate", None), *getattr(optimizer, "_hyper", {}).values()]
     held = {id(variable) for variable in state}
     return state + [number for number in numbers if isinstance(number, tf.Variable) and id(number) not in held]

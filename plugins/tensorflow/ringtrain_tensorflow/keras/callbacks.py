@@ -21,11 +21,11 @@ from ringtrain_tensorflow.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Start every rank from the weights and the optimizer state of `root_rank`.
+    """Broadcast the weights and the optimizer state of `root_rank` at the start of training.
 
-    Weights are sent before the first batch where the model is built by then, and weights and optimizer state after
-    it in any case. `device`: accepted for Horovod's sake. `local_variables`: left as they are. The timeline gets
-    the batches from here: what is between two of them is input.
+    Weights are sent before the first batch if the model is built by then, and weights and optimizer state after it in
+    any case. `device`: accepted for compatibility with Horovod. `local_variables`: not changed. This callback also
+    records batches in the timeline; the time between two batches is input.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Collection[Any] | None = None) -> None:
@@ -33,12 +33,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._root_rank = root_rank
         self._local = {identity(variable) for variable in local_variables or ()}
         self._done = False
-        self._world: weakref.ref[Any] | None = None  # the one that it was done in
+        self._world: weakref.ref[Any] | None = None  # world of the last broadcast
         self._steps = 0
         self._step_began_ns = self._batch_began_ns = 0
 
     def register_local_var(self, var: Any) -> None:
-        """Leave `var` as it is on each rank."""
+        """Exclude `var` from the broadcast."""
         self._local.add(identity(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -67,7 +67,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of all ranks at the end of each epoch, in place, for callbacks that come after this one.
 
-    `device`: accepted for Horovod's sake.
+    `device`: accepted for compatibility with Horovod.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -87,9 +87,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """Set the learning rate to `initial_lr * multiplier` in epochs from `start_epoch` up to, not including,
     `end_epoch`.
 
-    `multiplier`: a number, or a function of the epoch. `staircase`: once an epoch; else at every batch, with a
-    fractional epoch. `momentum_correction`: when the rate changes, scale the velocities of an optimizer with
-    momentum by the same ratio (Goyal et al. 2017). `steps_per_epoch`: found out where Keras knows it.
+    `multiplier`: a number, or a function of the epoch. `staircase`: set the rate once per epoch; otherwise at every
+    batch, with a fractional epoch. `momentum_correction`: when the rate changes, scale the velocities of an optimizer
+    with momentum by the same ratio (Goyal et al. 2017). `steps_per_epoch`: detected if Keras knows it.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         old, new = _keras_learning_rate(optimizer), self._initial_lr * self._multiplier(epoch)
         optimizer.learning_rate = new
         if self._momentum_correction and old and getattr(optimizer, "momentum", 0):
-            # Keras keeps velocities with the rate in them: after a change of rate they are of the wrong size.
+            # Keras stores velocities multiplied by the rate: after a change of the rate they must be rescaled.
             _scale_velocities(optimizer, new / old)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate in a straight line from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
+    """Increase the learning rate linearly from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
 
     Goyal et al. 2017, "Accurate, large minibatch SGD". `verbose`: print the rate at the end.
     """
@@ -160,7 +160,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def multiplier(epoch: float) -> float:
-            # The rate of a batch is that at its end, so that the last one of the warm-up has the full rate.
+            # The rate of a batch is that at its end, so that the last batch of the warm-up has the full rate.
             done = min(1.0, (epoch + 1.0 / (self._steps or 1)) / warmup_epochs) if warmup_epochs else 1.0
             return (1.0 + done * (rt.size() - 1)) / rt.size()
 
@@ -176,10 +176,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class GatherState(keras.callbacks.Callback):
-    """Gather the state of a `HostOptimizer` on `root` (None: every rank), so that callbacks after this one can save it
-    there: `ModelCheckpoint`, `BackupAndRestore`. On every rank.
+    """Gather the state of a `HostOptimizer` on `root` (None: every rank), so that subsequent callbacks can save it
+    there: `ModelCheckpoint`, `BackupAndRestore`. Use it on every rank.
 
-    `save_freq`: that of the callback which saves: "epoch", or a number of batches.
+    `save_freq`: that of the saving callback: "epoch", or a number of batches.
     """
 
     def __init__(self, root: int | None = 0, save_freq: str | int = "epoch") -> None:
@@ -214,9 +214,9 @@ class GatherState(keras.callbacks.Callback):
 
 
 class Report(keras.callbacks.Callback):
-    """Tell the launcher after each batch how far this rank is: step, epoch and loss, as `ringtrain.report` does.
+    """Report progress to the launcher after each batch: step, epoch and loss, like `ringtrain.report`.
 
-    `samples`: how many samples a batch of this rank has, for the throughput, counted in `unit`.
+    `samples`: number of samples in a batch of this rank, for the throughput, counted in `unit`.
     """
 
     def __init__(self, samples: int | None = None, unit: str = "samples") -> None:
@@ -228,7 +228,7 @@ class Report(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        steps = self.params.get("steps")  # None where the first epoch of a dataset has not told it yet
+        steps = self.params.get("steps")  # None if the first epoch of a dataset is not complete yet
         rt.report(
             step=(self._epoch * steps if steps else 0) + batch + 1,
             epoch=self._epoch,
@@ -300,7 +300,7 @@ class DiLoCo(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self.outer is not None
         before, self._made = self._made, int(self.model.optimizer.iterations)
-        made = max(1, self._made - before)  # none where a LossScaleOptimizer has left one out
+        made = max(1, self._made - before)  # none if a LossScaleOptimizer has skipped a step
         every = self.outer.sync_every
         if every % made:
             raise ConfigurationError(
@@ -323,10 +323,10 @@ class DiLoCo(keras.callbacks.Callback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Save the model whenever `monitor` is better than ever before; on rank 0 alone.
+    """Save the model whenever `monitor` improves on its best value; on rank 0 only.
 
-    `filepath`: where (default: `best_model.keras`, or `best_model.weights.h5` for weights alone). Average the
-    metric over ranks first, with `MetricAverageCallback` before this one.
+    `filepath`: target (default: `best_model.keras`, or `best_model.weights.h5` for weights alone). To average the
+    metric over ranks, put `MetricAverageCallback` before this callback.
     """
 
     def __init__(
@@ -382,8 +382,9 @@ def _keras_velocities(optimizer: Any) -> list[Any]:
 
 
 def _is_keras_number(variable: Any) -> bool:
-    """Whether ranks can exchange it: the state of a random generator is uint32, which the ring does not carry."""
-    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 has strings
+    """Return whether ranks can exchange the variable: a random generator's state is uint32, which the ring does not
+    support."""
+    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 uses strings
     return str(dtype) in (
         "float16",
         "bfloat16",

@@ -1,4 +1,4 @@
-"""Training with Keras in a world that changes, with the names of `horovod.tensorflow.keras.elastic`."""
+"""Elastic training with Keras, with the names of `horovod.tensorflow.keras.elastic`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 
 
 class KerasState(TensorFlowKerasState):
-    """An elastic state of a Keras model and its optimizer, beside plain values.
+    """Elastic state of a Keras model and its optimizer, with plain values.
 
         state = KerasState(model, batch=0, epoch=0)
 
-    Arguments as of `TensorFlowKerasState`.
+    For arguments see `TensorFlowKerasState`.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
-# The callbacks that note in a state where training is, by class, with those of the present `fit` alone.
+# Callbacks that record the position of the training in a state, by class; only those of the current `fit`.
 _notes: Final[weakref.WeakKeyDictionary[Any, dict[type, Any]]] = weakref.WeakKeyDictionary()
 
 
 class _NotingCallback(keras.callbacks.Callback):
-    """A callback that notes in `state` where training is, before the state is committed."""
+    """Base class of callbacks that record the position of the training in `state`, before the state is committed."""
 
     def __init__(self, state: Any, attribute: str) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class _NotingCallback(keras.callbacks.Callback):
 class CommitStateCallback(keras.callbacks.Callback):
     """Commit `state` after every `batches_per_commit` batches, and at the end of each epoch.
 
-    The last batch of an epoch is committed with the epoch's end. It does not matter where among the callbacks this
-    one stands: those that note epoch and batch do so before the commit.
+    The last batch of an epoch is committed with the end of the epoch. The position of this callback in the list does
+    not matter: callbacks that record epoch and batch run before the commit.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -60,7 +60,7 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.batches_remaining = self.batches_per_commit  # alike on ranks that were there before and newcomers
+        self.batches_remaining = self.batches_per_commit  # equal on former and new ranks
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.batches_remaining -= 1
@@ -83,15 +83,15 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
     def _noting(self) -> list[Any]:
-        """The other callbacks of this `fit`: Keras gives all of them the same parameters."""
+        """Return the other callbacks of this `fit`, which Keras gives the same parameters object."""
         return [other for other in _notes.get(self.state, {}).values() if other.params is self.params]
 
 
 class UpdateBatchStateCallback(_NotingCallback):
-    """Note in `state.batch` how many batches of the epoch are done: 0 at its end.
+    """Record the number of completed batches of the epoch in `state.batch`: 0 at its end.
 
-    Where Keras knows the number of steps in an epoch, the first epoch after a change of the world has only the
-    batches that are left; at least one.
+    If Keras knows the number of steps in an epoch, the first epoch after a change of the world has only the remaining
+    batches, but at least one.
     """
 
     def __init__(self, state: Any) -> None:
@@ -120,15 +120,15 @@ class UpdateBatchStateCallback(_NotingCallback):
             self.model.stop_training = False
 
     def epoch_ends(self, batch: int) -> bool:
-        """Whether `batch` of this `fit` is the last of the epoch, where that is known."""
+        """Return whether `batch` of this `fit` is the last of the epoch, if that is known."""
         return self.steps_per_epoch is not None and self._first + batch + 1 >= self.steps_per_epoch
 
-    # Ends Keras' loop over batches. Another callback that wants the training to end writes True over it.
+    # Ends Keras' loop over batches. Another callback that ends the training overwrites it with True.
     _end_of_epoch: Final = "this epoch has no more batches"
 
 
 class UpdateEpochStateCallback(_NotingCallback):
-    """Note in `state.epoch` how many epochs are done, whether `fit` counts from `initial_epoch` or anew from 0."""
+    """Record the number of completed epochs in `state.epoch`, whether `fit` counts from `initial_epoch` or from 0."""
 
     def __init__(self, state: Any) -> None:
         super().__init__(state, "epoch")

@@ -16,14 +16,14 @@ from ringtrain_tensorflow.keras_backend import check_backend
 
 
 class KerasModelHandler(VariablesHandler):
-    """Keeps a Keras model's variables."""
+    """Handler for a Keras model's variables."""
 
     def variables(self) -> Sequence[Any]:
         return list(self.value.variables)
 
 
 class KerasOptimizerHandler(VariablesHandler):
-    """Keeps a Keras optimizer's variables, its count of steps and its learning rate among them."""
+    """Handler for a Keras optimizer's variables, including its step count and learning rate."""
 
     def variables(self) -> Sequence[Any]:
         return variables_of(self.value)
@@ -33,19 +33,18 @@ class KerasOptimizerHandler(VariablesHandler):
         self.refresh()
 
     def refresh(self) -> None:
-        """Begin an update of several backward passes anew: those of lost ranks are lost."""
+        """Restart an update of several backward passes, because passes of lost ranks are lost."""
         if isinstance(self.value, DistributedKerasMixin):
             self.value.begin_passes()
 
 
 class TensorFlowKerasState(VariablesState):
-    """An elastic state of a Keras model and its optimizer, beside plain values.
+    """Elastic state of a Keras model and its optimizer, with plain values.
 
         state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
 
-    `model`: a model that is built. `optimizer`: default: the one that the model was compiled with; variables that
-    it does not have yet are made. `backend`: accepted for Horovod's sake. The rest as of
-    `ringtrain.elastic.State`.
+    `model`: a built model. `optimizer`: default: the optimizer with which the model was compiled; its missing variables
+    are created. `backend`: accepted for compatibility with Horovod. For other arguments see `ringtrain.elastic.State`.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -71,7 +70,7 @@ class TensorFlowKerasState(VariablesState):
 
 
 def _make_keras_variables(optimizer: Any, model: Any) -> None:
-    """Have the optimizer make its state: ranks that have trained have it, and newcomers need as much."""
+    """Create the optimizer's state: ranks that have trained have it, and new ranks need the same variables."""
     if getattr(optimizer, "built", False):
         return
     if hasattr(optimizer, "_create_all_weights"):  # the legacy optimizers of Keras 2
@@ -81,7 +80,7 @@ def _make_keras_variables(optimizer: Any, model: Any) -> None:
 
 
 def _host_optimizer_numbers(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
-    """Return participants of the learning rates and counts of updates of Keras' host optimizers."""
+    """Return participants for the learning rates and update counts of Keras' host optimizers."""
     return {
         f"{name}.variables": HandlerParticipant(KerasOptimizerHandler(value))
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""An optimizer of Keras whose state lives in host memory, spread over the ranks."""
+"""A Keras optimizer whose state is in host memory, divided among the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ringtrain_tensorflow.operation import add_node, out_of_graph_order
 
 
 class HostKerasMixin(OnHostOptimizer):
-    """What `HostOptimizer` puts before the class of the optimizer that it is made of."""
+    """Mixin that `HostOptimizer` puts before the class of the given optimizer."""
 
     _part: KerasHostPart
 
@@ -47,18 +47,18 @@ class HostKerasMixin(OnHostOptimizer):
     _scales_alike: bool
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks, whole, with the count of updates and the learning rate.
-        Collective, between updates; as of `ringtrain.optim.HostOptimizer.state_dict`."""
+        """Gather weights and state of all ranks, with the update count and the learning rate. Collective, between
+        updates; see `ringtrain.optim.HostOptimizer.state_dict`."""
         whole = self._host.state_dict(root, error_feedback)
         return whole and {**whole, "keras": self._numbers()}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of that, for `ShardedCheckpoints`. Not collective."""
+        """Copy this rank's part of the state, for `ShardedCheckpoints`. Not collective."""
         return {**self._host.shard_dict(error_feedback), "keras": self._numbers()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set weights, state, count of updates and learning rate from what `state_dict` or `shard_dict` gave at
-        any number of ranks. Not collective: every rank loads the same. The optimizer must be built."""
+        """Load weights, state, update count and learning rate from `state_dict` or `shard_dict`, saved with any number
+        of ranks. Not collective: every rank loads the same state. The optimizer must be built."""
         self._host.load_state_dict({name: value for name, value in state.items() if name != "keras"})
         self._part.write(self._part.weights(), constrained=False)
         numbers = state["keras"]
@@ -68,27 +68,27 @@ class HostKerasMixin(OnHostOptimizer):
 
     @property
     def process_set(self) -> ProcessSet:
-        """The ranks that train together."""
+        """Ranks that train together."""
         return self._part.groups.process_set
 
     @property
     def counts_skipped_steps(self) -> bool:
-        """Whether `iterations` counts steps without an update, as a LossScaleOptimizer of Keras 2 has it."""
+        """Whether `iterations` counts steps without an update, like a LossScaleOptimizer of Keras 2."""
         return IS_KERAS_2 and self._scales_alike
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought; the variables have its values then. Local."""
+        """Use the weights and state from `prepare`; the variables have its values then. Local."""
         super().adopt()
         self._part.write(self._part.weights(), constrained=False)
 
     def gather_state(self, root: int | None = 0) -> None:
         """Gather the state of all ranks, so that `root` (None: every rank) can save it with `model.save`,
-        `save_weights`, `tf.train.Checkpoint` or Keras' callbacks. Collective, between updates; holds until the next
+        `save_weights`, `tf.train.Checkpoint` or Keras' callbacks. Collective, between updates; valid until the next
         update."""
         self._part.gathered = self.state_dict(root)
 
     def whole_state(self) -> Mapping[str, Any] | None:
-        """Return the state to be saved; None: this rank has only a part of it. {}: there is none to save. Local."""
+        """Return the state to save; None if this rank has only a part of it; {} if there is none. Local."""
         part = self._part
         if part.made is None or not part.has_state:
             return {}
@@ -97,20 +97,20 @@ class HostKerasMixin(OnHostOptimizer):
         return part.gathered if part.gathered.get("updates") == part.host.updates else None
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state, or keep it until the optimizer is built. Local: every rank loads the same."""
+        """Load a saved state, or store it until the optimizer is built. Local: every rank loads the same state."""
         if self._part.made is None:
             self._part.pending = state
         else:
             self.load_state_dict(state)
 
     def scale_velocities(self, factor: float) -> None:
-        """Multiply the velocities of SGD with momentum by `factor`, as a callback does when it changes the learning
-        rate. Local: every rank does the same, between updates."""
+        """Multiply the velocities of SGD with momentum by `factor`, for callbacks that change the learning rate. Local:
+        every rank must do the same, between updates."""
         if self._part.made is not None:
             self._part.host.scale_state("momentum", factor)
 
     def register_local_var(self, var: Any) -> NoReturn:
-        """Refused: every rank would need a state of its own."""
+        """Raise ConfigurationError: every rank would need a separate state."""
         raise ConfigurationError(
             f"HostOptimizer can't leave {var.name} to each rank; take ringtrain.keras.DistributedOptimizer"
         )
@@ -124,7 +124,7 @@ class HostKerasMixin(OnHostOptimizer):
             )
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the state with the model, or warn and save none where this rank has only a part of it."""
+        """Save the state with the model. If this rank has only a part of it, warn and save none."""
         state = self.whole_state()
         if state is None:
             warnings.warn(
@@ -140,7 +140,8 @@ class HostKerasMixin(OnHostOptimizer):
             wrapped.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state from what Keras read. Raises ConfigurationError where a HostOptimizer was saved without."""
+        """Load the state that Keras has read. Raises ConfigurationError if a HostOptimizer was saved without its
+        state."""
         state = stored_state(store)
         if state is not None:
             self.begin_from(state)
@@ -155,7 +156,7 @@ class HostKerasMixin(OnHostOptimizer):
         wrapped.load_own_variables(store)
 
     @property
-    def _host(self) -> ArrayOptimizer:  # type: ignore[override]  # there once it is built
+    def _host(self) -> ArrayOptimizer:  # exists once the optimizer is built
         return self._part.host
 
     def _numbers(self) -> dict[str, Any]:
@@ -164,7 +165,7 @@ class HostKerasMixin(OnHostOptimizer):
         return numbers if is_schedule else {**numbers, "learning_rate": number_of(rate)}
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
-        """Leave the state out of a SavedModel, which is for inference."""
+        """Exclude the state from a SavedModel, which is for inference."""
         wrapped: Any = super()
         children = dict(wrapped._trackable_children(save_type, **options))
         if save_type != "checkpoint":
@@ -172,7 +173,7 @@ class HostKerasMixin(OnHostOptimizer):
         return children
 
     def _make(self, variables: Any) -> None:
-        """Begin to train `variables`, from a state that was restored before."""
+        """Begin to train `variables`, from a previously restored state if there is one."""
         with tf.init_scope():
             keras.optimizers.Optimizer.build(self, variables)
             self._part.make(self, variables)
@@ -182,7 +183,7 @@ class HostKerasMixin(OnHostOptimizer):
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Hand over each gradient as soon as it exists, and leave the new weights in all variables."""
+        """Pass on each gradient as soon as it exists, and assign the new weights to all variables."""
         part, everyone = self._part, [*self._part.variables.values()]
         by_name = dict(zip(part.names(variables), grads, strict=True))
         part.check_sparse(by_name)
@@ -216,21 +217,21 @@ class HostKerasMixin(OnHostOptimizer):
 
 
 class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
-    """For optimizers of Keras 3, where all gradients come to `apply`."""
+    """Mixin for optimizers of Keras 3, where all gradients are passed to `apply`."""
 
     def build(self, variables: Any) -> None:
-        """Begin to train `variables`; no state is made in TensorFlow."""
+        """Begin to train `variables`; TensorFlow creates no state."""
         if not self.built:
             self._make(list(variables))
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """As `apply`, by pairs of a gradient and its variable."""
+        """Apply pairs of a gradient and its variable; see `apply`."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self._iterations
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Average `grads` over all ranks and update by them."""
+        """Average `grads` over all ranks and update the variables."""
         self._check_scaling()
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(given)
@@ -240,18 +241,18 @@ class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
 
 
 class HostKeras2Mixin(HostKerasMixin, DistributedKeras2Mixin):
-    """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
+    """Mixin for optimizers of Keras 2, where all gradients are passed to `apply_gradients`."""
 
     _reduces_first = False
 
     def build(self, var_list: Any) -> None:
-        """Begin to train `var_list`; no state is made in TensorFlow."""
+        """Begin to train `var_list`; TensorFlow creates no state."""
         if not getattr(self, "_built", False):
             self._make(list(var_list))
             self._built = True
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Average the gradients over all ranks and update by them."""
+        """Average the gradients over all ranks and update the variables."""
         self._check_scaling()
         wrapped: Any = self
         wrapped._compute_current_learning_rate()
@@ -274,26 +275,26 @@ def HostOptimizer(
     redundancy: int = 1,
     sparse_as_dense: bool = False,
 ) -> Any:
-    """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where
-    each rank keeps the state of 1/size of the elements.
+    """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where each
+    rank stores the state of 1/size of the elements.
 
         model.compile(ringtrain.keras.HostOptimizer(keras.optimizers.AdamW(1e-3)), loss="mse")
 
-    `optimizer`: SGD, Adam, AdamW or Lamb of Keras 2 or 3 that has made no update, with `global_clipnorm`, a
-    schedule and `exclude_from_weight_decay` as in Keras; with what has no rule (clipnorm, use_ema, amsgrad, ...)
-    it is refused. Each gradient leaves for the ring as soon as it exists, in `fit` and `tf.function`; a step ends
-    with all weights new. A LossScaleOptimizer around `optimizer` keeps Keras' scale: a step whose gradients are
-    not finite on one rank is skipped on all, so gradients leave when the last one is there. Values that a script
-    sets count. Rank 0's trainable variables are sent to all ranks when it is built. A gradient that no rank has
-    leaves its variable as it is, with weight decay, too.
+    `optimizer`: SGD, Adam, AdamW or Lamb of Keras 2 or 3 that has made no update. `global_clipnorm`, schedules and
+    `exclude_from_weight_decay` work as in Keras; options without a rule (clipnorm, use_ema, amsgrad, ...) are refused.
+    Each gradient is sent as soon as it exists, in `fit` and `tf.function`; at the end of a step all weights are
+    updated. A LossScaleOptimizer around `optimizer` retains Keras' scale: a step whose gradients are not finite on one
+    rank is skipped on all, so gradients are sent when the last one exists. Values that a script sets take effect. Rank
+    0's trainable variables are sent to all ranks when the optimizer is built. A variable without a gradient on any rank
+    does not change, even with weight decay.
 
-    Each rank has only a part of the state: before a rank saves with Keras or TensorFlow, call `gather_state()` on
-    every rank, or use `callbacks.GatherState`. `state_dict()` and `shard_dict()` are for `ringtrain.checkpoint`.
-    `process_set`: the ranks that train this model together. `sparse_as_dense`: sum the rows of an embedding's
-    gradient that stand for the same word, as `DistributedOptimizer(sparse_as_dense=True)` does; Keras' Adam and
-    global clipping take them one by one, so without it such gradients are refused there. The rest as of
-    `ringtrain.optim.HostOptimizer`. Collective, when it is built: every rank builds it of the same variables with
-    the same arguments, else MismatchError.
+    Each rank has only a part of the state: before a rank saves with Keras or TensorFlow, call `gather_state()` on every
+    rank, or use `callbacks.GatherState`. `state_dict()` and `shard_dict()` are for `ringtrain.checkpoint`.
+    `process_set`: the ranks that train this model together. `sparse_as_dense`: sum the rows of an embedding's gradient
+    for the same word, like `DistributedOptimizer(sparse_as_dense=True)`; Keras' Adam and global clipping process them
+    one by one, so without it such gradients are refused there. For other arguments see `ringtrain.optim.HostOptimizer`.
+    Building it is collective: every rank builds it from the same variables with the same arguments, otherwise it raises
+    MismatchError.
     """
     check_backend(keras)
     if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):

@@ -1,4 +1,4 @@
-"""What a host optimizer of Keras has beside Keras' own: the weights' way to the host and back."""
+"""Additions of a Keras host optimizer to Keras' own: transfer of the weights to the host and back."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from ringtrain_tensorflow.keras.host_rules import check_settings, fixed_settings
 
 @dataclass
 class KerasHostPart:
-    """What a HostOptimizer has beside its Keras optimizer: `host`, and the variables that it trains, by name."""
+    """Additions of a HostOptimizer to its Keras optimizer: `host`, and the variables that it trains, by name."""
 
     options: Mapping[str, Any]
     groups: HostOptimizerGroups
@@ -28,7 +28,7 @@ class KerasHostPart:
     rule: Rule | None = None  # as it was built
     settings: Mapping[str, Any] = field(default_factory=dict)  # when it was built
     gathered: Mapping[str, Any] = field(default_factory=dict)  # the whole state, after the last update
-    pending: Mapping[str, Any] = field(default_factory=dict)  # a state that was restored before it was built
+    pending: Mapping[str, Any] = field(default_factory=dict)  # a state that was restored before the optimizer was built
 
     @property
     def host(self) -> ArrayOptimizer:
@@ -40,7 +40,7 @@ class KerasHostPart:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is state beside the weights, the count and the rate."""
+        """Whether there is state in addition to weights, count and rate."""
         return bool(self.host.slots or self.options["compression"])
 
     def make(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -50,7 +50,8 @@ class KerasHostPart:
                 "HostOptimizer was used in a graph of tf.compat.v1; expected eager execution, tf.function or "
                 "Keras' fit: take ringtrain.tensorflow.DistributedOptimizer"
             )
-        # Keras numbers its layers by what else a process has built, so a name of theirs may be another one later.
+        # Keras numbers its layers by all layers that a process has created, so another layer may later have the same
+        # name.
         self.variables = {f"{index}.{_keras_leaf(variable)}": variable for index, variable in enumerate(variables)}
         self.settings = fixed_settings(optimizer)
         decaying, plain = rules_of(optimizer, number_of(optimizer.learning_rate), 0)
@@ -58,25 +59,25 @@ class KerasHostPart:
         self.rule = decaying
         arrays = {name: np.array(tf.convert_to_tensor(variable)) for name, variable in self.variables.items()}
         group = self.groups.first(self.options["elastic"])
-        # The variables are copies, which are new at the end of the step alone.
+        # The variables are copies that change only at the end of the step.
         self.made = ArrayOptimizer(
             arrays, decaying, groups=[(plain, without)], group=group, update_during_backward=True, **self.options
         )
         self.write(self.weights(), constrained=False)
 
     def weights(self) -> list[Array]:
-        """The weights as they are on the host, copied: TensorFlow may take an array's memory for a variable's."""
+        """Return copies of the host's weights: TensorFlow may use an array's memory for a variable."""
         return [self.host.weights[name].copy() for name in self.variables]
 
     def write(self, weights: Sequence[Any], constrained: bool = True) -> None:
-        """Have the variables hold `weights`, after an update within their constraints."""
+        """Assign `weights` to the variables; after an update, apply their constraints."""
         for variable, value in zip(self.variables.values(), weights, strict=True):
             variable.assign(value)
             if constrained and variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
     def names(self, variables: Sequence[Any]) -> list[str]:
-        """The names of `variables` among those that it trains."""
+        """Return the names of `variables` among the trained ones."""
         known = {identity(variable): name for name, variable in self.variables.items()}
         if unknown := [variable.name for variable in variables if identity(variable) not in known]:
             raise ConfigurationError(
@@ -86,9 +87,9 @@ class KerasHostPart:
         return [known[identity(variable)] for variable in variables]
 
     def check_sparse(self, grads: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError for gradients of slices that Keras would treat in another way.
+        """Raise ConfigurationError for sparse gradients that Keras would process differently.
 
-        Keras 3 gives rows that repeat to the update one by one; Keras 2 sums them, but clips them before.
+        Keras 3 passes repeated rows to the update one by one; Keras 2 sums them, but clips them before.
         """
         sparse = [name for name, grad in grads.items() if isinstance(grad, tf.IndexedSlices)]
         clips = self.settings["global_clipnorm"]
@@ -104,7 +105,7 @@ class KerasHostPart:
     def open(
         self, optimizer: Any, absent: Collection[str], rate: Array, updates: Array, *values: Array
     ) -> Sequence[Array]:
-        """Begin an update from `values`, the variables as they are: a script, or Keras, may have set them."""
+        """Begin an update from `values`, the current variables, which a script or Keras may have set."""
         host, self.gathered = self.host, {}
         if host.accumulating:
             raise RingtrainError(
@@ -126,7 +127,7 @@ class KerasHostPart:
         return []
 
     def submit(self, name: str, gradient: Array | None) -> Sequence[Array]:
-        """Hand over the gradient of the variable of that name; None: this rank has none."""
+        """Pass on the gradient of the variable with this name; None: this rank has none."""
         self.host.submit(name, gradient)
         return []
 

@@ -1,4 +1,4 @@
-"""The optimizers of Keras that have compiled rules, with Keras' arithmetic."""
+"""Rules of Keras optimizers that have compiled kernels, with Keras' arithmetic."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,28 +16,28 @@ from ringtrain_tensorflow.keras.api import is_keras_optimizer, keras
 
 @dataclass(frozen=True)
 class KerasSGD(SGD):
-    """Keras' SGD: the velocity has the learning rate in it, and `weight_decay` shrinks the weights."""
+    """Keras' SGD: velocities include the learning rate, and `weight_decay` shrinks the weights."""
 
     def terms(self, step: StepValues) -> SgdTerms:
-        """The numbers that compiled kernels apply this rule with."""
+        """Return the constants with which compiled kernels apply this rule."""
         decay = step.rate * self.weight_decay
         return SgdTerms(1.0, step.scale * step.rate, self.momentum, self.nesterov, decay)
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Change the weights and the state of `part` in place."""
+        """Update the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
 
 
 @dataclass(frozen=True)
 class KerasAdam(Adam):
-    """Keras' Adam and AdamW: `epsilon` is added before the square root's bias is corrected, `weight_decay` shrinks
-    the weights. `number`: of the update, by the optimizer's own count, which all variables share."""
+    """Keras' Adam and AdamW: `epsilon` is added before the bias of the square root is corrected, and `weight_decay`
+    shrinks the weights. `number`: number of the update in the optimizer's count, which all variables share."""
 
     number: int = field(default=1, repr=False)  # ranks compare rules by their repr
     epsilon_is_corrected: bool = False
 
     def terms(self, step: StepValues) -> AdamTerms:
-        """The numbers that compiled kernels apply this rule with."""
+        """Return the constants with which compiled kernels apply this rule."""
         correction1, correction2 = 1.0 - self.beta1**self.number, 1.0 - self.beta2**self.number
         epsilon = self.epsilon if self.epsilon_is_corrected else self.epsilon / math.sqrt(correction2)
         return AdamTerms(
@@ -53,7 +53,7 @@ class KerasAdam(Adam):
         )
 
 
-# What a rule is made of: the optimizer, learning rate, number of the update, weight decay.
+# Creates a rule from the optimizer, learning rate, number of the update, and weight decay.
 Make = Callable[[Any, float, int, float], Rule]
 
 
@@ -70,12 +70,12 @@ def _keras_adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
 
 @dataclass(frozen=True)
 class KerasLAMB(LAMB):
-    """Keras' Lamb, where a layer is a variable. `number` as of `KerasAdam`."""
+    """Keras' Lamb, where each variable is a layer. `number`: see `KerasAdam`."""
 
     number: int = field(default=1, repr=False)
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Change the state of `part`, and put the direction of the update in the place of its gradient."""
+        """Update the state of `part`, and replace its gradient by the direction of the update."""
         terms = self._terms(replace(step, number=self.number))
         kernels.lamb_direction(part, terms)
 
@@ -103,7 +103,7 @@ _FIXED: Final = (
 
 
 def check_keras_optimizer(optimizer: Any) -> None:
-    """Raise ConfigurationError for an optimizer that has no rule, with the way out."""
+    """Raise ConfigurationError, with a solution, for an optimizer without a rule."""
     if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"HostOptimizer: optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if type(optimizer) not in _MAKE:
@@ -120,7 +120,7 @@ def check_keras_optimizer(optimizer: Any) -> None:
 
 
 def _check_values(optimizer: Any) -> None:
-    """Raise ConfigurationError for values of the optimizer that have no rule."""
+    """Raise ConfigurationError for values of the optimizer without a rule."""
     for name in _REFUSED:
         if value := getattr(optimizer, name, None):
             raise ConfigurationError(
@@ -140,12 +140,12 @@ def _check_values(optimizer: Any) -> None:
 
 
 def fixed_settings(optimizer: Any) -> dict[str, Any]:
-    """Return the settings that count as they are when the optimizer is built."""
+    """Return the settings that are fixed when the optimizer is built."""
     return {name: getattr(optimizer, name, None) for name in _FIXED}
 
 
 def check_settings(optimizer: Any, built: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where the optimizer got settings since it was built that an update cannot follow."""
+    """Raise ConfigurationError if a setting was changed after the build that an update cannot follow."""
     _check_values(optimizer)
     for name, value in fixed_settings(optimizer).items():
         if value != built[name]:
@@ -157,7 +157,7 @@ def check_settings(optimizer: Any, built: Mapping[str, Any]) -> None:
 
 
 def rules_of(optimizer: Any, rate: float, updates: int) -> list[Rule]:
-    """Return the rules of the next update: of variables that decay, and of those that don't."""
+    """Return the rules of the next update: for variables with weight decay, and for those without."""
     make, decay = _make_of(optimizer), float(optimizer.weight_decay or 0.0)
     return [make(optimizer, rate, updates + 1, amount) for amount in (decay, 0.0)]
 

@@ -1,9 +1,9 @@
-"""The state of a `HostOptimizer` in the files that Keras and TensorFlow write.
+"""The state of a `HostOptimizer` in files of Keras and TensorFlow.
 
 Keras saves an optimizer through `save_own_variables` (`model.save`, `save_weights`, `BackupAndRestore`), TensorFlow
 through its trackable children (`tf.train.Checkpoint`). Both get the whole `state_dict()` as one value of bytes, in the
-format of `ringtrain.checkpoint`. Whoever saves must have the whole state: a rank of a world of one, every rank with
-`sharded=False`, and otherwise the ranks to which `gather_state()` sent it after the last update.
+format of `ringtrain.checkpoint`. A rank that saves must have the whole state: the rank of a world of one, every rank
+with `sharded=False`, and otherwise the ranks to which `gather_state()` sent it after the last update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOW_TO_GATHER: Final = (
 
 
 class SavedByKeras(Protocol):
-    """The part of a HostOptimizer that files need."""
+    """Interface of a HostOptimizer for files."""
 
     def whole_state(self) -> Mapping[str, Any] | None: ...
 
@@ -35,13 +35,13 @@ class SavedByKeras(Protocol):
 
 
 class CheckpointedState(tf.train.experimental.PythonState):
-    """Child of a HostOptimizer that carries its state in a `tf.train.Checkpoint`."""
+    """Child of a HostOptimizer with its state, for a `tf.train.Checkpoint`."""
 
     def __init__(self, optimizer: SavedByKeras) -> None:
         self._optimizer = optimizer
 
     def serialize(self) -> bytes:
-        """Return the whole state. Raises ConfigurationError where this rank has only a part of it."""
+        """Return the whole state. Raises ConfigurationError if this rank has only a part of it."""
         state = self._optimizer.whole_state()
         if state is None:
             raise ConfigurationError(
@@ -50,13 +50,13 @@ class CheckpointedState(tf.train.experimental.PythonState):
         return packed(state)
 
     def deserialize(self, string_value: bytes) -> None:
-        """Go on from a saved state."""
+        """Load a saved state."""
         if string_value:
             self._optimizer.begin_from(unpacked(string_value))
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """Return `state` as bytes; those of an empty state are empty."""
+    """Return `state` as bytes; empty for an empty state."""
     if not state:
         return b""
     file = io.BytesIO()
@@ -65,25 +65,26 @@ def packed(state: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Return the state that `packed` made bytes of. Raises CheckpointError where they are damaged."""
+    """Return the state from the bytes of `packed`. Raises CheckpointError if they are damaged."""
     state: dict[str, Any] = read_state_of(io.BytesIO(data), "the saved state of a HostOptimizer")
     return state
 
 
 def store_state(store: Any, state: Mapping[str, Any]) -> None:
-    """Put `state` into `store`, what Keras writes of an optimizer."""
+    """Add `state` to `store`, which Keras writes for an optimizer."""
     store[STATE] = np.frombuffer(packed(state), np.uint8)
 
 
 def stored_state(store: Any) -> dict[str, Any] | None:
-    """Return the state in `store`, what Keras read of an optimizer; None: no HostOptimizer saved its state there."""
+    """Return the state in `store`, which Keras has read for an optimizer; None if no HostOptimizer saved its state
+    there."""
     return unpacked(np.asarray(store[STATE]).tobytes()) if STATE in store.keys() else None  # noqa: SIM118
 
 
 def updates_without_state(store: Any) -> int:
-    """Return how many updates the HostOptimizer had made whose state is missing in `store`; 0 if none is missing."""
+    """Return the number of updates of the HostOptimizer whose state is missing in `store`; 0 if none is missing."""
     names = set(store.keys())
     if UPDATES in names:
         return int(np.asarray(store[UPDATES]))
-    # Ringtrain 0.1 stored the count, and in Keras 3 the rate, and nothing else.
+    # Ringtrain 0.1 stored only the count and, in Keras 3, the rate.
     return int(np.asarray(store["0"])) if names in ({"0"}, {"0", "1"}) else 0

@@ -1,4 +1,4 @@
-"""A loss scale around a host optimizer of Keras: all ranks apply a step, or none does."""
+"""A loss scale around a Keras host optimizer: either all ranks apply a step, or none."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,37 +14,37 @@ from ringtrain_tensorflow.world_ops import stays_alone
 
 
 class HostKerasScaleMixin:
-    """What `HostOptimizer` puts before the class of a LossScaleOptimizer, whose inner optimizer is on the host.
+    """Mixin that `HostOptimizer` puts before the class of a LossScaleOptimizer around a host optimizer.
 
-    The scale is Keras' own. Where a rank's gradients are not finite, the others' are made so: Keras skips the step
-    and halves the scale on every rank then.
+    The scale is Keras' own. If a rank's gradients are not finite, those of the others are replaced by NaN: then Keras
+    skips the step and halves the scale on every rank.
     """
 
     _process_set: ProcessSet
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """As of `HostOptimizer`, with the loss scale. Collective."""
+        """Gather the state of the `HostOptimizer` and the loss scale. Collective."""
         whole = self._inner.state_dict(root, error_feedback)
         return whole and {**whole, "loss_scale": self._scale()}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """As of `HostOptimizer`, with the loss scale. Not collective."""
+        """Copy this rank's part of the `HostOptimizer` and the loss scale. Not collective."""
         return {**self._inner.shard_dict(error_feedback), "loss_scale": self._scale()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As of `HostOptimizer`; what a HostOptimizer without a loss scale has saved leaves the scale as it is."""
+        """Load the state of a `HostOptimizer`; if it was saved without a loss scale, the scale does not change."""
         self._inner.load_state_dict({name: value for name, value in state.items() if name != "loss_scale"})
         for variable, value in zip(self._scale_variables(), state.get("loss_scale", ()), strict=False):
             variable.assign(value)
 
     @property
     def updates(self) -> int:
-        """Updates done so far."""
+        """Number of updates."""
         return int(self._inner.updates)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds in host memory."""
+        """Bytes of optimizer state that this rank stores in host memory."""
         return int(self._inner.state_bytes)
 
     @property
@@ -56,15 +56,15 @@ class HostKerasScaleMixin:
         return [number_of(variable) for variable in self._scale_variables()]
 
     def _scale_variables(self) -> list[Any]:
-        """The scale, and the steps since it has changed; none of a scale that stays."""
+        """Return the scale, and the number of steps since its last change; empty for a constant scale."""
         wrapped: Any = self
         if not IS_KERAS_2:
             return [wrapped.dynamic_scale, wrapped.step_counter]
-        scale = getattr(wrapped, "_loss_scale", None)  # Keras 2 shows its value alone
+        scale = getattr(wrapped, "_loss_scale", None)  # Keras 2 exposes only its value
         return [scale.current_loss_scale, wrapped.dynamic_counter] if scale and wrapped.dynamic else []
 
     def _alike(self, grads: Sequence[Any]) -> list[Any]:
-        """`grads`, not finite on any rank where they are not on one. Collective."""
+        """Return `grads`, replaced by NaN on all ranks if they are not finite on one. Collective."""
         found = list(grads)
         if stays_alone(self._process_set):
             return found
@@ -79,19 +79,19 @@ class HostKerasScaleMixin:
 
 
 class HostKeras3ScaleMixin(HostKerasScaleMixin):
-    """For Keras 3, where all gradients come to `apply`."""
+    """Mixin for Keras 3, where all gradients are passed to `apply`."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Update by `grads`, which are scaled, if they are finite on all ranks. Collective."""
+        """Update with `grads`, which are scaled, if they are finite on all ranks. Collective."""
         wrapped: Any = super()
         wrapped.apply(self._alike(grads), trainable_variables)
 
 
 class HostKeras2ScaleMixin(HostKerasScaleMixin):
-    """For Keras 2, where all gradients come to `apply_gradients`."""
+    """Mixin for Keras 2, where all gradients are passed to `apply_gradients`."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Update by gradients that the scale is taken out of, if they are finite on all ranks. Collective."""
+        """Update with unscaled gradients, if they are finite on all ranks. Collective."""
         pairs, wrapped = list(grads_and_vars), super()
         grads = self._alike([grad for grad, _ in pairs])
         given: Any = wrapped
@@ -105,7 +105,7 @@ def scaled_keras_optimizer(optimizer: Any, inner: Any, process_set: ProcessSet) 
     made = derived(
         optimizer, HostKeras2ScaleMixin if IS_KERAS_2 else HostKeras3ScaleMixin, {"_process_set": process_set}
     )
-    # Past Keras' setters, which would take the scale of `inner` away, or track it a second time.
+    # Bypasses Keras' setters, which would remove the scale of `inner`, or track it a second time.
     made.__dict__["_optimizer" if IS_KERAS_2 else "inner_optimizer"] = inner
     return made
 

@@ -1,4 +1,4 @@
-"""Load a saved Keras model for training on many ranks."""
+"""Loading of a saved Keras model for training on many ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Return the saved model with its optimizer distributed, state and all.
+    """Return the saved model with a distributed optimizer, including its state.
 
-    `filepath`: what `model.save` wrote. `custom_optimizers`: optimizer classes that the model needs, beyond Keras'
-    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: the
-    model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
+    `filepath`: file that `model.save` wrote. `custom_optimizers`: optimizer classes of the model that are not Keras'
+    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: the model
+    was saved with a legacy optimizer of Keras 2; Keras 3 has none.
 
-    Raises ConfigurationError where the file has no state for the optimizer, as that of a `HostOptimizer`.
+    Raises ConfigurationError if the file has no state for the optimizer, like that of a `HostOptimizer`.
     """
     if legacy_opts and not IS_KERAS_2:
         raise ConfigurationError("load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers")
@@ -46,8 +46,8 @@ def load_model(
 
 @contextmanager
 def _keras_optimizers_without_state() -> Iterator[list[Any]]:
-    """List the optimizers that had made updates and whose state is not in the file that Keras loads. Keras only
-    warns of it, as of those that were saved before their first update and so had none."""
+    """Collect the optimizers that had made updates but whose state is missing in the file that Keras loads. Keras only
+    warns, because optimizers saved before their first update have no state either."""
     kind, without = keras.optimizers.Optimizer, []
     load = kind.load_own_variables
 

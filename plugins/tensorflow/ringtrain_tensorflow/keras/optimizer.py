@@ -27,7 +27,7 @@ from ringtrain_tensorflow.world_ops import stays_alone
 
 
 class DistributedKerasMixin:
-    """What `DistributedOptimizer` puts before the class of the optimizer that it wraps, of Keras 2 or 3."""
+    """Mixin that `DistributedOptimizer` puts before the class of the wrapped optimizer, of Keras 2 or 3."""
 
     _reducer: TensorFlowGradientReducer
     _passes: int
@@ -38,11 +38,11 @@ class DistributedKerasMixin:
     iterations: Any
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of `var` out of the reduction."""
+        """Exclude the gradient of `var` from the reduction."""
         self._reducer.register_local(var)
 
     def begin_passes(self) -> None:
-        """Forget the passes since the last update: the next one is the first of the next update."""
+        """Discard the passes since the last update."""
         if self._sums is not None:
             self._sums.clear()
 
@@ -52,7 +52,7 @@ class DistributedKerasMixin:
         raise NotImplementedError
 
     def _check_scaling(self) -> None:
-        """Raise ConfigurationError where this rank alone would decide whether gradients come here."""
+        """Raise ConfigurationError if this rank alone would decide whether gradients are applied."""
         if self._is_scaled_around and not stays_alone(self._reducer.options.process_set):
             no_scaling = "" if IS_KERAS_2 else "compile with auto_scale_loss=False, or "
             raise ConfigurationError(
@@ -63,9 +63,9 @@ class DistributedKerasMixin:
             )
 
     def _update_with(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Reduce `grads` and `apply` them; with several backward passes a step, only at the last of them.
+        """Reduce `grads` and `apply` them; with several backward passes per step, only at the last of them.
 
-        `apply` may call methods of this optimizer that a user's class or Keras has: they don't reduce again.
+        `apply` may call methods of this optimizer defined by Keras or a user's class: they do not reduce again.
         """
 
         def apply_once(ready: list[Any]) -> Any:
@@ -81,13 +81,13 @@ class DistributedKerasMixin:
         return step(grads) if self._passes == 1 else self._add(grads, variables, step)
 
     def _register_local_layers(self) -> None:
-        for variable in trainable(self._local_layers):  # known when a layer was built
+        for variable in trainable(self._local_layers):  # known once a layer is built
             self._reducer.register_local(variable)
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
         """Reduce `grads`, then `apply` them."""
         reduced = self._reduced(grads, variables)
-        # Of a graph the time is not measured: its update runs where Python does not.
+        # The time of a graph is not measured: its update does not run in Python.
         with UPDATE if tf.executing_eagerly() else contextlib.nullcontext():
             return apply(reduced)
 
@@ -95,20 +95,20 @@ class DistributedKerasMixin:
         """Return `grads` reduced over the ranks."""
         self._register_local_layers()
         if stays_alone(self._reducer.options.process_set):
-            # One rank trains as many do: rows of an embedding that repeat are summed before the update.
+            # A single rank must train like many: repeated rows of an embedding are summed before the update.
             dense = self._reducer.options.sparse_as_dense
             return [tf.convert_to_tensor(grad) if dense and grad is not None else grad for grad in grads]
         return self._reducer.reduce(grads, variables, rate=getattr(self, "_learning_rate", None))
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Add `grads` up; at the last of the passes call `apply` with the sums."""
+        """Accumulate `grads`; at the last pass call `apply` with the sums."""
         if self._sums is None:
-            # Past Keras' tracking: the sums are not saved with the model.
+            # Bypasses Keras' tracking: the sums are not saved with the model.
             self.__dict__["_sums"] = KerasGradientAccumulator(variables, self._passes, self._average_passes)
         return self.__dict__["_sums"].add(grads, variables, apply, self.iterations)
 
     def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-        """Assign the weights `before` plus the combination of what the ranks' steps have added to them."""
+        """Assign the weights `before` plus the combination of the ranks' changes."""
         self._register_local_layers()
         steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
         combined = self._reducer.reduce(steps, variables, before_update=False)
@@ -117,7 +117,7 @@ class DistributedKerasMixin:
 
 
 class DistributedKeras3Mixin(DistributedKerasMixin):
-    """For optimizers of Keras 3, where all gradients come to `apply_gradients` or `apply`."""
+    """Mixin for optimizers of Keras 3, where all gradients are passed to `apply_gradients` or `apply`."""
 
     _trainable_variables: Any
     _iterations: Any
@@ -126,7 +126,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "loss_scale_factor" and value is None and name in self.__dict__:
-            # What Keras' LossScaleOptimizer does to an optimizer that it is put around, and all that tells of it.
+            # Only trace of Keras' LossScaleOptimizer in the optimizer around which it is put.
             self.__dict__["_scale_was_taken_away"] = True
         super().__setattr__(name, value)
 
@@ -135,7 +135,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         return bool(self.__dict__.get("_scale_was_taken_away"))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the gradients, then give them to the `apply_gradients` that the optimizer has."""
+        """Reduce the gradients, then pass them to the optimizer's own `apply_gradients`."""
         pairs, wrapped = list(grads_and_vars), cast("Any", super())
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
 
@@ -161,7 +161,8 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         self._update_with(grads, variables, apply)
 
     def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
-        """As Keras: the first update begins the average. Keras tells it by a count of 0, and each pass counts."""
+        """Update the moving average like Keras, whose first update initializes it. Keras detects the first update by a
+        count of 0, but each pass increases the count."""
         if self._passes > 1:
             is_first = tf.convert_to_tensor(self.iterations) < self._passes
             for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
@@ -172,7 +173,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
 
 
 class KerasGradientAccumulator:
-    """Adds up the gradients of several backward passes, in variables, so that it works in graphs."""
+    """Accumulator for the gradients of several backward passes, in variables, so that it works in graphs."""
 
     def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
@@ -183,19 +184,17 @@ class KerasGradientAccumulator:
             self._sums = [tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False) for v in variables]
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the sums."""
         self._present = None
         self._count.assign(0)
         for total in self._sums:
             total.assign(tf.zeros_like(total))
 
     def add(self, grads: list[Any], variables: Sequence[Any], at_last: Any, iterations: Any) -> Any:
-        """Add `grads`; at the last pass call `at_last` with the sums (or means), and begin anew.
+        """Add `grads`; at the last pass call `at_last` with the sums (or means), and reset.
 
-        Raises ConfigurationError where a pass has gradients of other variables than the first one.
-
-        `iterations`: the optimizer's count, which schedules follow. As in Horovod every pass counts: `at_last`
-        counts its own.
+        `iterations`: the optimizer's count, which schedules use. As in Horovod every pass counts: `at_last` counts its
+        own. Raises ConfigurationError if a pass has gradients of other variables than the first one.
         """
         present = [index for index, grad in enumerate(grads) if grad is not None]
         same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
@@ -227,10 +226,10 @@ class KerasGradientAccumulator:
 
 
 class AdasumKeras3Mixin(DistributedKeras3Mixin):
-    """Each rank applies its own gradients; the differences that its steps make are combined by Adasum."""
+    """Mixin whose ranks apply their own gradients and combine the resulting weight differences by Adasum."""
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         apply(grads)
         if not stays_alone(self._reducer.options.process_set):
@@ -238,7 +237,7 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
 
 
 class DistributedKeras2Mixin(DistributedKerasMixin):
-    """For optimizers of Keras 2, where all gradients come to `apply_gradients`."""
+    """Mixin for optimizers of Keras 2, where all gradients are passed to `apply_gradients`."""
 
     @property
     def _is_scaled_around(self) -> bool:
@@ -258,15 +257,14 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
         if computed and len(computed) == len(grads) and all(map(operator.is_, computed, grads)):
             return apply(grads)
         if self._passes > 1:
-            with tf.init_scope():  # variables can't be made in a branch
+            with tf.init_scope():  # variables cannot be created in a branch
                 make = wrapped._create_all_weights if hasattr(wrapped, "_create_all_weights") else wrapped.build
                 make(variables)
         return self._update_with(grads, variables, apply)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Return pairs of a gradient and its variable, reduced over the ranks as in Horovod; `apply_gradients` does not
-        reduce them again. With several backward passes a step they are each rank's own: `apply_gradients` reduces
-        their sums."""
+        """Return pairs of a reduced gradient and its variable, as in Horovod; `apply_gradients` does not reduce them
+        again. With several backward passes per step, they are each rank's own: `apply_gradients` reduces their sums."""
         wrapped: Any = super()
         pairs = list(wrapped.compute_gradients(*args, **kwargs))
         if self._passes > 1 or not self._reduces_first:
@@ -277,12 +275,12 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
 
 
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
-    """As `AdasumKeras3Mixin`, for optimizers of Keras 2."""
+    """Mixin like `AdasumKeras3Mixin`, for optimizers of Keras 2."""
 
     _reduces_first = False
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Step locally, then leave on every rank the weights before plus the combined difference."""
+        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
         before = [tf.identity(variable) for variable in variables]
         applied = apply(grads)
         if stays_alone(self._reducer.options.process_set):
@@ -310,13 +308,13 @@ def DistributedOptimizer(
 ) -> Any:
     """Return a Keras optimizer as one that reduces gradients over all ranks before it applies them.
 
-    The result is of a class derived from the optimizer's own, under the same name, and shares its state: a model
-    saved with it is loaded by Keras alone. It can't be compiled by XLA: on a GPU pass `jit_compile=False` to
+    The result is of a class derived from the optimizer's own, under the same name, and shares its state: Keras alone
+    can load a model that was saved with it. XLA cannot compile it: on a GPU pass `jit_compile=False` to
     `model.compile`.
 
-    `name`: accepted for Horovod's sake. `backward_passes_per_step`: passes whose gradients are added up before
-    they are reduced and applied; `average_aggregated_gradients` divides them by that number. The rest as of
-    `ringtrain.tensorflow.DistributedGradientTape`.
+    `name`: accepted for compatibility with Horovod. `backward_passes_per_step`: number of passes whose gradients are
+    summed before they are reduced and applied; `average_aggregated_gradients` divides the sum by that number. For other
+    arguments see `ringtrain.tensorflow.DistributedGradientTape`.
     """
     options = TensorFlowGradientOptions(
         device_dense=device_dense,
@@ -349,7 +347,7 @@ def PartialDistributedOptimizer(
     local_layers: Collection[Any] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Like `DistributedOptimizer`, with the gradients of `local_layers` left to each rank."""
+    """Return an optimizer like `DistributedOptimizer`, which does not reduce the gradients of `local_layers`."""
     options = TensorFlowGradientOptions(
         device_dense=device_dense,
         device_sparse=device_sparse,
@@ -370,7 +368,7 @@ def PartialDistributedOptimizer(
 
 @dataclass(frozen=True)
 class BackwardPasses:
-    """Number of passes in an update, and whether its gradients are their mean."""
+    """Number of passes per update. `are_averaged`: the update uses the mean of their gradients."""
 
     count: int
     are_averaged: bool
@@ -404,11 +402,10 @@ def _mixin(options: TensorFlowGradientOptions) -> type:
 
 
 def derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
-    """Return an object of the optimizer's class with `mixin` before it, that shares everything with
-    `optimizer`.
+    """Return an object of the optimizer's class with `mixin` before it, which shares everything with `optimizer`.
 
-    `settings` are the class' own: past Keras' tracking, so that none is saved with the model, and of what its
-    `from_config` makes, too.
+    `settings`: class attributes. They bypass Keras' tracking, so that they are not saved with the model, and are also
+    in objects that `from_config` creates.
     """
     kind = type(optimizer)
     names = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}

@@ -1,4 +1,4 @@
-"""Collectives on anything that can be a tensor: for use beside Keras' training loop."""
+"""Collectives on any value that can be a tensor, for code outside Keras' training loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def allreduce(
     op: Any = None,
     compression: type[Compressor] = Compression.none,
 ) -> Any:
-    """Return `value` reduced over all ranks, as a tensor. Arguments as of `ringtrain.tensorflow.allreduce`."""
+    """Return `value` reduced over all ranks, as a tensor. For arguments see `ringtrain.tensorflow.allreduce`."""
     return _evaluated_keras_tensor(
         reduce.allreduce(
             _keras_tensor(value),
@@ -52,7 +52,8 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """As of `ringtrain.tensorflow`; with eager execution use `callbacks.BroadcastGlobalVariablesCallback`."""
+    """Broadcast all global variables; see `ringtrain.tensorflow`. With eager execution use
+    `callbacks.BroadcastGlobalVariablesCallback`."""
     return _broadcast_global_variables(root_rank)
 
 

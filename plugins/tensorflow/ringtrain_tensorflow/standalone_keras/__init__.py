@@ -1,7 +1,7 @@
 # ruff: isort: skip_file
-"""Train a Keras model on many ranks, with Horovod's names and semantics: `import ringtrain.keras as hvd`.
+"""Train a Keras model on many ranks, with Horovod's API: `import ringtrain.keras as hvd`.
 
-The same as `ringtrain.tensorflow.keras` but for the order of `DistributedOptimizer`'s arguments.
+Same as `ringtrain.tensorflow.keras`, except for the order of `DistributedOptimizer`'s arguments.
 """
 
 import os
@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 from ringtrain_tensorflow.keras_backend import check_backend
 
-# Keras 2, asked for as TensorFlow reads it, has one backend; without TensorFlow the imports below name it.
+# Keras 2, requested with TensorFlow's variable, has one backend; without TensorFlow the imports below fail with its
+# name.
 if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() not in ("1", "true") and find_spec("tensorflow") is not None:
     import keras
 

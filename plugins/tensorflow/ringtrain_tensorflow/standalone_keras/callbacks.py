@@ -1,4 +1,4 @@
-"""`ringtrain.tensorflow.keras.callbacks` under Horovod's name for them."""
+"""`ringtrain.tensorflow.keras.callbacks` under Horovod's module name."""
 
 from ringtrain_tensorflow.keras.callbacks import (
     BestModelCheckpoint,

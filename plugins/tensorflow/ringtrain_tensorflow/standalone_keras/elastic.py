@@ -1,4 +1,4 @@
-"""`ringtrain.tensorflow.keras.elastic` under Horovod's name for it."""
+"""`ringtrain.tensorflow.keras.elastic` under Horovod's module name."""
 
 from ringtrain_tensorflow.keras.elastic import (
     CommitStateCallback,

@@ -25,7 +25,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As `ringtrain.tensorflow.keras.DistributedOptimizer`, which takes the same arguments in another order."""
+    """Wrap `optimizer` with `ringtrain.tensorflow.keras.DistributedOptimizer`, whose arguments have another order."""
     return keras_optimizer.DistributedOptimizer(
         optimizer,
         name=name,
