@@ -1,6 +1,6 @@
-"""Train a JAX model on many ranks, with the names of the other adapters: `import ringtrain.jax as hvd`.
+"""Train a JAX model on many ranks, with the API of the other adapters: `import ringtrain.jax as hvd`.
 
-Maturity: Experimental. Seen on CPUs.
+Maturity: Experimental. Tested on CPUs.
 """
 
 from ringtrain.adapter import missing

@@ -1,7 +1,7 @@
-"""Functions of the host on JAX's arrays: called at once where values are known, as a callback where JAX traces.
+"""Host functions on JAX arrays: called at once if values are known, or as a callback while JAX traces.
 
-What waits for other ranks is an ordered callback: JAX then runs such calls one after the other, in the order of
-the program, in one compiled function and from one to the next. Ranks that run the same program meet.
+Functions that wait for other ranks are ordered callbacks: JAX then runs such calls one after the other, in program
+order, within one compiled function and across functions. Ranks that run the same program thus make the same calls.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def host_call(
     dtypes: Sequence[Any],
     ordered: bool = True,
 ) -> list[Any]:
-    """Return `function(*arrays of given)` as JAX's arrays.
+    """Call `function` with the arrays of `given`; return JAX arrays.
 
-    `shapes`: of the results, asked where JAX traces. `what`: the collective, for errors. Known values: after all
-    ordered callbacks before. Raises ConfigurationError under `vmap`, and where a result has another shape.
+    `shapes`: returns the shapes of the results; called while JAX traces. `what`: name of the collective in errors. With
+    known values, an ordered call runs after all earlier ordered callbacks. Raises ConfigurationError under `vmap`, and
+    if a result has another shape.
     """
     if not is_traced(given):
         if ordered:
@@ -63,7 +64,7 @@ def host_call(
 
 
 def is_traced(values: Sequence[Any]) -> bool:
-    """Whether JAX traces: a value is not known, or an operation on known ones would not run now."""
+    """Return whether JAX traces: a value is unknown, or an operation on known values would not run now."""
     return any(isinstance(value, jax.core.Tracer) for value in (*values, jnp.zeros((), bool)))
 
 
@@ -72,9 +73,9 @@ def differentiable(
     backward: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
     leaves: Sequence[Any],
 ) -> list[Any]:
-    """Return the results of `forward(leaves)`, which also returns what `backward` needs.
+    """Return the results of `forward(leaves)`, which also returns the values that `backward` needs.
 
-    `backward(saved, grads)`: the gradients of all leaves; those of integers are not used.
+    `backward(saved, grads)`: returns the gradients of all leaves; those of integers are ignored.
     """
 
     @jax.custom_vjp

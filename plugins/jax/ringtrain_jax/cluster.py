@@ -1,7 +1,7 @@
-"""`jax.distributed.initialize()` without arguments, in the world that the agent's variables describe.
+"""`jax.distributed.initialize()` without arguments, in the world of the agent's variables.
 
-JAX itself reads the coordinator's address from a variable, and how many processes there are from the kinds of
-cluster that it knows. Ringtrain's ranks are one more of these.
+JAX itself reads the coordinator's address from a variable, and the number of processes through its list of cluster
+types, to which this module adds Ringtrain.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ _VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def add_to_clusters() -> None:
-    """Have JAX ask the variables of a rank before it looks for SLURM, MPI or Kubernetes.
+    """Register Ringtrain's variables with JAX before SLURM, MPI and Kubernetes.
 
-    JAX has no public place for that: where its private one is not there, `initialize` needs its arguments.
+    JAX has no public interface for this; if its private one is missing, `initialize` needs its arguments.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src.clusters import ClusterEnv
 
         kinds = ClusterEnv._cluster_types
 
-        class Ringtrain(ClusterEnv):  # its definition is what makes JAX know it
+        class Ringtrain(ClusterEnv):  # JAX registers subclasses by their definition
             name = "ringtrain"
 
             @classmethod
@@ -43,7 +43,8 @@ def add_to_clusters() -> None:
 
             @classmethod
             def get_local_process_id(cls) -> int | None:
-                """The device of this process, where several share a pod; one alone has all of the pod's."""
+                """Return the device index of this process if several share a pod; None for a single process, which uses
+                all devices."""
                 return int(os.environ["LOCAL_RANK"]) if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" else None
 
         kinds.insert(0, kinds.pop())

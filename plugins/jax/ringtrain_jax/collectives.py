@@ -1,6 +1,6 @@
 """Collectives on pytrees, eagerly and under `jit`, with gradients.
 
-Gradients are those of the sum of all ranks' results: what one process on all ranks' inputs has.
+Gradients are those of the sum of all ranks' results, as in one process with all ranks' inputs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ def allreduce(
 ) -> Any:
     """Return `tree` with each leaf reduced over the ranks of `process_set`.
 
-    `tree`: a pytree of arrays, of the same structure, shapes and dtypes on all ranks. `op`: Average (default),
-    Sum, Adasum, Min, Max or Product; averages of integers are rounded towards zero. `name`: pairs this call with
-    the other ranks' (default: a counter when it runs). The factors multiply before and after. Raises
-    ConfigurationError for wrong arguments and MismatchError where ranks disagree; under `jit` JAX raises its
-    JaxRuntimeError with that in its text.
+    `tree`: a pytree of arrays, of the same structure, shapes and dtypes on all ranks. `op`: Average (default), Sum,
+    Adasum, Min, Max or Product; averages of integers are rounded towards zero. `name`: pairs this call with the other
+    ranks' (default: a counter at run time). The factors multiply before and after. Raises ConfigurationError for wrong
+    arguments and MismatchError if ranks disagree; under `jit`, JAX raises its JaxRuntimeError with that message.
     """
     how = NamedReduction.of(op, None, prescale_factor, postscale_factor, process_set)
 
@@ -71,8 +70,8 @@ def allreduce(
 def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return `tree` with the rows of every rank in each leaf, in rank order.
 
-    The number of rows may differ between ranks, but not under `jit`. The gradient of this rank's rows is the sum
-    of what the ranks hold for them.
+    The number of rows may differ between ranks, but not under `jit`. The gradient of this rank's rows is the sum of all
+    ranks' gradients for them.
     """
 
     def run(*given: Array) -> list[Array]:
@@ -98,7 +97,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
 
 
 def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the `tree` of `root_rank` (a rank of the world), to which the sum of all ranks' gradients flows back.
+    """Return the `tree` of `root_rank` (a rank of the world). The sum of all ranks' gradients flows back to it.
 
     `tree`: of the same structure, shapes and dtypes on all ranks.
     """
@@ -124,10 +123,9 @@ def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: P
 def alltoall(
     tree: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Send `splits[i]` rows of each leaf to rank i of the set (default: equal parts), and return the rows
-    received, in rank order; with `splits`, which `jit` does not take, also how many came from each rank. Gradients
-    flow back the way that the rows came.
-    """
+    """Send `splits[i]` rows of each leaf to rank i of the set (default: equal parts); return the received rows, in rank
+    order. With `splits`, which `jit` does not support, also return the number of rows from each rank. Gradients flow
+    back to the ranks that sent the rows."""
     cut = None if splits is None else tuple(np.asarray(splits).tolist())
 
     def exchanged(given: Sequence[Array], parts: Sequence[float] | None) -> tuple[list[Array], Array]:
@@ -173,9 +171,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum); the first ranks have one
-    more row where rows do not divide. The gradient is every rank's, gathered.
-    """
+    """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum). If the rows are not divisible,
+    the first ranks get one more. The gradient is gathered from all ranks."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
@@ -197,9 +194,11 @@ def reducescatter(
 
 
 def join() -> int:
-    """Say that this rank has no more data, and wait until all have said so; return the last rank to join.
-    Meanwhile it contributes zeros to what the others sum or average, eagerly or under `jit`. A HostOptimizer needs as
-    many updates on every rank: MismatchError where that is not so."""
+    """Announce that this rank has no more data, and wait until all have done so; return the last rank to join.
+
+    Meanwhile this rank contributes zeros to the others' sums and averages, eagerly or under `jit`. A HostOptimizer
+    requires equally many updates on every rank; otherwise join raises MismatchError.
+    """
     jax.effects_barrier()
     return join_after_updates()
 
@@ -218,8 +217,8 @@ def _by_dtype(
     name: str | None,
     function: Callable[[Sequence[Array], str | None, Sequence[int]], Sequence[Array]],
 ) -> list[Array]:
-    """Return `function(those of one dtype, their name, their places)` for each dtype, in the order of `given`: a
-    reduction has one."""
+    """Call `function(arrays of one dtype, their name, their positions)` for each dtype, because a reduction has one
+    dtype; return the results in the order of `given`."""
     places: dict[str, list[int]] = {}
     for place, array in enumerate(given):
         places.setdefault(array.dtype.name, []).append(place)

@@ -1,8 +1,7 @@
-"""Pytrees as parts of an elastic state: `ringtrain.elastic.State` takes them when this module is imported.
+"""Pytrees as parts of an elastic state: with this module imported, `ringtrain.elastic.State` supports them.
 
-Pytrees of dicts, lists, tuples, named tuples and dataclasses are plain values of a state, and their arrays JAX's
-addition to plain data. Others, of which a part is no data (the functions of Flax's `TrainState`), are kept by
-`PytreeHandler`.
+Pytrees of dicts, lists, tuples, named tuples and dataclasses are plain values of a state, and JAX arrays extend plain
+data. `PytreeHandler` handles other pytrees, some parts of which are not data (the functions of Flax's `TrainState`).
 """
 
 import copy
@@ -21,7 +20,8 @@ from ringtrain_jax.trees import filled_tree, to_state_dict
 
 @dataclass(frozen=True)
 class _CommittedPytree:
-    """A tree taken apart. Never changed, and its leaves are never handed out: whoever copies it gets itself."""
+    """Leaves and structure of a committed tree. Immutable, and its leaves are never exposed, so that a copy is the same
+    object."""
 
     leaves: list[Any]
     structure: Any
@@ -31,18 +31,18 @@ class _CommittedPytree:
 
 
 class PytreeHandler(StateHandler):
-    """For pytrees with nodes of a framework: a value that is never changed in place, but replaced.
+    """Handler for pytrees with nodes of a framework, which are replaced and never changed in place.
 
-    A newcomer's leaves are filled in by their paths: its tree must have those of the others.
+    A new rank's leaves are assigned by their paths: its tree must have the same paths.
     """
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
-        to_state_dict(value)  # raises for a leaf that other ranks could not get
+        to_state_dict(value)  # raises for a leaf that cannot be sent to other ranks
         self.save()
 
     def set_value(self, value: Any) -> None:
-        self.value = value  # counts with the next commit
+        self.value = value  # takes effect with the next commit
 
     def save(self) -> None:
         leaves, structure = jax.tree.flatten(self.value)
@@ -65,5 +65,5 @@ def _has_arrays(value: Any) -> bool:
     return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
 
 
-# Ranks join before a sync: the others add zeros to what newcomers reduce on their way, and broadcasts fail at once.
+# Ranks join before a sync: ranks that still reduce get zeros from the others, and broadcasts fail at once.
 register_extension(StateExtension(_pytree_participants, JAX_VALUES, join))

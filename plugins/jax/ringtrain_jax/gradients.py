@@ -1,8 +1,8 @@
-"""Gradients of a function, averaged over all ranks while the backward pass runs.
+"""Gradients of a function, averaged over all ranks during the backward pass.
 
-Each parameter passes through an identity whose gradient rule hands the cotangent over to the named queue of its
-process set and does not wait; what waits for all of them comes behind the backward pass. What is handed over is an
-unordered callback that runs as soon as JAX has the cotangent; what begins and ends a call are ordered ones.
+Each parameter passes through an identity whose gradient rule passes the cotangent to the named queue of its process set
+without waiting; the wait for all of them follows the backward pass. The cotangent is passed on by an unordered
+callback, which runs as soon as JAX has it; the begin and end of a call are ordered callbacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def value_and_grad(
     op: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., Any]:
-    """Return `jax.value_and_grad(fun, argnums, has_aux)` whose gradients are averaged over the ranks.
+    """Return `jax.value_and_grad(fun, argnums, has_aux)` with gradients that are averaged over the ranks.
 
         @jax.jit
         def step(params, state, batch):
@@ -36,10 +36,10 @@ def value_and_grad(
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, loss
 
-    Within `jit` each gradient leaves as soon as the backward pass has it, while the pass goes on; the value is
-    this rank's own. Without `jit`, or of a function that is compiled by itself, gradients leave when the backward
-    pass is done. A parameter that this rank's `fun` does not use has zeros. `op`: Average (default) or Sum. Every
-    rank makes the calls of a process set in the same order, with parameters of the same structure.
+    Within `jit` each gradient is sent as soon as the backward pass has computed it, while the pass continues; the value
+    is this rank's own. Without `jit`, or for a function that is compiled separately, gradients are sent after the
+    backward pass. A parameter that this rank's `fun` does not use has zero gradients. `op`: Average (default) or Sum.
+    Every rank makes the calls of a process set in the same order, with parameters of the same structure.
     """
     how = NamedReduction.of_sums("value_and_grad", op, 1.0, 1.0, process_set)
     places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
@@ -53,9 +53,7 @@ def value_and_grad(
         )
 
         def submit(own_number: int, name: str, gradient: Array) -> None:
-            _submit_jax_gradient(
-                own_number, name, np.array(gradient), how
-            )  # JAX's memory is another's after the callback
+            _submit_jax_gradient(own_number, name, np.array(gradient), how)  # JAX reuses the memory after the callback
 
         def hooked(leaves: Sequence[Any]) -> Any:
             passed = [leaving(leaf, number, name, submit) for leaf, name in zip(leaves, names, strict=True)]
@@ -83,7 +81,7 @@ def grad(
     op: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., Any]:
-    """Return `jax.grad(fun, argnums, has_aux)` whose gradients are averaged over the ranks: `value_and_grad`
+    """Return `jax.grad(fun, argnums, has_aux)` with gradients that are averaged over the ranks: `value_and_grad`
     without the value."""
     both = value_and_grad(fun, argnums, has_aux, op, process_set)
 
@@ -96,7 +94,7 @@ def grad(
 
 @dataclass
 class _GradientCalls:
-    """Calls of this world that have begun: by process set and number, what has left, by name."""
+    """Running calls of this world: by process set and number, the submitted gradients by name."""
 
     begun: dict[tuple[Any, int], dict[str, Any]] = field(default_factory=dict)
 
@@ -106,8 +104,8 @@ def _jax_gradient_calls() -> _GradientCalls:
 
 
 def _begin_gradient_call(process_set: ProcessSet) -> Array:
-    """Return the first number that no call has which is under way: the same on all ranks, as such calls run in one
-    order. Numbers come back, so that ranks know the names of the next step."""
+    """Return the lowest number without a running call: the same on all ranks, because such calls run in the same order.
+    Numbers are reused, so that ranks know the names of the next step."""
     begun, queue = _jax_gradient_calls().begun, queue_of(process_set)
     number = next(number for number in range(len(begun) + 1) if (queue, number) not in begun)
     begun[queue, number] = {}
@@ -115,7 +113,7 @@ def _begin_gradient_call(process_set: ProcessSet) -> Array:
 
 
 def _give_up_gradient_call(number: Any, process_set: ProcessSet) -> None:
-    """Give the number of a call back that has failed on every rank before anything left."""
+    """Release the number of a call that has failed on every rank before any gradient was submitted."""
     key = (queue_of(process_set), -1 if is_traced([number]) else int(number))
     if not _jax_gradient_calls().begun.get(key, True):
         del _jax_gradient_calls().begun[key]
@@ -132,8 +130,8 @@ def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedRedu
 
 
 def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
-    """Return `leaf`. `submit(number, name, gradient)` gets its cotangent as soon as JAX has it, in memory that is
-    another's afterwards; a mark of the same shape goes on in the cotangent's place."""
+    """Return `leaf`. `submit(number, name, gradient)` receives its cotangent as soon as JAX has it, in memory that is
+    reused afterwards; a mark of the same shape replaces the cotangent."""
 
     def hand_over(own_number: Array, gradient: Array) -> list[Array]:
         submit(int(own_number), name, gradient)
@@ -155,7 +153,7 @@ def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array
 
 
 def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction) -> list[Any]:
-    """Wait for the gradients, of which `marks` have left; one without a mark is zeros."""
+    """Wait for the gradients, of which those with `marks` are submitted; a gradient without a mark is zeros."""
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 
     def wait(own_number: Array, *_: Array) -> list[Array]:
@@ -170,5 +168,5 @@ def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: A
 
 
 def left(marks: Sequence[Any]) -> list[Any]:
-    """What is there when all gradients of `marks` have left."""
+    """Return values that exist once all gradients of `marks` are submitted."""
     return [mark.reshape(-1)[0] for mark in marks if mark.size]

@@ -1,4 +1,4 @@
-"""An optimizer in the shape of optax's, whose state lives in host memory, spread over the ranks."""
+"""Optimizer with optax's interface whose state is in host memory, divided among the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringtrain_jax.gradients import leaving, left
 
 
 class Submitted(NamedTuple):
-    """Gradients that are on the host: marks in their place, which nothing can be made of."""
+    """Gradients that were passed to the host: marks in their place, which have no meaning outside `update`."""
 
     marks: tuple[Any, ...]
 
@@ -32,7 +32,7 @@ class Updates(NamedTuple):
 
 
 class HostOptimizer(OnHostOptimizer):
-    """Average gradients over all ranks and update the weights in host memory while the backward pass goes on.
+    """Average gradients over all ranks and update the weights in host memory during the backward pass.
 
         optimizer = hvd.HostOptimizer(AdamW(lr=1e-3), clip_norm=1.0)
         state = optimizer.init(params)
@@ -43,14 +43,14 @@ class HostOptimizer(OnHostOptimizer):
             updates, state = optimizer.update(grads, state)
             return optimizer.apply_updates(params, updates), state, loss
 
-    `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and of a function that says of a parameter's path, such
-    as `['layer']['b']`, whether it has that rule in the place of `rule`: the first pair that does counts.
-    `options`: those of `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule,
-    local, check_finite, compression, elastic, redundancy); with `accumulate`, weights are new after that many
-    updates. Each rank of `process_set` keeps the state of 1/size of the elements.
+    `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and a function that returns whether a parameter's path, such
+    as `['layer']['b']`, has that rule instead of `rule`: the first match is used. `options`: see
+    `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite,
+    compression, elastic, redundancy); with `accumulate`, weights change after that many updates. Each rank of
+    `process_set` stores the state of 1/size of the elements.
 
-    The weights of the host count. `value_and_grad` looks whether the parameters it is given are those, and takes
-    over what a program has made of them in between: at the price of one pass over them.
+    The weights of the host are authoritative. `value_and_grad` compares the given parameters with them and copies
+    changes that a program has made in between, which costs one pass over them.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class HostOptimizer(OnHostOptimizer):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        inspect.signature(ArrayOptimizer).bind({}, rule, **options)  # raises TypeError for another name
+        inspect.signature(ArrayOptimizer).bind({}, rule, **options)  # raises TypeError for an unknown name
         self._rule, self._rules, self._groups = rule, tuple(groups), HostOptimizerGroups(process_set)
         self._options = options
         self._made: ArrayOptimizer | None = None
         self._names: list[str] = []
         self._structure: Any = None
-        self._left: set[str] | None = None  # whose gradients are here, of a call that has begun
+        self._left: set[str] | None = None  # names of submitted gradients of a running call
 
     def init(self, params: Any) -> Any:
-        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` has,
-        as JAX has them: without x64, float64 of numpy and Python's floats are float32. Return the state, a count of
+        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` returns.
+        As in JAX without x64, float64 of numpy and Python's floats become float32. Return the state, a count of
         updates: int32, of shape (). Collective, outside of `jit`.
 
-        Raises ConfigurationError for what can't be trained, MismatchError where ranks differ.
+        Raises ConfigurationError for parameters that cannot be trained, MismatchError if ranks differ.
         """
         paths, self._structure = jax.tree_util.tree_flatten_with_path(params)
         arrays = {jax.tree_util.keystr(path): np.array(jnp.asarray(leaf)) for path, leaf in paths}
@@ -85,7 +85,7 @@ class HostOptimizer(OnHostOptimizer):
             taken.update(names)
             groups.append((rule, names))
         group = self._groups.first(self._options.get("elastic", False))
-        # What a program has are values of its own, which are new in update() alone.
+        # A program has copies of the values, which change only in update().
         self._made = ArrayOptimizer(
             arrays, self._rule, groups=groups, group=group, update_during_backward=True, **self._options
         )
@@ -93,9 +93,9 @@ class HostOptimizer(OnHostOptimizer):
         return jnp.asarray(0, jnp.int32)
 
     def value_and_grad(self, fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-        """Return `jax.value_and_grad(fun, has_aux=has_aux)` of the first argument, whose gradients go to the host
-        as soon as the backward pass has them. What stands in their place is for `update` alone. The value is this
-        rank's own. A parameter that `fun` does not use has zeros."""
+        """Return `jax.value_and_grad(fun, has_aux=has_aux)` of the first argument, with gradients that are passed to
+        the host as soon as the backward pass has computed them. The returned gradients are marks for `update`. The
+        value is this rank's own. A parameter that `fun` does not use has zero gradients."""
 
         def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Submitted]:
             leaves = self._leaves(params, "params")
@@ -113,8 +113,8 @@ class HostOptimizer(OnHostOptimizer):
         return run
 
     def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Updates, Any]:
-        """Return what `apply_updates` takes, and the new state. `grads`: what `value_and_grad` gave, or a pytree
-        of this rank's gradients, which leave now; with these, `params` counts as it does for `value_and_grad`."""
+        """Return the argument of `apply_updates`, and the new state. `grads`: result of `value_and_grad`, or a pytree
+        of this rank's gradients, which are sent now; with these, `params` is used as in `value_and_grad`."""
         if not isinstance(grads, Submitted):
             leaves = self._leaves(grads, "grads")
             known = [] if params is None else self._leaves(params, "params")
@@ -142,40 +142,40 @@ class HostOptimizer(OnHostOptimizer):
         return jax.tree.unflatten(self._structure, updates.weights)
 
     def params(self) -> Any:
-        """The weights as they are on the host, as a pytree. Between updates, outside of `jit`."""
+        """Return the weights on the host, as a pytree. Between updates, outside of `jit`."""
         return jax.tree.unflatten(self._structure, [jnp.array(self._host.weights[name]) for name in self._names])
 
     def state(self) -> Any:
-        """The state that goes with `params()`."""
+        """Return the state that belongs to `params()`."""
         return jnp.asarray(self._host.updates, jnp.int32)
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks, by path. Collective, between updates; as of
+        """Gather weights and state of all ranks, by path. Collective, between updates; see
         `ringtrain.optim.HostOptimizer.state_dict`."""
         jax.effects_barrier()
         return self._host.state_dict(root, error_feedback)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of that, for `ShardedCheckpoints`. Not collective."""
+        """Copy this rank's part of the state, for `ShardedCheckpoints`. Not collective."""
         jax.effects_barrier()
         return self._host.shard_dict(error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set weights and state from what `state_dict` or `shard_dict` gave at any number of ranks; go on with
-        `params()` and `state()`. Not collective: every rank loads the same, after `init`."""
+        """Load weights and state from `state_dict` or `shard_dict`, saved with any number of ranks; continue with
+        `params()` and `state()`. Not collective: every rank loads the same state, after `init`."""
         jax.effects_barrier()
         self._host.load_state_dict(state)
 
     def wait_for(self) -> None:
-        """Return when what was compiled and runs has made its updates. Raises what made one fail."""
+        """Return when running compiled functions have made their updates. Raises their errors."""
         jax.effects_barrier()
         self._host.wait_for()
 
-    # What `ringtrain.elastic.State` calls, as of `ringtrain.optim.HostOptimizer`.
+    # Called by `ringtrain.elastic.State`; see `ringtrain.optim.HostOptimizer`.
 
     def rollback(self, to: int | None = None) -> int:
-        """Set this rank's part of weights and state to those after update `to`, with `elastic`; forget gradients
-        of a call that has failed."""
+        """Set this rank's part of weights and state to those after update `to`, with `elastic`; discard gradients of a
+        call that has failed."""
         self._left = None
         return self._host.rollback(to)
 
@@ -189,10 +189,11 @@ class HostOptimizer(OnHostOptimizer):
         leaves, structure = jax.tree.flatten(tree)
         if self._host and structure != self._structure:
             raise ConfigurationError(f"{what} is a {structure}; expected what init() was given, {self._structure}")
-        return [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 to JAX
+        return [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 in JAX
 
     def _begin(self, *params: Array) -> list[Array]:
-        """Begin the gradients of an update from `params`, the weights as a program has them now; none: as here."""
+        """Begin the gradients of an update from `params`, a program's current weights; without them, from the
+        host's."""
         if self._left:
             raise RingtrainError(
                 f"gradients of {min(self._left)} and others are on the host, and update() was not called with "
@@ -214,7 +215,7 @@ class HostOptimizer(OnHostOptimizer):
         self._host.submit(name, gradient)
 
     def _finish(self, *_: Array) -> list[Array]:
-        """The count of updates and the new weights, copied: JAX may take an array's memory for a value's."""
+        """Return the update count and copies of the new weights: JAX may use an array's memory for a value."""
         host = self._host
         if self._left is None:
             raise ConfigurationError("update() was called twice with the same gradients")

@@ -1,4 +1,4 @@
-"""Broadcast and gather Python objects, and start every rank from the same parameters."""
+"""Broadcast and gather of Python objects, and broadcast of parameters, so that all ranks start equally."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank.
 
-    Numbers, strings, bytes, None, containers of them, named tuples, dataclasses, arrays of numpy and JAX and keys
-    of `jax.random` travel as data that cannot run code; anything else needs `allow_pickle=True` on every rank.
-    Raises ConfigurationError on every rank where the root's object can't be sent.
+    Numbers, strings, bytes, None, containers of them, named tuples, dataclasses, arrays of numpy and JAX and keys of
+    `jax.random` are sent as data that cannot execute code; any other object needs `allow_pickle=True` on every rank.
+    Raises ConfigurationError on every rank if the root's object cannot be sent.
     """
     return adapter.broadcast_object(obj, root_rank, name, process_set, allow_pickle, JAX_VALUES)
 
@@ -35,15 +35,14 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Return every rank's object, in rank order. What may be sent: as for `broadcast_object`."""
+    """Return every rank's object, in rank order. The same types as for `broadcast_object` are supported."""
     return adapter.allgather_object(obj, name, process_set, allow_pickle, JAX_VALUES)
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the pytree `params` of `root_rank`: parameters, the state of an optimizer of optax, keys of
-    `jax.random`.
+    """Return the pytree `params` of `root_rank`: parameters, the state of an optax optimizer, keys of `jax.random`.
 
-    `params`: of the same structure, shapes and dtypes on all ranks; leaves become JAX's arrays. Not under `jit`.
+    `params`: of the same structure, shapes and dtypes on all ranks; leaves become JAX arrays. Not under `jit`.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     begun = []
@@ -72,7 +71,7 @@ def _like(leaf: Any, array: Any) -> Any:
 
 
 def _packed_pytree(value: Any) -> bytes:
-    """Return the bytes of an array of JAX. Raises ConfigurationError for others."""
+    """Return the bytes of a JAX array. Raises ConfigurationError for other objects."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         raise ConfigurationError(f"{kind_of(value)} is no array that has a value")
     kind = str(jax.random.key_impl(value)) if is_key(value) else ""

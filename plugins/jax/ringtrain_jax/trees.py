@@ -1,4 +1,5 @@
-"""A pytree as plain data, by the paths of its leaves, and back: for checkpoints, and for states that are sent."""
+"""Conversion of a pytree to plain data by the paths of its leaves, and back: for checkpoints, and for states that are
+sent."""
 
 from __future__ import annotations
 
@@ -18,31 +19,32 @@ _KEY = {"impl", "data"}
 
 
 def to_state_dict(tree: Any) -> dict[str, Any]:
-    """Copy the leaves of `tree` to the host: `['layer']['w']` to an array of numpy, of the same shape and dtype.
+    """Copy the leaves of `tree` to the host: `['layer']['w']` to a numpy array of the same shape and dtype.
 
         checkpoints.save(step, {"params": hvd.to_state_dict(params), "opt": hvd.to_state_dict(opt_state)})
 
-    `tree`: any pytree whose leaves are arrays or Python's numbers, which stay what they are: parameters, the state
-    of an optimizer of optax, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`.
-    Not under `jit`. Raises ConfigurationError that names the path of another leaf.
+    `tree`: any pytree whose leaves are arrays or Python numbers, which do not change: parameters, the state of an optax
+    optimizer, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`. Not under `jit`.
+    Raises ConfigurationError with the path of any other leaf.
     """
     return {name: _plain_tree_leaf(name, leaf) for name, leaf in _named_leaves(tree).items()}
 
 
 def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
-    """Return `tree` with the leaves that `to_state_dict` gave; `tree` itself stays as it is.
+    """Return `tree` with the leaves from `to_state_dict`; `tree` itself does not change.
 
         params = hvd.from_state_dict(params, saved.state["params"])
 
-    `state`: also of `ShardedCheckpoints.latest(load)`, whose arrays are then read here. What is numpy's in
-    `tree` stays such; all other arrays become JAX's. Raises ConfigurationError that names the path where paths,
-    shapes, dtypes or kinds of key differ; a number and an array of shape () may stand for each other.
+    `state`: also of `ShardedCheckpoints.latest(load)`, whose arrays are then read here. Leaves of numpy in `tree`
+    remain numpy's; all other arrays become JAX's. Raises ConfigurationError with the path if paths, shapes, dtypes or
+    kinds of key differ; a number and an array of shape () are interchangeable.
     """
     return filled_tree(tree, state, checks=True)
 
 
 def filled_tree(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
-    """As `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of `state`."""
+    """Fill `tree` like `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of
+    `state`."""
     own = _named_leaves(tree)
     for name in (*own, *state):
         if (name in own) != (name in state):
@@ -59,7 +61,7 @@ def filled_tree(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of `tree`, in its order. Raises ConfigurationError where two have one path."""
+    """Return the leaves of `tree` by path, in its order. Raises ConfigurationError if two have the same path."""
     named: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if (name := jax.tree_util.keystr(path)) in named:
@@ -74,7 +76,7 @@ def _plain_tree_leaf(name: str, leaf: Any) -> Any:
     if is_key(leaf):
         return {"impl": str(jax.random.key_impl(leaf)), "data": np.array(jax.random.key_data(leaf))}
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        return np.array(leaf)  # a copy: a buffer that is donated is another's then
+        return np.array(leaf)  # a copy: a donated buffer may be reused
     raise ConfigurationError(f"to_state_dict: {name or 'the leaf'} is {kind_of(leaf)}; expected an array or number")
 
 
