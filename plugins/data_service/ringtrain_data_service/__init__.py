@@ -1,4 +1,4 @@
-"""Input that processes of their own load: data workers, asked by ranks (`distribute`, `distribute_splits`).
+"""Input pipeline in separate processes: data workers load batches for ranks (`distribute`, `distribute_splits`).
 
 Maturity: Beta.
 """

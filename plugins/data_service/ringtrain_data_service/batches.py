@@ -1,4 +1,4 @@
-"""What a stream yields: a rank's part of a step, with the arrays that data workers have loaded."""
+"""Items of a stream: a rank's part of a step, with the arrays that data workers have loaded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from ringtrain.errors import DataError
 
 @dataclass(frozen=True)
 class LoadedBatch(Batch):
-    """A `Batch` (indices, mask, weight, consumed) and what the loader gave for its indices: `batch["image"]`.
+    """A `Batch` (indices, mask, weight, consumed) with the arrays that the loader returned for its indices:
+    `batch["image"]`.
 
-    `arrays`: by name, writable, no other batch's memory.
+    `arrays`: by name, writable; their memory is not shared with other batches.
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The array called `name`."""
+        """Return the array called `name`."""
         return self.arrays[name]
 
     @property
     def micro_batches(self) -> tuple[LoadedBatch, ...]:
-        """As `Batch.micro_batches`, each with its samples' part of every array, which has one entry a sample."""
+        """Parts as in `Batch.micro_batches`, each with its samples' part of every array, which has one entry per
+        sample."""
         if self.passes == 1:
             return (self,)
         own = np.array_split(np.flatnonzero(self.mask), self.passes)
@@ -46,18 +48,18 @@ class LoadedBatch(Batch):
 
 
 def loaded(batch: Batch, arrays: Mapping[str, NDArray[Any]]) -> LoadedBatch:
-    """`batch` with its arrays."""
+    """Return `batch` with its arrays."""
     return LoadedBatch(batch.indices, batch.mask, batch.weight, batch.consumed, batch.passes, arrays)
 
 
 @dataclass(frozen=True)
 class SplitBatch:
-    """One item of a split. `offset`: where reading goes on behind it."""
+    """One item of a split. `offset`: position after the item, from which reading continues."""
 
     uri: str
     offset: int
     arrays: Mapping[str, NDArray[Any]]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The array called `name`."""
+        """Return the array called `name`."""
         return self.arrays[name]

@@ -1,4 +1,4 @@
-"""The settings of data workers and of ranks that ask them, read from the environment in one place each."""
+"""Settings of data workers and of ranks that use them, read from the environment in one place each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from ringtrain.shared.settings import REQUIRED, Settings, address, choice, integ
 
 @dataclass(frozen=True, kw_only=True)
 class DataWorkerConfig(Settings):
-    """Settings of a data worker. `launcher_address` empty: it registers nowhere."""
+    """Settings of a data worker. `launcher_address`: if empty, it does not register."""
 
     index: int = integer(contract.ENV_DATA_INDEX, 0, low=0, high=100_000)
     kind: str = choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0])
@@ -29,7 +29,7 @@ class DataWorkerConfig(Settings):
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between its messages to launcher and ranks: well inside the silence after which it counts as lost."""
+        """Seconds between its messages to launcher and ranks, well below the silence after which it counts as lost."""
         return min(2.0, self.timeout_s / 16)
 
     @property
@@ -50,7 +50,7 @@ def _members_file(env: EnvironmentVariables) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class DataStreamSettings(Settings):
-    """Settings of a rank that asks data workers. `stall_timeout_s`: how long it waits where nothing comes."""
+    """Settings of a rank that uses data workers. `stall_timeout_s`: seconds without input after which it fails."""
 
     members_file: Path = setting(lambda env, _: _members_file(env))
     secrets: Secrets = setting(lambda env, _: load_secrets(env))
@@ -60,10 +60,10 @@ class DataStreamSettings(Settings):
 
     @property
     def lost_after_s(self) -> float:
-        """Silence after which a data worker counts as lost."""
+        """Seconds of silence after which a data worker counts as lost."""
         return self.timeout_s / 4
 
     @property
     def say_every_s(self) -> float:
-        """How often a rank that waits says so."""
+        """Interval of log lines of a waiting rank."""
         return min(30.0, self.stall_timeout_s / 2)

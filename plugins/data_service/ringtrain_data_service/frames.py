@@ -1,7 +1,7 @@
-"""What a rank and a data worker say to each other on one stream of gRPC, whose messages are bytes here.
+"""Messages between a rank and a data worker on one gRPC stream, whose messages are bytes here.
 
-A rank sends requests: a header in JSON, and the raw indices behind it. A data worker sends answers: a message with
-a header in JSON, then messages with the raw bytes of the arrays that the header names. Nothing is unpickled.
+A rank sends requests: a JSON header, followed by the raw indices. A data worker sends answers: a message with a JSON
+header, then messages with the raw bytes of the arrays in the header. Nothing is unpickled.
 """
 
 import json
@@ -18,7 +18,7 @@ from ringtrain.adapter import dtype_of
 
 SERVICE: Final = "ringtrain.v1.DataWorker"
 METHOD: Final = "Serve"
-# 1 MiB: what is larger gains nothing on loopback, and a stopped reader holds no more than this twice.
+# 1 MiB: a larger chunk gains nothing on loopback, and a stopped reader occupies at most twice this size.
 CHUNK_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<I")
 _ALIGNMENT: Final = 64
@@ -28,7 +28,8 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class DataWorkerRequest:
-    """One lease: the samples `indices`, or what a split has from `offset` on. `key`: the rank's name for it."""
+    """One lease: the samples `indices`, or the items of a split from `offset` on. `key`: number assigned by the
+    rank."""
 
     key: int
     function: str
@@ -37,14 +38,14 @@ class DataWorkerRequest:
     offset: int = 0
 
     def encode(self) -> bytes:
-        """As one message."""
+        """Return the request as one message."""
         head = {"key": self.key, "function": self.function, "uri": self.uri, "offset": self.offset}
         text = json.dumps(head).encode()
         return b"".join([_LENGTH.pack(len(text)), text, np.ascontiguousarray(self.indices, "<i8").tobytes()])
 
     @staticmethod
     def decode(message: bytes) -> "DataWorkerRequest":
-        """Undo `encode`. Raises ValueError for what is no request."""
+        """Undo `encode`. Raises ValueError for an invalid request."""
         try:
             (length,) = _LENGTH.unpack_from(message)
             end = _LENGTH.size + length
@@ -57,7 +58,7 @@ class DataWorkerRequest:
             raise ValueError(f"not a request: {error}") from error
 
     def describe(self) -> str:
-        """What was asked for, for messages."""
+        """Return a description of the request for messages."""
         if self.uri:
             return f"split {self.uri} from offset {self.offset}"
         shown = ", ".join(map(str, self.indices[:_SHOWN]))
@@ -70,7 +71,7 @@ _SHOWN: Final = 16
 
 @dataclass(frozen=True)
 class BatchArrayHead:
-    """One array of an answer. `dtype`: numpy's short name, or bfloat16."""
+    """Description of one array of an answer. `dtype`: numpy's short name, or bfloat16."""
 
     name: str
     dtype: str
@@ -78,17 +79,17 @@ class BatchArrayHead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array's elements."""
+        """Number of bytes of the array's elements."""
         return prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class DataWorkerAnswer:
-    """What a data worker says.
+    """Answer of a data worker.
 
-    `kind`: `hello` (the first answer; `slots`: loader processes), `alive`, `loaded` with `arrays`, `ended` (a
-    split has no more), `failed` (the user's function raised, or gave what cannot travel: `text`), `crashed` (the
-    loader process ended: `text`). `offset`: where a split goes on behind these arrays.
+    `kind`: `hello` (the first answer; `slots`: number of loader processes), `alive`, `loaded` with `arrays`, `ended` (a
+    split has no more items), `failed` (the user's function raised, or returned data that cannot be sent: `text`),
+    `crashed` (the loader process ended: `text`). `offset`: position in a split after these arrays.
     """
 
     kind: str
@@ -100,21 +101,22 @@ class DataWorkerAnswer:
     arrays: Arrays = field(default_factory=dict)
 
     def encode_head(self) -> bytes:
-        """As the first message; the arrays' bytes follow it."""
+        """Return the first message; the arrays' bytes follow it."""
         document = {name: getattr(self, name) for name in ("kind", "key", "text", "slots", "offset")}
         document["heads"] = [[head.name, head.dtype, list(head.shape)] for head in self.heads]
         return json.dumps(document).encode()
 
     @staticmethod
     def decode_head(message: bytes) -> "DataWorkerAnswer":
-        """Undo `encode_head`: an answer whose arrays are still to come."""
+        """Undo `encode_head`: return an answer whose arrays follow."""
         document = json.loads(message)
         heads = tuple(BatchArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))
         return DataWorkerAnswer(**document, heads=heads)
 
 
 def array_places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
-    """Where each array's bytes begin behind the head, aligned for every dtype; and how many bytes there are."""
+    """Return the offset of each array's bytes after the head, aligned for every dtype, and the total number of
+    bytes."""
     begins, end = [], 0
     for head in heads:
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -124,7 +126,7 @@ def array_places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
 
 
 def read_batch_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
-    """Put the messages of a stream together to answers. An answer's arrays share one block of memory."""
+    """Assemble the messages of a stream into answers. An answer's arrays share one block of memory."""
     for message in messages:
         answer = DataWorkerAnswer.decode_head(message)
         begins, total = array_places(answer.heads)
@@ -143,10 +145,10 @@ def read_batch_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
 
 
 def array_heads(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
-    """What a header says of `arrays`."""
+    """Return the descriptions of `arrays` for a header."""
     return tuple(BatchArrayHead(name, batch_travel_name(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def batch_travel_name(dtype: np.dtype[Any]) -> str:
-    """The name under which `dtype` travels."""
+    """Return the name under which `dtype` is sent."""
     return "bfloat16" if dtype.name == "bfloat16" else dtype.str

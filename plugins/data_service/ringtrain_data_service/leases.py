@@ -1,14 +1,14 @@
-"""Which data worker has which request of a rank. Pure: no clock, no thread, no network.
+"""Assignment of a rank's requests to data workers. Pure: no clock, no thread, no network.
 
-A lease is a request that has not been answered. The rank holds its leases itself, and data workers hold nothing:
-so a data worker that is gone costs nothing but the time to ask another one.
+A lease is a request that has not been answered. The rank stores its leases itself, and data workers have no state, so a
+lost data worker only costs the time to send the request to another one.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
-# One request is worked on while the next one is on its way.
+# One request is processed while the next one is being sent.
 _AHEAD: Final = 2
 
 
@@ -35,10 +35,10 @@ class _DataWorkerLeaseHolder:
 
 
 class DataWorkerLeases:
-    """Gives each request to one data worker, and to another one when the first is lost, or late by `again_s`.
+    """Assignment of each request to one data worker, and to another one if the first is lost, or late by `again_s`.
 
-    A data worker has at most two requests for each of its loader processes. Every request is answered once: what
-    comes later is a duplicate.
+    A data worker has at most two requests for each of its loader processes. Every request is answered once: later
+    answers are duplicates.
     """
 
     def __init__(self, again_s: float) -> None:
@@ -48,7 +48,7 @@ class DataWorkerLeases:
 
     @property
     def workers(self) -> int:
-        """Data workers that can be asked."""
+        """Number of connected data workers."""
         return len(self._workers)
 
     @property
@@ -57,20 +57,20 @@ class DataWorkerLeases:
         return frozenset(self._open)
 
     def add(self, key: int, near: Hashable = None) -> None:
-        """A request to be answered, best by the data worker `near`."""
+        """Add a request, preferably for the data worker `near`."""
         self._open[key] = _DataWorkerLease(near=near)
 
     def join(self, worker: Hashable, slots: int) -> None:
-        """A data worker with `slots` loader processes can be asked."""
+        """Add a data worker with `slots` loader processes."""
         self._workers[worker] = _DataWorkerLeaseHolder(max(1, slots))
 
     def leave(self, worker: Hashable) -> list[int]:
-        """A data worker is lost; returns the requests that nobody has any more."""
+        """Remove a lost data worker; return the requests that no other data worker has."""
         gone = self._workers.pop(worker, _DataWorkerLeaseHolder(1))
         return [key for key in sorted(gone.held) if self._release(worker, key)]
 
     def answered(self, key: int) -> bool:
-        """A request was answered; False for one that was before, or was never made."""
+        """Record an answer; return False if the request was answered before, or does not exist."""
         lease = self._open.pop(key, None)
         if lease is None:
             return False
@@ -80,8 +80,8 @@ class DataWorkerLeases:
         return True
 
     def crashed(self, worker: Hashable, key: int) -> int:
-        """A loader process ended over a request, which somebody else may try; returns how often that was, or 0
-        where the request was answered in the meantime."""
+        """Record the crash of a loader process on a request, which may be assigned again. Return the request's number
+        of crashes, or 0 if it has been answered in the meantime."""
         if worker in self._workers:
             self._workers[worker].held.discard(key)
         if key not in self._open:
@@ -91,7 +91,7 @@ class DataWorkerLeases:
         return self._open[key].crashes
 
     def assign(self, now: float) -> list[tuple[Hashable, int]]:
-        """Which data worker is to be asked for which request: free ones first, in their order, then late ones."""
+        """Return new assignments (data worker, request): unassigned requests first, in order, then late ones."""
         given = []
         free = [key for key, lease in self._open.items() if not lease.holders]
         late = [key for key, lease in self._open.items() if lease.holders and now - lease.asked_at >= self._again_s]

@@ -1,7 +1,7 @@
-"""A loader process: `python -m ringtrain.data.service.loader FD`, a child of a data worker.
+"""Loader process: `python -m ringtrain_data_service.loader FD`, a child process of a data worker.
 
-It imports what the user named, calls it, and hands the arrays over in memory that both processes see. It ends with
-the data worker. What it prints is in the data worker's log.
+It imports the user's function, calls it, and returns the arrays in shared memory. It ends with the data worker. Its
+output is in the data worker's log.
 """
 
 import importlib
@@ -21,26 +21,26 @@ from ringtrain.errors import kind_of
 from ringtrain.shared.framing import receive_frame, send_frame
 from ringtrain_data_service.frames import Arrays, DataWorkerAnswer, DataWorkerRequest, array_heads, array_places
 
-# Splits that a loader process keeps open between two requests.
+# Limit on splits that a loader process leaves open between two requests.
 _OPEN_SPLITS: Final = 64
 _MOST_TRACEBACK: Final = 16_000
-# Behind the last item of a split: None may be an item, and is none that can be sent.
+# Marks the end of a split; not None, which an invalid reader may yield.
 _END: Final = object()
 
 
 class _BadLoaderResult(Exception):
-    """What the user named, or what it gave, is not what the contract of a loader says."""
+    """The user's function, or its result, violates the contract of a loader."""
 
 
 class DataWorkerLoader:
-    """Calls the user's functions. `answer` never raises, whatever they do."""
+    """Executor of the user's functions. `answer` never raises."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._splits: OrderedDict[tuple[str, str], tuple[int, Iterator[Any]]] = OrderedDict()
 
     def answer(self, request: DataWorkerRequest) -> DataWorkerAnswer:
-        """What the data worker is to send: `loaded`, `ended` or `failed`."""
+        """Return the answer for the data worker: `loaded`, `ended` or `failed`."""
         try:
             function = self._function(request.function)
             if request.uri:
@@ -92,7 +92,7 @@ class DataWorkerLoader:
 
 
 def _checked_batch(result: object, who: str) -> Arrays:
-    """`result` as arrays that can travel. Raises _BadLoaderResult."""
+    """Return `result` as arrays that can be sent. Raises _BadLoaderResult."""
     if not isinstance(result, Mapping):
         raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
     return {
@@ -135,7 +135,7 @@ def _checked_batch_item(item: object, request: DataWorkerRequest) -> tuple[int, 
 
 
 def _loader_error_text(name: str, error: BaseException) -> str:
-    """The user's error with its traceback, without the frames of this module."""
+    """Return the user's error with its traceback, without the frames of this module."""
     below: TracebackType | None = error.__traceback__
     while below is not None and below.tb_frame.f_code.co_filename == __file__:
         below = below.tb_next
@@ -145,7 +145,7 @@ def _loader_error_text(name: str, error: BaseException) -> str:
 
 
 def send_loaded_answer(sock: socket.socket, answer: DataWorkerAnswer) -> None:
-    """Send `answer` to the data worker: its head, and its arrays in a file of memory."""
+    """Send `answer` to the data worker: its head, and its arrays in a memory file."""
     begins, total = array_places(answer.heads)
     memory = os.memfd_create("ringtrain-batch", os.MFD_CLOEXEC)
     try:

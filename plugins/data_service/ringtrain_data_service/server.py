@@ -1,4 +1,4 @@
-"""`ringtrain data-worker`: loader processes behind one port. It holds no state that a rank would miss."""
+"""`ringtrain data-worker`: loader processes behind one port. It has no state that a rank would miss."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ringtrain_data_service.slots import DataWorkerClient, DataWorkerRequestQueu
 
 log = logging.getLogger(__name__)
 
-# A thread for each rank that has a stream open.
+# Limit on ranks with an open stream, each of which occupies a thread.
 _MOST_RANKS: Final = 4096
 _END_S: Final = 2.0
 
 
 class DataWorkerServer:
-    """Serves ranks on a port until it is closed. `port` 0: any free one."""
+    """Server for ranks. `port` 0: any free port."""
 
     def __init__(
         self, port: int, secrets: Secrets, uid: str, *, slots: int, alive_s: float, environment: Mapping[str, str]
@@ -92,12 +92,12 @@ class DataWorkerServer:
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Run the data worker that the variables describe; returns the exit code. Raises ConfigurationError."""
+    """Run the data worker that the variables describe; return the exit code. Raises ConfigurationError."""
     return run_data_worker(DataWorkerConfig.from_env(environment), environment)
 
 
 def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Raises PortTaken."""
+    """Serve until SIGTERM or SIGINT; return the exit code. Raises PortTaken."""
     asked = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
@@ -123,7 +123,8 @@ def announce_data_worker(
     stack: ExitStack,
     on_members: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Keep the data worker registered at the job's launcher, whichever answers, until `stack` is left."""
+    """Register the data worker with the job's launcher, also after a restart of the launcher, until `stack` is
+    closed."""
     channel = dial(config.launcher_address, config.secrets, RpcPeer(contract.ROLE_LAUNCHER, config.uid))
     stack.callback(channel.close)
     announcer = DataMemberAnnouncer(

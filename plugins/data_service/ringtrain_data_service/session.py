@@ -1,6 +1,6 @@
-"""A rank's leases at work: links to data workers, requests given out, and again, answers kept for their turn.
+"""Session of a rank: links to data workers, assignment and reassignment of requests, storage of answers.
 
-On the connection to a data worker requests go out and answers come in, on a thread of its own.
+Each link has a thread and one stream for requests and answers.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ringtrain_data_service.leases import DataWorkerLeases
 
 log = logging.getLogger(__name__)
 
-# How often the file of data workers is read, and silence and late requests are looked at.
+# Interval at which the file of data workers is read, and silent data workers and late requests are checked.
 _LOOK_S: Final = 0.25
-# A data worker whose stream broke is dialled again after this.
+# Seconds before a data worker whose stream broke is dialled again.
 _AGAIN_S: Final = 1.0
-# Loader processes that may end over one request before the rank is told.
+# Number of loader crashes on one request after which the rank gets an error.
 MOST_CRASHES: Final = 3
 _JOIN_S: Final = 5.0
 
 
 class DataWorkerSession:
-    """Asks data workers, whichever there are, until it is closed. `ask` and `take` are for one thread."""
+    """Session with all data workers in the members file. `ask` and `take` are for one thread."""
 
     def __init__(self, settings: DataStreamSettings) -> None:
         self._settings = settings
@@ -50,23 +50,23 @@ class DataWorkerSession:
         self._known: tuple[DataAddress, ...] = read_members(settings.members_file)
         self._problem = ""
         self._closed = threading.Event()
-        with self._changed:  # a link speaks as soon as it is made, and must be known by then
+        with self._changed:  # a link may call back as soon as it is created
             self._dial(time.monotonic())
         self._thread = threading.Thread(target=self._watch, name="ringtrain-data-watch", daemon=True)
         self._thread.start()
 
     def ask(self, request: DataWorkerRequest, near: DataWorkerLink | None = None) -> None:
-        """Have `request` answered by some data worker, best by `near`."""
+        """Send `request` to a data worker, preferably to `near`."""
         with self._changed:
             self._requests[request.key] = request
             self._leases.add(request.key, near)
             self._assign()
 
     def take(self, key: int) -> tuple[DataWorkerAnswer, DataWorkerLink]:
-        """The answer to request `key`, `loaded` or `ended`, and who gave it.
+        """Return the answer to request `key`, `loaded` or `ended`, and its link.
 
-        Raises DataError where the user's function raised, crashed its process too often, or nothing came within
-        the stall timeout. The time that this takes counts as the rank's wait for input.
+        Raises DataError if the user's function raised or crashed its process too often, or if there was no answer
+        within the stall timeout. The time of this call counts as the rank's wait for input.
         """
         with INPUT, self._changed:
             self._wait(key, time.monotonic())
@@ -80,7 +80,7 @@ class DataWorkerSession:
         )
 
     def close(self) -> None:
-        """End all streams and threads; what was asked for is dropped."""
+        """End all streams and threads; pending requests are dropped."""
         self._closed.set()
         with self._changed:
             links = list(self._links.values())
@@ -91,7 +91,7 @@ class DataWorkerSession:
             link.join(_JOIN_S)
 
     def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
-        """A data worker has said something."""
+        """Handle an answer of a data worker."""
         with self._changed:
             if answer.kind == "alive" or self._links.get(link.member) is not link:
                 return
@@ -104,7 +104,7 @@ class DataWorkerSession:
             self._assign()
 
     def lost(self, link: DataWorkerLink, problem: str) -> None:
-        """A stream has ended: its requests are for others."""
+        """Handle the end of a stream: reassign its requests."""
         with self._changed:
             self._forget(link, problem)
 
@@ -141,7 +141,7 @@ class DataWorkerSession:
         while not self._closed.wait(_LOOK_S):
             try:
                 known = read_members(self._settings.members_file)
-            except DataError as error:  # those that are known go on
+            except DataError as error:  # known data workers remain in use
                 self._problem = str(error)
                 known = self._known
             now = time.monotonic()
@@ -157,8 +157,8 @@ class DataWorkerSession:
         return [link for link in self._links.values() if now - link.heard >= self._settings.lost_after_s]
 
     def _dial(self, now: float) -> None:
-        """Open a stream to each data worker of the file that has none. One that is not in the file any more is
-        asked for as long as it answers: the launcher may have been started again, and know nobody yet."""
+        """Open a stream to each data worker in the file that has none. A data worker that is no longer in the file is
+        used as long as it answers: after a restart, the launcher may not know it yet."""
         self._dial_at = {member: at for member, at in self._dial_at.items() if member in self._known}
         for member in self._known:
             if member not in self._links and now >= self._dial_at.get(member, 0.0) and not self._closed.is_set():
@@ -182,7 +182,7 @@ class DataWorkerSession:
             self._changed.wait(min(say_at - now, began + self._settings.stall_timeout_s - now))
 
     def _situation(self) -> str:
-        """Who could be asked, for messages."""
+        """Return a description of the available data workers for messages."""
         problem = f" (last: {self._problem})" if self._problem else ""
         if not self._known and not self._leases.workers:
             return f"no data worker is registered, as {self._settings.members_file} says{problem}"
@@ -195,17 +195,17 @@ def _data_stream_rank() -> Any:
 
 
 class DataWorkerLinkEvents(Protocol):
-    """Who is told what happens on links, on their threads."""
+    """Callbacks for events on links, called on the links' threads."""
 
     def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
-        """The data worker has said something."""
+        """Handle an answer of the data worker."""
 
     def lost(self, link: DataWorkerLink, problem: str) -> None:
-        """The stream has ended; called once, as the last thing."""
+        """Handle the end of the stream; called once, as the last callback."""
 
 
 class DataWorkerLink:
-    """One stream to the data worker `member`. It can be asked once it has said hello."""
+    """One stream to the data worker `member`. It accepts requests after its `hello`."""
 
     def __init__(self, member: DataAddress, settings: DataStreamSettings, events: DataWorkerLinkEvents) -> None:
         self.member = member
@@ -220,11 +220,11 @@ class DataWorkerLink:
         self._thread.start()
 
     def ask(self, request: DataWorkerRequest) -> None:
-        """Send a request; never blocks."""
+        """Send a request. Does not block."""
         self._requests.put(request.encode())
 
     def close(self) -> None:
-        """End the stream; what is on its way is dropped."""
+        """End the stream; messages in transit are dropped."""
         with self._lock:
             self._closed = True
             if self._call is not None:
@@ -232,7 +232,7 @@ class DataWorkerLink:
         self._requests.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread, once closed."""
+        """Wait for the thread after `close`."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

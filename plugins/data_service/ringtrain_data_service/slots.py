@@ -1,4 +1,4 @@
-"""A data worker's side of its loader processes: who waits for which, and what becomes of one that crashes."""
+"""A data worker's side of its loader processes: queue of requests, and restart of a crashed loader."""
 
 import logging
 import os
@@ -19,22 +19,22 @@ from ringtrain_data_service.frames import CHUNK_BYTES, DataWorkerAnswer, DataWor
 
 log = logging.getLogger(__name__)
 
-# How often a slot looks whether its loader process still runs, and how long one may be stopped by a signal.
+# Interval at which a slot checks its loader process, and the longest time that one may be stopped by a signal.
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 5.0
-# A rank asks for as much as it wants to hold; more than this is none of ours.
+# Limit on requests of one rank; more of them are invalid.
 _MOST_REQUESTS: Final = 4096
 
 
 @dataclass(frozen=True)
 class LoadedAnswer:
-    """An answer, and the file of memory that has the bytes of its arrays."""
+    """An answer, and the memory file with the bytes of its arrays."""
 
     answer: DataWorkerAnswer
     memory: int | None = None
 
     def messages(self) -> Iterator[bytes]:
-        """Head and chunks, for the stream."""
+        """Yield the head and the chunks for the stream."""
         yield self.answer.encode_head()
         _, total = array_places(self.answer.heads)
         for at in range(0, total if self.memory is not None else 0, CHUNK_BYTES):
@@ -42,24 +42,24 @@ class LoadedAnswer:
             yield os.pread(self.memory, min(CHUNK_BYTES, total - at), at)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         if self.memory is not None:
             os.close(self.memory)
 
 
 class DataWorkerClient:
-    """One rank's stream: what it has asked for, and answers that are to be sent. Used under the queue's lock."""
+    """One rank's stream: its requests, and answers to send. Guarded by the queue's lock."""
 
     def __init__(self) -> None:
         self.requests: deque[DataWorkerRequest] = deque()
         self.answers: deque[LoadedAnswer] = deque()
-        self.under_way = 0  # requests that a slot works on, and answers that are not sent
+        self.under_way = 0  # requests in processing, and answers that are not sent
         self.closed = False
 
 
 class DataWorkerRequestQueue:
-    """All ranks' requests. Slots take from the ranks in turn, and from each rank only so much that its answers,
-    which it may be slow to read, hold the memory of at most two batches for each slot."""
+    """Requests of all ranks. Slots take them from the ranks in turn. Because a rank may read its answers slowly, each
+    rank is limited to the memory of two batches per slot."""
 
     def __init__(self, slots: int) -> None:
         self._limit = 2 * slots
@@ -69,14 +69,14 @@ class DataWorkerRequestQueue:
         self._closed = False
 
     def enter(self) -> DataWorkerClient:
-        """A rank has opened a stream."""
+        """Add a rank that has opened a stream."""
         client = DataWorkerClient()
         with self._changed:
             self._clients.append(client)
         return client
 
     def leave(self, client: DataWorkerClient) -> None:
-        """A rank's stream has ended: what it asked for is forgotten."""
+        """Remove a rank whose stream has ended, with its requests."""
         with self._changed:
             if client.closed:
                 return
@@ -89,7 +89,7 @@ class DataWorkerRequestQueue:
             self._changed.notify_all()
 
     def ask(self, client: DataWorkerClient, request: DataWorkerRequest) -> bool:
-        """Queue a request; False where the rank has too many, or has gone."""
+        """Queue a request; return False if the rank has too many, or has disconnected."""
         with self._changed:
             if client.closed or len(client.requests) >= _MOST_REQUESTS:
                 return False
@@ -98,7 +98,7 @@ class DataWorkerRequestQueue:
             return True
 
     def take(self, slot: int) -> tuple[DataWorkerClient, DataWorkerRequest] | None:
-        """The next request for `slot`; waits for one. None: the queue is closed."""
+        """Wait for the next request for `slot` and return it; None if the queue is closed."""
         with self._changed:
             while not self._closed:
                 found = self._next(slot)
@@ -108,7 +108,7 @@ class DataWorkerRequestQueue:
             return None
 
     def put(self, client: DataWorkerClient, loaded: LoadedAnswer) -> None:
-        """A slot has an answer for a rank."""
+        """Queue a slot's answer for a rank."""
         with self._changed:
             if client.closed:
                 loaded.close()
@@ -117,19 +117,19 @@ class DataWorkerRequestQueue:
             self._changed.notify_all()
 
     def next_answer(self, client: DataWorkerClient, timeout_s: float) -> LoadedAnswer | None:
-        """The next answer that is to be sent; None: nothing within `timeout_s`, or the stream has ended."""
+        """Return the next answer to send; None if there is none within `timeout_s`, or the stream has ended."""
         with self._changed:
             self._changed.wait_for(lambda: client.answers or client.closed, timeout_s)
             return client.answers.popleft() if client.answers else None
 
     def sent(self, client: DataWorkerClient) -> None:
-        """An answer is on its way, and its memory is given back."""
+        """Record a sent answer, whose memory is freed."""
         with self._changed:
             client.under_way -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the slots end."""
+        """End the slots."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -139,7 +139,7 @@ class DataWorkerRequestQueue:
             if client.under_way >= self._limit:
                 continue
             for request in client.requests:
-                # The slot that has a split open reads on in it.
+                # The slot that has a split open continues to read it.
                 if request.uri and self._splits.setdefault((id(client), request.uri), slot) != slot:
                     continue
                 client.requests.remove(request)
@@ -151,7 +151,7 @@ class DataWorkerRequestQueue:
 
 
 class DataWorkerSlot:
-    """One loader process, and the thread that feeds it. The process is started anew when it has ended."""
+    """One loader process, and the thread that feeds it. The process is restarted when it has ended."""
 
     def __init__(self, index: int, queue: DataWorkerRequestQueue, environment: Mapping[str, str]) -> None:
         self._index = index
@@ -164,7 +164,7 @@ class DataWorkerSlot:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread, once the queue is closed; a loader process that still works is killed."""
+        """Wait for the thread after the queue is closed; kill a loader process that is still busy."""
         self._thread.join(timeout_s)
         self._end()
 
@@ -202,7 +202,7 @@ class DataWorkerSlot:
         return loaded or LoadedAnswer(DataWorkerAnswer("crashed", request.key, self._how_it_ended()))
 
     def _receive(self, sock: socket.socket) -> LoadedAnswer | None:
-        """What the loader process answers; None where it has ended."""
+        """Return the answer of the loader process; None if it has ended."""
         stopped_since: float | None = None
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -212,7 +212,7 @@ class DataWorkerSlot:
         return None if frame is None else LoadedAnswer(DataWorkerAnswer.decode_head(frame[0]), frame[1][0])
 
     def _stopped_since(self, since: float | None) -> float | None:
-        """Since when the process is stopped by a signal; one that is for too long is killed."""
+        """Return the time since which the process is stopped by a signal. Kill it if that is too long."""
         assert self._process is not None
         if not is_stopped(self._process.pid):
             return None

@@ -1,4 +1,4 @@
-"""Streams of batches that data workers load: in one order, each once, whatever becomes of a data worker."""
+"""Streams of batches that data workers load: in a fixed order, each once, even if data workers are lost."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MOST_PREFETCH: Final = 1024
 
 
 class PositionedShard(Protocol):
-    """A shard that counts what was used, as `ringtrain.elastic.shard` does."""
+    """Shard that counts used batches, like `ringtrain.elastic.shard`."""
 
     @property
     def worlds(self) -> int:
-        """Grows with every world and position that iteration cannot go on from."""
+        """Counter of worlds and positions from which an iteration cannot continue."""
 
     def batches(self) -> Iterator[Batch]:
-        """The rest of the epoch, to be read ahead."""
+        """Return the batches of the rest of the epoch, which may be read ahead."""
 
     def used(self, batch: Batch) -> None:
-        """The loop has got `batch`."""
+        """Record that the loop has received `batch`."""
 
 
 class BatchStream:
-    """Iterating yields `LoadedBatch`es in the order of the shard. Each iteration is a pass of its own."""
+    """Iterable of `LoadedBatch`es in the order of the shard. Each iteration is a separate pass."""
 
     def __init__(
         self, function: str, shard: Shard | PositionedShard, epoch: int | None, consumed: int, prefetch: int
@@ -56,7 +56,8 @@ class BatchStream:
         return self._load_positioned(self._shard)
 
     def _load_positioned(self, shard: PositionedShard) -> Generator[LoadedBatch, None, None]:
-        """What is read ahead of a change of the world is dropped: it is given out again from the position on."""
+        """Load batches of an elastic shard. Batches read ahead of a change of the world are dropped and loaded again
+        later."""
         begun = shard.worlds
         with closing(self._load(shard.batches())) as batches:
             for batch in batches:
@@ -82,7 +83,7 @@ class BatchStream:
 
 
 class SplitStream:
-    """Iterating yields `SplitBatch`es of this rank's splits, up to `prefetch` splits in turn, one item of each."""
+    """Iterable of `SplitBatch`es of this rank's splits, up to `prefetch` splits in turn, one item of each."""
 
     def __init__(
         self,
@@ -99,9 +100,9 @@ class SplitStream:
         left = [uri for uri in uris if positions.get(uri, 0) is not None]
         done = dict.fromkeys(uri for uri in uris if positions.get(uri, 0) is None)
         self.positions: dict[str, int | None] = done | {uri: positions.get(uri, 0) for uri in left[rank::size]}
-        """Where each of this rank's splits goes on, by URI; None: nothing is left of it, as of all that an earlier
-        stream has read to the end. Of all ranks together (`ringtrain.allgather_object`) it is what
-        `distribute_splits` resumes from, again and again, at any world size."""
+        """Position of each of this rank's splits, by URI; None for a split that is complete, also by an earlier stream.
+        `distribute_splits` resumes from the positions of all ranks together (`ringtrain.allgather_object`), repeatedly
+        and with any world size."""
 
     def __iter__(self) -> Generator[SplitBatch, None, None]:
         left = deque((uri, offset) for uri, offset in self.positions.items() if offset is not None)
@@ -137,17 +138,16 @@ def distribute(
     consumed: int = 0,
     prefetch: int = 8,
 ) -> BatchStream:
-    """Have data workers load this rank's batches: `for batch in distribute("my_data:load", shard, epoch=e)`.
+    """Load this rank's batches on data workers: `for batch in distribute("my_data:load", shard, epoch=e)`.
 
-    `function`: `module:function`, imported in the loader processes of data workers. It is called with the indices
-    of a batch, an int64 array, and returns a dict of arrays by name. `shard`: of `ringtrain.data.shard`, with
-    `epoch`, and `consumed` to go on within it; or of `ringtrain.elastic.shard`, which has its own position.
-    `prefetch`: batches that are asked for ahead of the loop, and so what is held in memory at most, beside the one
-    in use.
+    `function`: `module:function`, imported in the loader processes of data workers. It is called with the indices of a
+    batch, an int64 array, and returns a dict of arrays by name. `shard`: of `ringtrain.data.shard`, with `epoch`, and
+    `consumed` to continue within it; or of `ringtrain.elastic.shard`, which has a position. `prefetch`: number of
+    batches requested ahead of the loop, which limits the memory, in addition to the batch in use.
 
-    Batches come in the order of the shard, each once: a data worker that dies, hangs or is replaced changes
-    nothing but the time. Iterating raises DataError where the function raises, with its traceback and the indices.
-    Raises ConfigurationError for a wrong argument, or where there are no data workers.
+    Batches are in the order of the shard, each once: a data worker that dies, hangs or is replaced only costs time.
+    Iterating raises DataError if the function raises, with its traceback and the indices. Raises ConfigurationError for
+    a wrong argument, or if there are no data workers.
     """
     _check_stream_arguments(function, prefetch)
     if isinstance(shard, Shard):
@@ -172,19 +172,19 @@ def distribute_splits(
     rank: int | None = None,
     size: int | None = None,
 ) -> SplitStream:
-    """Have data workers read files without random access: each of `uris` by one rank, item by item.
+    """Read files without random access on data workers: each of `uris` for one rank, item by item.
 
-    `function`: `module:function`, called in a loader process with a URI and an offset (0 at first). It yields
-    pairs: an offset, from which a later call goes on behind the item, and a dict of arrays by name. Offsets are
-    the reader's own (bytes, records) and grow. Where a data worker is lost, another one calls the function with
-    the last offset.
+    `function`: `module:function`, called in a loader process with a URI and an offset (0 at first). It yields pairs: an
+    offset, from which a later call continues after the item, and a dict of arrays by name. The reader defines the
+    offsets (bytes, records), which must grow. If a data worker is lost, another one calls the function with the last
+    offset.
 
-    `positions`: of an earlier stream (`SplitStream.positions`) of all ranks together, to go on from; it has each
-    of `uris`. One rank's own would leave the others' splits to nobody.
-    `prefetch`: splits that are read at a time, one item ahead of the loop each. `rank`, `size`: of
-    `ringtrain.init()` unless given together. Ranks may get different numbers of items.
+    `positions`: positions of an earlier stream (`SplitStream.positions`) of all ranks together, from which to resume;
+    it must contain each of `uris`. With one rank's positions alone, the others' splits would not be read. `prefetch`:
+    number of splits that are read at a time, one item ahead of the loop each. `rank`, `size`: those of
+    `ringtrain.init()` unless both are passed. Ranks may get different numbers of items.
 
-    Raises ConfigurationError for a wrong argument, or where there are no data workers; iterating, DataError.
+    Raises ConfigurationError for a wrong argument, or if there are no data workers; iterating raises DataError.
     """
     _check_stream_arguments(function, prefetch)
     if isinstance(uris, str) or len(set(uris)) != len(uris) or not all(uris):

@@ -1,4 +1,4 @@
-"""What dispatchers, workers and training ask a compute job's directory, with the names of Horovod's client."""
+"""Client of a compute job's directory for dispatchers, workers and training, with the names of Horovod's client."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _AGAIN_S: Final = 0.2
 
 
 class OtherKey(ConfigurationError):
-    """Who answers does not have the key of the config."""
+    """The answering compute job does not have the key of the config."""
 
 
 @dataclass(frozen=True)
 class DispatcherState:
-    """`address` of a dispatcher, None before it is there; its `workers` that are ready, of `wanted` many.
+    """State of a dispatcher: its `address`, None before it has started; its `workers` that are ready, of `wanted` many.
 
     `over`: training has ended, and so does the compute job.
     """
@@ -44,9 +44,9 @@ class DispatcherState:
 
 @dataclass(frozen=True)
 class TfDataDirectoryClient:
-    """Speaks to the directory at any of `addresses` (by interface, as in the config), proving `key`.
+    """Client of the directory at any of `addresses` (by interface, as in the config), authenticated by `key`.
 
-    `timeout_s`: how long the directory may be out of reach before DataError says so.
+    `timeout_s`: seconds without a connection to the directory after which DataError is raised.
     """
 
     addresses: Mapping[str, Sequence[tuple[str, int]]]
@@ -54,15 +54,15 @@ class TfDataDirectoryClient:
     timeout_s: float = 60.0
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Tell where the dispatcher is; the address takes the place of an earlier one."""
+        """Register the address of the dispatcher, which replaces an earlier one."""
         self._ask(what="dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Tell that a worker of the dispatcher is ready."""
+        """Register a ready worker of the dispatcher."""
         self._ask(what="worker", dispatcher=dispatcher_id, worker=worker_id)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """The dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
+        """Return the dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
         state = self._await(dispatcher_id, timeout, "has not started", lambda state: state.address is not None)
         return str(state.address)
 
@@ -71,19 +71,19 @@ class TfDataDirectoryClient:
         self._await(dispatcher_id, timeout, "does not have all its workers", lambda s: len(s.workers) >= s.wanted)
 
     def shutdown(self) -> None:
-        """End the compute job. One that has ended is left alone."""
+        """End the compute job, if it is still running."""
         try:
             self._ask(what="shutdown", within_s=min(CALL_S, self.timeout_s))
         except DataError as error:
             log.info("the compute job is not told to end: %s", error)
 
     def wait_for_shutdown(self) -> None:
-        """Return when training has called `shutdown`. Raises DataError when the directory is gone."""
+        """Return when training has called `shutdown`. Raises DataError if the directory has ended."""
         while not self.state().over:
             time.sleep(_AGAIN_S)
 
     def state(self, dispatcher_id: int = 0, within_s: float | None = None) -> DispatcherState:
-        """What is known of one dispatcher. Raises DataError when nobody answers within `within_s`."""
+        """Return the state of one dispatcher. Raises DataError if there is no answer within `within_s`."""
         answer = self._ask(what="state", dispatcher=dispatcher_id, within_s=within_s)
         return DispatcherState(answer["address"], tuple(answer["workers"]), answer["wanted"], answer["over"])
 
@@ -113,7 +113,7 @@ class TfDataDirectoryClient:
             for address in [address for known in self.addresses.values() for address in known]:
                 try:
                     answer = self._ask_at(address, request)
-                except OtherKey as error:  # another compute job may be at an address that each host has, too
+                except OtherKey as error:  # another compute job may use an address that exists on every host
                     with_other_keys.append(error)
                     continue
                 if answer is not None:
@@ -129,7 +129,7 @@ class TfDataDirectoryClient:
             time.sleep(_AGAIN_S)
 
     def _ask_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer; None where there is none. Raises ConfigurationError: the key is wrong, or the question."""
+        """Return the answer; None if there is none. Raises ConfigurationError for a wrong key or an invalid request."""
         nonce = secrets.token_hex(16)
         try:
             with socket.create_connection(address, timeout=CALL_S) as sock:

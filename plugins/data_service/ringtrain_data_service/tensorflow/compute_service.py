@@ -1,8 +1,7 @@
 """TensorFlow's data service for a training script, with Horovod's names.
 
-Importing this module gives every `tf.data.Dataset` the method `send_to_data_service`, as Horovod's module does.
-
-`JobDataService` are the data workers of this process's own job, of kind `tensorflow`, as a training script uses a
+Importing this module adds the method `send_to_data_service` to `tf.data.Dataset`, like Horovod's module.
+`JobDataService` represents the data workers of this process's own job, of kind `tensorflow`, with the interface of a
 compute job.
 """
 
@@ -48,13 +47,13 @@ _shared: Counter[str] = Counter()  # datasets of this process, by the life of th
 def tf_data_service(
     compute_config: TfDataServiceConfig | JobDataService, rank: int, size: int | None = None
 ) -> Iterator[str]:
-    """The address by which this rank asks its dispatcher, `grpc://host:port`, once that has all its workers.
+    """Yield the address of this rank's dispatcher, `grpc://host:port`, once it has all its workers.
 
-    A compute job that does not answer for the config's `timeout` ends the dataset: TensorFlow raises an
-    InternalError that says so.
-    With `dispatcher_side="training"` the dispatcher runs here until the block is left: on rank 0, or on every rank
-    where each has its own. `size`: of training, by default that of the initialized world. Raises
-    ConfigurationError for a training that the dispatchers don't fit, and DataError when they don't come in time.
+    If a compute job does not answer for the config's `timeout`, the dataset ends with a TensorFlow InternalError that
+    says so. With `dispatcher_side="training"` the dispatcher runs here until the context is left: on rank 0, or on
+    every rank if each has its own. `size`: of training, by default that of the initialized world. Raises
+    ConfigurationError if the number of dispatchers does not fit the training, and DataError if they do not start in
+    time.
     """
     if size is None and is_initialized():
         size = world_size()
@@ -76,7 +75,8 @@ def tf_data_service(
 
 
 def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
-    """Where this process's TensorFlow asks the dispatcher `address`, so that a lost compute job is said."""
+    """Return the local address of a relay to the dispatcher `address`, which reports a lost compute job to
+    TensorFlow."""
     relay = _relays.get(address)
     if relay is None or relay.is_lost:
         where = ", ".join(f"{host}:{port}" for known in client.addresses.values() for host, port in known)
@@ -90,7 +90,7 @@ def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
 
 @contextmanager
 def _own_dispatcher(timeout_s: int) -> Iterator[str]:
-    """A dispatcher in this process, on any free port. TensorFlow stops it when nobody refers to it."""
+    """Run a dispatcher in this process, on any free port. TensorFlow stops it when it is no longer referenced."""
     dispatcher = start_tf_data_server(TfDataServer("dispatcher", "", 0, timeout_s))
     port = int(dispatcher.target.rpartition(":")[2])
     try:
@@ -109,14 +109,14 @@ def send_to_data_service(
     round_robin: bool = False,
     job_name: str | None = None,
 ) -> Any:
-    """`dataset` as the data service's workers compute it; what follows on the result runs in this process.
+    """Return `dataset` as the data service's workers compute it; operations on the result run in this process.
 
-    `reuse_dataset`: ranks share one iteration, instead of an iteration each; whoever asks first gets an element.
-    `round_robin`: the shared elements go to ranks in turn, each step's from one worker; the dataset must be
-    infinite. `job_name`: that of the shared iteration; by default one that the n-th such call in this world has on
-    every rank.
+    `reuse_dataset`: ranks share one iteration, instead of an iteration each; each element goes to the first rank that
+    requests it. `round_robin`: the shared elements go to ranks in turn, those of a step from one worker; the dataset
+    must be infinite. `job_name`: name of the shared iteration; by default the n-th such call in this world has the same
+    name on every rank.
 
-    Raises ConfigurationError for arguments that contradict each other, and as `tf_data_service` does.
+    Raises ConfigurationError for arguments that contradict each other, and the errors of `tf_data_service`.
     """
     if compute_config.dispatcher_side == "training":
         raise ConfigurationError(
@@ -164,10 +164,10 @@ def _check_round_robin(
 
 
 def _tf_data_shared_name() -> str:
-    """The same on every rank, and another for each dataset and each life of the ranks.
+    """Return a name that is equal on all ranks and differs for each dataset and each life of the ranks.
 
-    TensorFlow gives a second dataset of the same name the elements of the first, and none to a training that
-    began again. They are counted anew in each life: of a newcomer's world others have made some before.
+    A second dataset with the same name would get the first one's elements, and none in a training that restarted. The
+    number is counted per life: a rank that joins a world has not made the others' earlier datasets.
     """
     env = os.environ
     life = f"{env.get(contract.ENV_ATTEMPT, '1')}.{env.get(contract.ENV_FORMATION, '0')}"
@@ -178,11 +178,11 @@ def _tf_data_shared_name() -> str:
 def compute_worker_fn(
     compute_config: TfDataServiceConfig, servers: TfDataServerProcesses | None = None, host: str | None = None
 ) -> None:
-    """Be one worker of the compute job, and the dispatcher of its group if it is the first in it, until the end.
+    """Run one worker of the compute job until its end, and the dispatcher of its group on the group's first rank.
 
-    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: by default new
-    ones. `host`: where training reaches them. A server that dies is started again at the same address.
-    Raises DataError: servers can't live, or nobody answers any more.
+    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: by default new ones.
+    `host`: address for training. A server that dies is restarted at the same address. Raises DataError if servers
+    cannot run, or the directory no longer answers.
     """
     init()
     rank = world_rank()
@@ -195,13 +195,13 @@ def compute_worker_fn(
             client.register_dispatcher(number, f"grpc://{address}")
             log.info("dispatcher %d listens at %s", number, address)
         _serve_tf_data(own, client, number, host, compute_config.timeout)
-        barrier()  # rank 0 answers until all have heard that it is over
+        barrier()  # rank 0 answers until all ranks know that the job is over
 
 
 def _serve_tf_data(
     servers: TfDataServerProcesses, client: TfDataDirectoryClient, number: int, host: str, timeout_s: int
 ) -> None:
-    """Have a worker of dispatcher `number`, wherever that is, until the compute job is over."""
+    """Run a worker of dispatcher `number` until the compute job is over; follow the dispatcher to a new address."""
     served = None
     client.wait_for_dispatcher_registration(number, timeout_s)
     while True:
@@ -219,9 +219,9 @@ def _serve_tf_data(
 
 
 def _tf_data_service_host() -> str:
-    """The address by which training, maybe on another host, reaches servers of this process.
+    """Return the address at which training, which may run on another host, reaches servers of this process.
 
-    The pod's, else the one that other ranks use; where that is loopback, this host's.
+    The pod's, else the one that other ranks use; if that is loopback, this host's.
     """
     hosts = [os.environ.get(contract.ENV_POD_IP, "")]
     if is_initialized():
@@ -238,7 +238,7 @@ _AGAIN_S: Final = 0.2
 
 @dataclass(frozen=True)
 class JobDataService:
-    """In the place of a TfDataServiceConfig: `dataset.send_to_data_service(JobDataService(), rank, size)`.
+    """Replacement for a TfDataServiceConfig: `dataset.send_to_data_service(JobDataService(), rank, size)`.
 
     `dispatchers`: as in spec.dataWorkers, 1 or the number of ranks. `timeout`: seconds to wait for them.
     """
@@ -248,7 +248,7 @@ class JobDataService:
     dispatcher_side: str = "compute"
 
     def compute_client(self, verbose: int = 1) -> TfDataJobClient:
-        """Who reads where the job's dispatchers are. Raises ConfigurationError in a job without data workers."""
+        """Return a client for the job's dispatchers. Raises ConfigurationError in a job without data workers."""
         return TfDataJobClient(DataStreamSettings.from_env(os.environ).members_file, self.dispatchers)
 
     def check_training(self, rank: int, size: int | None) -> None:
@@ -258,13 +258,13 @@ class JobDataService:
 
 @dataclass(frozen=True)
 class TfDataJobClient:
-    """Reads the file of data workers that the agent keeps."""
+    """Reader of the agent's file of data workers."""
 
     file: Path
     dispatchers: int
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """The dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
+        """Return the dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
         found = self._await(lambda known: len(known) >= self.dispatchers, timeout)
         if len(found) != self.dispatchers:
             raise ConfigurationError(
@@ -274,7 +274,7 @@ class TfDataJobClient:
         return f"grpc://{found[dispatcher_id]}"
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
-        """Nothing to wait for: TensorFlow's clients read from workers as these come."""
+        """Do nothing: TensorFlow's clients read from workers as they register."""
 
     def _await(self, are_there: Callable[[list[str]], bool], timeout_s: float) -> list[str]:
         end = time.monotonic() + timeout_s
@@ -290,7 +290,7 @@ class TfDataJobClient:
             time.sleep(_AGAIN_S)
 
     def _known(self) -> list[str]:
-        read_members(self.file)  # says what is wrong with the file
+        read_members(self.file)  # raises if the file is invalid
         try:
             document: dict[str, Any] = json.loads(self.file.read_text())
         except FileNotFoundError:

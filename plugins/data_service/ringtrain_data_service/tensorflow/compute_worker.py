@@ -29,7 +29,7 @@ _KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class TfDataComputeOptions:
-    """What a compute job is told; see `--help`."""
+    """Options of a compute job; see `--help`."""
 
     configfile: Path
     dispatchers: int = 1
@@ -39,7 +39,7 @@ class TfDataComputeOptions:
 
 
 def compute_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a compute job to a click command, which gets them as `options`."""
+    """Add the options of a compute job to a click command, which receives them as `options`."""
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
@@ -71,13 +71,13 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
 @compute_options
 @click.option("--host", help="Address by which training reaches this process [default: this host's].")
 def main(options: TfDataComputeOptions, host: str | None) -> None:
-    """Serve TensorFlow datasets to a training job that is told CONFIGFILE, until that one ends it.
+    """Serve TensorFlow datasets to the training job that reads CONFIGFILE, until that job ends the service.
 
     Every rank is one worker; rank 0 writes CONFIGFILE.
     """
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s ringtrain data: %(message)s")
     try:
-        servers = TfDataServerProcesses(options.timeout, forked=True)  # before there are threads
+        servers = TfDataServerProcesses(options.timeout, forked=True)  # before any thread is started
         signal.signal(signal.SIGTERM, _leave_tf_data_on_signal)
         init()
         with _tf_data_service_config(options) as plain:
@@ -88,13 +88,13 @@ def main(options: TfDataComputeOptions, host: str | None) -> None:
 
 
 def _leave_tf_data_on_signal(number: int, _: Any) -> None:
-    """End as after an error, which removes CONFIGFILE: training that finds it would wait for nobody."""
+    """Exit like after an error, which removes CONFIGFILE: a training that found it would wait forever."""
     raise SystemExit(128 + number)
 
 
 @contextmanager
 def _tf_data_service_config(options: TfDataComputeOptions) -> Iterator[dict[str, Any]]:
-    """The config on rank 0, nothing on others. Raises ConfigurationError."""
+    """Yield the config on rank 0, and an empty dict on others. Raises ConfigurationError."""
     check_tf_data_ranks(options, size())
     if rank() != 0:
         yield {}
@@ -104,7 +104,7 @@ def _tf_data_service_config(options: TfDataComputeOptions) -> Iterator[dict[str,
 
 
 def check_tf_data_ranks(options: TfDataComputeOptions, ranks: int) -> None:
-    """Raise ConfigurationError unless each dispatcher gets as many of the ranks as any other."""
+    """Raise ConfigurationError unless all dispatchers get the same number of ranks."""
     each, left_over = divmod(ranks, options.dispatchers)
     if left_over:
         raise ConfigurationError(
@@ -115,7 +115,8 @@ def check_tf_data_ranks(options: TfDataComputeOptions, ranks: int) -> None:
 
 @contextmanager
 def tf_data_directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
-    """The directory of a compute job, and its config in the file and as plain data. Raises ConfigurationError."""
+    """Run the directory of a compute job; write its config to the file and yield it as plain data. Raises
+    ConfigurationError."""
     check_tf_data_ranks(options, ranks)
     _check_unused(options.configfile)
     key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _tf_data_key_in(options.key_file)
@@ -138,7 +139,7 @@ def tf_data_directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dic
 
 
 def _check_unused(configfile: Path) -> None:
-    """Raise ConfigurationError if the compute job that has written the file lives."""
+    """Raise ConfigurationError if the compute job that has written the file is alive."""
     try:
         client = TfDataServiceConfig.read(configfile).compute_client()
         client.state(within_s=_PROBE_S)

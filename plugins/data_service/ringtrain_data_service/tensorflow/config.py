@@ -1,4 +1,4 @@
-"""The file by which training finds a compute job: written by its rank 0, read by every rank of training."""
+"""Config file through which training finds a compute job: written by its rank 0, read by every rank of training."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from ringtrain_data_service.tensorflow.client import OtherKey, TfDataDirectoryCl
 log = logging.getLogger("ringtrain.data")
 SIDES: Final = ("compute", "training")
 _AGAIN_S: Final = 0.2
-# How long a config file that lies there already has to prove that its compute job lives.
+# Seconds to check whether the compute job of an existing config file is alive.
 _PROBE_S: Final = 3.0
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """How many `dispatchers` there are, with how many workers each, on which side, and where.
+    """Description of a compute job: number of `dispatchers`, their workers, their side, and addresses.
 
     `dispatcher_side`: `compute` or `training`. `addresses`: (host, port) of the compute job's rank 0 by interface.
-    `key`: what both jobs prove to each other. `key_file`: where the key is, if not in the config's own file.
-    `timeout`: seconds that dispatchers and workers get to start. Raises ConfigurationError for values that make no
-    sense.
+    `key`: shared secret with which both jobs authenticate. `key_file`: file with the key, if it is not in the config
+    itself. `timeout`: seconds for dispatchers and workers to start. Raises ConfigurationError for invalid values.
     """
 
     dispatchers: int
@@ -57,18 +56,19 @@ class TfDataServiceConfig:
             raise ConfigurationError("key is not bytes, or empty; expected that of the compute job")
 
     def compute_client(self, verbose: int = 1) -> TfDataDirectoryClient:
-        """Who asks the compute job's rank 0, and can end it: `config.compute_client().shutdown()`.
+        """Return a client of the compute job's rank 0, which can also end the job:
+        `config.compute_client().shutdown()`.
 
         `verbose` has no effect.
         """
         return TfDataDirectoryClient(self.addresses, self.key, float(self.timeout))
 
     def check_training(self, rank: int, size: int | None) -> None:
-        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: not known."""
+        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: unknown."""
         check_tf_data_training(self.dispatchers, rank, size)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data, with the key in hexadecimal digits, or the name of the file that it is in."""
+        """Return the config as plain data, with the key in hexadecimal digits, or the name of its file."""
         plain = {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
@@ -80,7 +80,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: Mapping[str, Any]) -> TfDataServiceConfig:
-        """What `to_dict` has made. Raises ConfigurationError naming the field that is wrong."""
+        """Create a config from the result of `to_dict`. Raises ConfigurationError with the name of an invalid field."""
         try:
             addresses = {
                 str(name): [(str(host), int(port)) for host, port in known]
@@ -102,9 +102,9 @@ class TfDataServiceConfig:
         )
 
     def write(self, filename: str | Path) -> None:
-        """Put the config into `filename` at once and whole, for its owner's eyes alone (mode 0600).
+        """Write the config to `filename` atomically, readable only by its owner (mode 0600).
 
-        Raises ConfigurationError where that can't be done.
+        Raises ConfigurationError if that fails.
         """
         path = Path(filename)
         try:
@@ -121,7 +121,7 @@ class TfDataServiceConfig:
             ) from error
 
     def remove(self, filename: str | Path) -> None:
-        """Remove the file if it is still this config's."""
+        """Remove the file if it still contains this config."""
         with suppress(OSError, ConfigurationError):
             if TfDataServiceConfig._load(Path(filename)) == self:
                 os.unlink(filename)
@@ -130,11 +130,10 @@ class TfDataServiceConfig:
     def read(
         filename: str | Path, wait_for_file_creation: bool = False, timeout_s: float = 600.0
     ) -> TfDataServiceConfig:
-        """The config in `filename`.
+        """Read the config in `filename`.
 
-        `wait_for_file_creation`: wait up to `timeout_s` for a file whose compute job answers; one that an
-        earlier compute job has left does not count. Raises DataError when none came, and ConfigurationError
-        for a file that is no config.
+        `wait_for_file_creation`: wait up to `timeout_s` for a file whose compute job answers; the file of an earlier
+        compute job is ignored. Raises DataError if none appears, and ConfigurationError for an invalid file.
         """
         path = Path(filename)
         if not wait_for_file_creation:
@@ -179,7 +178,7 @@ class TfDataServiceConfig:
 
 
 def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> None:
-    """Raise ConfigurationError unless training of `size` ranks (None: not known) can use so many dispatchers."""
+    """Raise ConfigurationError unless training of `size` ranks (None: unknown) can use this number of dispatchers."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
         raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
     if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):
@@ -193,7 +192,7 @@ def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> Non
 
 
 def read_tf_data_key(path: Path) -> bytes:
-    """The key in `path`. Raises ConfigurationError."""
+    """Return the key in `path`. Raises ConfigurationError."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A data worker of kind `tensorflow`: a worker of tf.data's service in a data pod, and maybe a dispatcher."""
+"""A data worker of kind `tensorflow`: a worker of tf.data's service in a data pod, optionally with a dispatcher."""
 
 import json
 import logging
@@ -20,21 +20,21 @@ from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
 log = logging.getLogger("ringtrain.data")
 _LOOK_S: Final = 0.1
-# Ports of data workers that share a host's network differ by their index; there are so many of each kind.
+# Ports of data workers in one host's network differ by their index; this is the number of ports of each kind.
 _PORTS: Final = contract.PORT_DATA_TF_WORKER_BASE - contract.PORT_DATA_DISPATCHER_BASE
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Run the data worker that the variables describe; returns the exit code. Raises ConfigurationError."""
+    """Run the data worker that the variables describe; return the exit code. Raises ConfigurationError."""
     return run_tensorflow_data_worker(DataWorkerConfig.from_env(environment))
 
 
 def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM or SIGINT; return the exit code.
 
-    The first `config.dispatchers` data workers have a dispatcher each, and data worker i works for dispatcher
-    i modulo their number, wherever the launcher says that it is. Raises ConfigurationError without a launcher, and
-    DataError for servers that can't live.
+    The first `config.dispatchers` data workers run a dispatcher each, and data worker i belongs to dispatcher i modulo
+    their number, at the address that the launcher reports. Raises ConfigurationError without a launcher, and DataError
+    for servers that cannot run.
     """
     if not config.launcher_address:
         raise ConfigurationError(
@@ -44,14 +44,15 @@ def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
     asked = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
-        servers = TfDataServerProcesses(int(config.timeout_s), forked=True)  # before there are threads
+        servers = TfDataServerProcesses(int(config.timeout_s), forked=True)  # before any thread is started
         stack.callback(servers.close)
         _TfDataWorker(config, servers).run(asked, stack)
     return 0
 
 
 class _TfDataWorker:
-    """`_dispatchers`: addresses by the launcher's word, empty until all are there."""
+    """Data worker of kind `tensorflow`. `_dispatchers`: addresses reported by the launcher, empty until all have
+    registered."""
 
     def __init__(self, config: DataWorkerConfig, servers: TfDataServerProcesses) -> None:
         self._config = config
@@ -84,12 +85,12 @@ class _TfDataWorker:
         return DataMember(config.uid, config.index, self._instance, config.pod, address, config.kind, 1, self._own)
 
     def _learn(self, members: str) -> None:
-        """What the launcher says, on the announcer's thread."""
+        """Store the launcher's list of dispatchers. Called on the announcer's thread."""
         if members:
             found = tuple(map(str, json.loads(members)["dispatchers"]))
-            if len(found) == self._config.dispatchers:  # one that is replaced is missing for a while
+            if len(found) == self._config.dispatchers:  # a dispatcher that is being replaced is missing for a while
                 self._dispatchers = found
 
     def _fixed(self, base: int) -> int:
-        """The port that a pod opens; 0 for data workers of one machine, which take any."""
+        """Return the port that a pod opens; 0 for data workers on one machine, which use any free port."""
         return base + self._config.index % _PORTS if self._config.port else 0

@@ -1,8 +1,8 @@
-"""Where a compute job's dispatchers and workers are: rank 0 keeps the list, all others ask it or tell it.
+"""Directory of a compute job's dispatchers and workers: rank 0 stores it, all other ranks query and update it.
 
-A caller and the directory prove to each other that they have the compute job's key, by HMAC over both sides'
-nonces and over what is said: the key itself never travels, and what was overheard serves nobody again. Messages
-are lines of JSON. What they say can be read on the network; it holds addresses only.
+Caller and directory prove to each other that they have the compute job's key, by HMAC over both sides' nonces and the
+message: the key itself is never sent, and a recorded message cannot be replayed. Messages are lines of JSON, sent in
+clear text; they contain only addresses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringtrain.shared.address import interface_addresses, listening_socket
 from ringtrain.shared.framing import line_of
 
 MOST_LINE_BYTES: Final = 1 << 20
-# A caller says one thing and goes. Strangers get this long, and only so many of them at once.
+# Deadline of a call, which is one request. Unauthenticated peers get this time, and their number is limited.
 CALL_S: Final = 10.0
 _MOST_CALLERS: Final = 128
 ASK: Final = b"ask"
@@ -29,9 +29,9 @@ ANSWER: Final = b"answer"
 
 
 class TfDataDirectory:
-    """Listens on a port of all interfaces from the start on. `close` it.
+    """Server of the directory, which listens on a port of all interfaces. Call `close` at the end.
 
-    Each dispatcher has workers of its own; `dispatchers` and `workers_per_dispatcher` say how many belong here.
+    Each dispatcher has its own workers; `dispatchers` and `workers_per_dispatcher` are their numbers.
     """
 
     def __init__(self, dispatchers: int, workers_per_dispatcher: int, key: bytes) -> None:
@@ -47,12 +47,12 @@ class TfDataDirectory:
         self._thread.start()
 
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
-        """Where it can be reached: by interface, (address, port)."""
+        """Return the directory's addresses: by interface, (address, port)."""
         port = self._listener.getsockname()[1]
         return {name: [(address, port)] for name, address in interface_addresses().items()}
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -120,7 +120,7 @@ class TfDataDirectory:
 
 
 def tf_data_proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str, Any]) -> str:
-    """Proof of `key` by who says `said` in the conversation of both nonces."""
+    """Return the proof of `key` for the message `said`, in the conversation with both nonces."""
     text = json.dumps(said, sort_keys=True)
     return authentication.proof(key, role, nonce.encode(), theirs.encode(), text.encode())
 
@@ -131,7 +131,7 @@ def send_tf_data_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def read_tf_data_line(sock: socket.socket) -> dict[str, Any]:
-    """The message that comes next. Raises OSError, and ValueError for what is none."""
+    """Receive the next message. Raises OSError, and ValueError for an invalid message."""
     line = bytearray()
     while not line.endswith(b"\n"):
         came = sock.recv(1 << 16)

@@ -1,8 +1,8 @@
-"""Between TensorFlow's client and its dispatcher: what training hears when the compute job is gone.
+"""Relay between TensorFlow's client and its dispatcher that reports a lost compute job.
 
-TensorFlow's client asks a dispatcher that does not answer for ever, and is silent. It takes an answer that says
-that something is wrong as the end of the dataset. So each rank's client asks a relay in its own process, which
-passes everything on, watches the compute job, and gives that answer when the job is lost.
+TensorFlow's client retries an unreachable dispatcher forever and logs nothing. It handles an error answer as the end of
+the dataset. Therefore each rank's client connects to a relay in its own process, which forwards all calls, watches the
+compute job, and returns such an error if the job is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringtrain.errors import ConfigurationError, DataError
 log = logging.getLogger("ringtrain.data")
 _LOOK_S: Final = 1.0
 _ANSWER_S: Final = 3.0
-# Silence that is worth a line: a dispatcher's process is started again within a second.
+# Silence that is logged: a dispatcher's process is restarted within a second.
 _SAID_AFTER_S: Final = 5.0
 _CALL_S: Final = 60.0  # TensorFlow's own calls have hours
 _THREADS: Final = 4
@@ -35,9 +35,8 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class WatchedTfDataJob:
-    """A compute job. `asks`: whether it is over, as it says within so many seconds; raises DataError where nobody
-    answers, ConfigurationError where another job does. `name`: for messages. `lost_after_s`: how long it may be
-    silent."""
+    """A compute job. `asks`: returns whether the job is over, within this number of seconds; raises DataError without
+    an answer, ConfigurationError if another job answers. `name`: for messages. `lost_after_s`: longest silence."""
 
     asks: Callable[[float], bool]
     name: str
@@ -45,7 +44,7 @@ class WatchedTfDataJob:
 
 
 class TfDataRelay(grpc.GenericRpcHandler):
-    """Listens on loopback, at `port`, for the dispatcher `target` (`host:port`), until `close`."""
+    """Relay that listens on loopback, at `port`, for the dispatcher `target` (`host:port`), until `close`."""
 
     def __init__(self, target: str, job: WatchedTfDataJob) -> None:
         self._job = job
@@ -59,13 +58,13 @@ class TfDataRelay(grpc.GenericRpcHandler):
         self._thread.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Every method: a request is bytes, and so is its answer."""
+        """Return a handler that forwards any method: request and answer are bytes."""
         ask = self._channel.unary_unary(handler_call_details.method)
         return grpc.unary_unary_rpc_method_handler(lambda request, context: self._pass_on(ask, request, context))
 
     @property
     def is_lost(self) -> bool:
-        """Whether the compute job was silent for too long; this relay passes nothing on any more."""
+        """Whether the compute job was silent for too long; the relay then forwards nothing."""
         return bool(self._lost)
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class TfDataRelay(grpc.GenericRpcHandler):
             context.abort(grpc.StatusCode.INTERNAL, self._lost)
         try:
             return ask(request, timeout=_CALL_S)
-        except grpc.RpcError as error:  # a call's error is a call as well
+        except grpc.RpcError as error:  # the error of a call is a call as well
             context.abort(error.code(), error.details())
 
     def _watch(self) -> None:

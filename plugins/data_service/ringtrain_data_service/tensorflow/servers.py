@@ -1,8 +1,8 @@
-"""TensorFlow's dispatcher and worker as processes that are started again when they die.
+"""TensorFlow's dispatcher and worker as processes that are restarted when they die.
 
-TensorFlow takes seconds to import. So one process, the template, imports it and does nothing else; every server is
-forked from it, and a server that dies has its successor in milliseconds, at the same address, where its clients
-and its dispatcher look for it. A dispatcher journals what it knows, and its successor reads that.
+Importing TensorFlow takes seconds. Therefore one process, the template, imports it and does nothing else. Every server
+is forked from it, and a server that dies is replaced within milliseconds, at the same address, which its clients and
+its dispatcher use. A dispatcher writes a journal, which its successor reads.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ringtrain.shared.framing import StreamLineBuffer, line_of
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import die_with_parent, start_child
 
-# Workers hear of new tasks with their heartbeat.
+# Workers receive new tasks with their heartbeat.
 _HEARTBEAT_MS: Final = 200
 _POLL_S: Final = 0.05
-# A server that ends this soon after its start, this often in a row, will not live.
+# A server that ends this soon after its start, this many times in a row, is given up.
 _YOUNG_S: Final = 30.0
 _TRIES: Final = 5
 _PAUSE_S: Final = 0.5
@@ -39,8 +39,8 @@ _TEMPLATE: Final = "ringtrain_data_service.tensorflow.servers"
 
 @dataclass(frozen=True)
 class TfDataServer:
-    """`kind`: dispatcher or worker. `dispatcher`: `host:port` of a worker's dispatcher. `work_dir`: of a
-    dispatcher's journal."""
+    """Description of a server. `kind`: dispatcher or worker. `dispatcher`: `host:port` of a worker's dispatcher.
+    `work_dir`: directory of a dispatcher's journal."""
 
     kind: str
     host: str
@@ -55,7 +55,7 @@ class TfDataServer:
 
 
 def start_tf_data_server(server: TfDataServer) -> Any:
-    """Start it in this process. Raises TensorFlow's errors."""
+    """Start the server in this process. Raises TensorFlow's errors."""
     from tensorflow.data.experimental import service
 
     if server.kind == "dispatcher":
@@ -72,10 +72,10 @@ def start_tf_data_server(server: TfDataServer) -> Any:
 
 
 class TfDataServerProcesses:
-    """Servers of this process's, each in a process of its own. `close` ends them.
+    """Servers of this process, each in a separate process. `close` ends them.
 
-    `forked`: the template is a fork of this process, which has imported TensorFlow, has not used it, and has one
-    thread. Else it is a process that imports TensorFlow.
+    `forked`: the template is a fork of this process, which has imported TensorFlow but not used it, and has one thread.
+    Otherwise it is a new process that imports TensorFlow.
     """
 
     def __init__(self, timeout_s: int, *, forked: bool) -> None:
@@ -90,19 +90,19 @@ class TfDataServerProcesses:
         theirs.close()
 
     def port(self, wanted: int = 0) -> int:
-        """A port for a server, held until that starts: `wanted`, or any where that is 0. Raises PortTaken."""
+        """Reserve a port for a server until it starts: `wanted`, or any free port if that is 0. Raises PortTaken."""
         return self._held.take(wanted, 1)[0]
 
     def dispatcher(self, host: str, port: int | None = None) -> str:
-        """Start a dispatcher; returns `host:port` when it listens. Raises DataError."""
+        """Start a dispatcher; return `host:port` when it listens. Raises DataError."""
         return self._start(self._new("dispatcher", host, port, work_dir=self._directory.name))
 
     def worker(self, host: str, dispatcher: str, port: int | None = None) -> str:
-        """Start a worker of the dispatcher `host:port`, in place of this process's earlier worker."""
+        """Start a worker of the dispatcher `host:port`, which replaces this process's earlier worker."""
         return self._start(self._new("worker", host, port, dispatcher=dispatcher))
 
     def check(self) -> list[str]:
-        """What has happened to servers since the last call. Raises DataError: one of them can't live."""
+        """Return restarts of servers since the last call. Raises DataError if a server cannot run."""
         return [f"the data service's {m['kind']} died {m['how']} and was started again" for m in self._heard(0.0)]
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class TfDataServerProcesses:
         return server.address
 
     def _heard(self, within_s: float) -> list[dict[str, Any]]:
-        """Messages of the template but for those that a server is ready. Raises DataError."""
+        """Return messages of the template, except those about ready servers. Raises DataError."""
         messages = []
         while select.select([self._socket], [], [], within_s)[0]:
             came = self._socket.recv(1 << 16)
@@ -172,13 +172,13 @@ def _forked_tf_data_server(ours: socket.socket, theirs: socket.socket) -> int:
 def _started_tf_data_server(theirs: socket.socket) -> int:
     command = [sys.executable, "-m", _TEMPLATE, str(theirs.fileno())]
     process = start_child(command, os.environ, pass_fds=(theirs.fileno(),))
-    process.returncode = 0  # waited for by its pid
+    process.returncode = 0  # reaped by its pid
     return process.pid
 
 
 @dataclass
 class _RunningTfDataServer:
-    """`quick_ends`: how often in a row it has ended soon after its start."""
+    """A running server. `quick_ends`: number of consecutive ends soon after a start."""
 
     server: TfDataServer
     pid: int = 0
@@ -189,14 +189,14 @@ class _RunningTfDataServer:
 
 @dataclass
 class _TfDataServerTemplate:
-    """The process that servers are forked from. It ends with the other end of its socket, and they with it."""
+    """Process from which servers are forked. It ends with the other end of its socket, and the servers end with it."""
 
     socket: socket.socket
     running: dict[str, _RunningTfDataServer] = field(default_factory=dict)
     lines: StreamLineBuffer = field(default_factory=StreamLineBuffer)
 
     def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # whoever has this process ends it; servers go with it
+        for number in (signal.SIGTERM, signal.SIGINT):  # signals end it; its servers end with it
             signal.signal(number, signal.SIG_DFL)
         while True:
             if select.select([self.socket], [], [], _POLL_S)[0]:
