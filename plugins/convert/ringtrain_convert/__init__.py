@@ -1,1 +1,1 @@
-"""From other operators' jobs to ours. One file a kind of job."""
+"""Conversion of other operators' jobs to DistributedTrainingJobs. One module per kind of job."""

@@ -1,4 +1,4 @@
-"""`dtj convert FILE`: other operators' jobs as DistributedTrainingJobs."""
+"""`dtj convert FILE`: converts other operators' jobs to DistributedTrainingJobs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +34,8 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
 
     They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob.
 
-    MANIFEST is a file, or - for standard input; a TrainJob's runtime is looked for there, then on the cluster.
-    Other objects stay as they are. What could not be taken over is said on stderr; where a job can't be converted,
+    MANIFEST is a file, or - for standard input. A TrainJob's runtime is read from there, else from the cluster.
+    Other objects are not changed. Fields that have no counterpart are listed on stderr. If a job cannot be converted,
     the others are, and the exit code is 1. Maturity: Beta.
     """
     made, failures = [], []
@@ -76,13 +76,13 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
 
 
 class _ConvertedTemplates:
-    """What runtimes become, each once."""
+    """Templates converted from runtimes, each once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Json | None] = {}
 
     def of(self, runtime: Json) -> Json | None:
-        """The runtime's template; None, which is said, where it becomes none."""
+        """Return the runtime's template; None, with a message, if it cannot be converted."""
         key = str(runtime["kind"]), str((runtime.get("metadata") or {}).get("name"))
         if key not in self._made:
             try:
@@ -93,7 +93,7 @@ class _ConvertedTemplates:
         return self._made[key]
 
     def named_by(self, converted: Converted, runtime: Json) -> Converted:
-        """The job as one that names the runtime's template."""
+        """Return the job as one that refers to the runtime's template."""
         template = self.of(runtime)
         if template is None:
             return converted
@@ -103,7 +103,7 @@ class _ConvertedTemplates:
         return replace(converted, notes=(*converted.notes, "the job is whole: it takes away what its runtime has"))
 
     def manifests(self) -> list[Json]:
-        """All of them."""
+        """Return all templates."""
         return [manifest for manifest in self._made.values() if manifest is not None]
 
 
@@ -125,14 +125,14 @@ def _write_manifests(made: list[Json], output: Path | None) -> None:
 
 
 def _manifest_name(document: Json) -> str:
-    """What a line about an object begins with."""
+    """Return the prefix of messages about an object."""
     metadata = document.get("metadata")
     name = spec_name_of(metadata) if isinstance(metadata, dict) else None
     return str(name or document["kind"])
 
 
 def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
-    """The runtime that a TrainJob names: beside it in the file, or on the cluster."""
+    """Return the runtime to which a TrainJob refers: from the same file, or from the cluster."""
     kind, name = runtime_of(job)
     for document in documents:
         if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:

@@ -1,4 +1,4 @@
-"""The command that this plugin adds to `dtj`."""
+"""Command that this plugin adds to `dtj`."""
 
 from ringtrain_client.cli.commands import LazyCommand
 

@@ -1,8 +1,8 @@
-"""The names of Kubeflow's `TrainerClient` over ringtrain's jobs: change the import, and programs go on.
+"""Kubeflow's `TrainerClient` interface on top of ringtrain's jobs: programs only change the import.
 
     from ringtrain_sdk.kubeflow import CustomTrainer, TrainerClient
 
-Arguments may be kubeflow's own objects. What has no counterpart here is refused by name, not passed over.
+Arguments may be kubeflow's own objects. Arguments without a counterpart are refused by name, not ignored.
 
 Maturity: Beta.
 """
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 UNKNOWN = "Unknown"
-# Both give ranks the variables of torchrun.
+# Both set the variables of torchrun for ranks.
 RUNTIMES = ("torch-distributed", "ringtrain")
 _STATES = {"Running": "Running", "Restarting": "Running", "Succeeded": "Complete", "Failed": "Failed"}
 _STATES["Rejected"] = "Failed"
@@ -47,7 +47,7 @@ _STATES["Rejected"] = "Failed"
 
 @dataclass
 class CustomTrainer:
-    """A function, sent by its source, and where it runs."""
+    """A function, sent as source code, and the resources to run it."""
 
     func: Callable[..., object]
     func_args: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ class RuntimeTrainer:
 
 @dataclass
 class Runtime:
-    """A runtime; here the operator itself, under the names that programs use."""
+    """A runtime. Here it is always the operator itself, under the names that programs use."""
 
     name: str
     trainer: RuntimeTrainer
@@ -118,7 +118,7 @@ class Step:
 
 @dataclass
 class TrainJob:
-    """A job, in Kubeflow's words: Created, Running, Complete or Failed."""
+    """A job, with Kubeflow's states: Created, Running, Complete or Failed."""
 
     name: str
     runtime: Runtime
@@ -130,7 +130,7 @@ class TrainJob:
 
 @dataclass
 class Event:
-    """Something that a job's status tells."""
+    """A condition in a job's status."""
 
     involved_object_kind: str
     involved_object_name: str
@@ -140,7 +140,8 @@ class Event:
 
 
 class TrainerClient:
-    """`backend_config`: a backend of ringtrain_sdk, or kubeflow's KubernetesBackendConfig. None: kubeconfig."""
+    """Client for jobs. `backend_config`: a backend of ringtrain_sdk, or kubeflow's KubernetesBackendConfig. None:
+    kubeconfig."""
 
     def __init__(self, backend_config: Any = None) -> None:
         self._client = Client(_backend(backend_config))
@@ -152,7 +153,7 @@ class TrainerClient:
         trainer: Any = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Start a job; the answer is its name. Raises Invalid, with the argument that cannot be honoured."""
+        """Start a job; return its name. Raises Invalid, with the argument that is not supported."""
         _refuse("initializer", initializer, "load data and models in the function, or by data workers")
         _refuse("options", options, "submit a manifest with ringtrain_sdk.Client.submit")
         self.get_runtime(str(getattr(runtime, "name", runtime or RUNTIMES[0])))
@@ -165,17 +166,17 @@ class TrainerClient:
             "workers": trainer.num_nodes or 1,
             "env": trainer.env or {},
             "kwargs": trainer.func_args or {},
-            "spec": {"runPolicy": {"backoffLimit": 0}},  # a TrainJob's first failure ends it
+            "spec": {"runPolicy": {"backoffLimit": 0}},  # a TrainJob ends with its first failure
             **_resources(trainer.resources_per_node or {}),  # type: ignore[typeddict-item]
         }
         return self._client.train(trainer.func, **found).name
 
     def get_job(self, name: str) -> TrainJob:
-        """The job of this name. Raises NotFound."""
+        """Return the job of this name. Raises NotFound."""
         return _train_job(self._client.get(name))
 
     def list_jobs(self, runtime: Runtime | None = None) -> list[TrainJob]:
-        """All jobs; all are of the one runtime."""
+        """Return all jobs; all of them have the one runtime."""
         found = []
         for run in self._client.list():
             with suppress(NotFound):  # deleted meanwhile
@@ -183,7 +184,7 @@ class TrainerClient:
         return found
 
     def get_job_logs(self, name: str, step: str = "node-0", follow: bool | None = False) -> Iterator[str]:
-        """The lines of all ranks of a worker, `node-0` and so on."""
+        """Yield the lines of all ranks of a worker, `node-0` and so on."""
         run = self._client.get(name)
         number = step.removeprefix("node-")
         if not number.isdecimal():
@@ -193,7 +194,7 @@ class TrainerClient:
         return lines_of(run, ranks, follow=bool(follow))
 
     def get_job_events(self, name: str) -> list[Event]:
-        """The job's conditions, in the order in which they changed."""
+        """Return the job's conditions, in the order of their changes."""
         run = self._client.get(name)
         events = [
             Event("TrainJob", name, condition.message, condition.reason, condition.last_transition_time)
@@ -209,7 +210,8 @@ class TrainerClient:
         polling_interval: int = 2,
         callbacks: list[Callable[[TrainJob], None]] | None = None,
     ) -> TrainJob:
-        """The job once it has one of these states. Raises TimeoutError, and RuntimeError when it fails instead."""
+        """Wait until the job has one of these states, and return it. Raises TimeoutError, and RuntimeError if it fails
+        instead."""
         known = {"Created", *_STATES.values()}
         if wrong := status - known:
             raise ValueError(f"status is {sorted(wrong)}, expected some of {sorted(known)}")
@@ -231,17 +233,17 @@ class TrainerClient:
         self._client.of(name).delete()
 
     def list_runtimes(self) -> list[Runtime]:
-        """Names under which programs may ask for the operator."""
+        """Return the runtimes, all of which represent the operator."""
         return [_runtime(name) for name in RUNTIMES]
 
     def get_runtime(self, name: str) -> Runtime:
-        """The runtime of this name. Raises Invalid."""
+        """Return the runtime of this name. Raises Invalid."""
         if name not in RUNTIMES:
             raise Invalid([Problem("runtime", f"is {name!r}, expected one of {', '.join(RUNTIMES)}")])
         return _runtime(name)
 
     def get_runtime_packages(self, runtime: Runtime) -> None:
-        """Refused: what an image holds is seen by running something in it."""
+        """Raise NotImplementedError: an image's content can only be listed by running it."""
         raise NotImplementedError("print what you look for from a function that train() sends")
 
     def close(self) -> None:
@@ -250,7 +252,7 @@ class TrainerClient:
 
 
 def lines_of(run: Run, ranks: range, *, follow: bool) -> Iterator[str]:
-    """The lines of some of the ranks, as the launcher merged them, without their marks."""
+    """Yield the lines of some ranks from the merged log, without their marks."""
     marks = {f"[{rank}]" for rank in ranks}
     for line in run.logs(follow=follow):
         mark, _, text = line.partition(" ")
@@ -276,7 +278,7 @@ def _refuse(name: str, value: object, way_out: str) -> None:
 
 
 def _resources(per_node: dict[str, Any]) -> dict[str, Any]:
-    """Devices, and what else a node is given."""
+    """Split a node's resources into devices and others."""
     names = {"gpu": "nvidia.com/gpu"}
     wanted = {key: count for key, count in per_node.items() if _is_device(key)}
     devices = {names.get(k, k if "/" in k else f"nvidia.com/{k}"): count for k, count in wanted.items()}
@@ -298,7 +300,7 @@ def _train_job(run: Run) -> TrainJob:
     try:
         parsed = parse_job(stored, templates=False)
         workers, amounts = parsed.num_workers, parsed.worker_devices
-    except Invalid:  # the API server takes more than the operator runs, and has it among the others
+    except Invalid:  # the API server accepts jobs that the operator rejects, and returns them in lists
         workers, amounts = stored["spec"]["worker"].get("replicas", 1), {}
     state = _STATES.get(str((stored.get("status") or {}).get("state")), "Created")
     devices = next(iter(amounts.items()), (UNKNOWN, UNKNOWN))

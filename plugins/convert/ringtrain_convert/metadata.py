@@ -1,6 +1,5 @@
-"""What all conversions share: the job that comes of one, and the labels and annotations that it takes over, which
-are a person's, and not those of what manages the object that is converted.
-"""
+"""Code shared by all conversions: the resulting job, and its labels and annotations. Those of a user are copied, those
+of the tool that manages the source object are not."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,8 @@ from ringtrain_operator.spec.job import QUEUE_LABEL
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import LABELS
 
-# By these kubectl, Argo CD, Helm and Flux tell what is theirs: the new job is in no release and no set of theirs
-# yet, and would be pruned or overwritten as one that is.
+# With these kubectl, Argo CD, Helm and Flux mark their objects. The new job does not belong to their releases and sets
+# yet, and would be pruned or overwritten as if it did.
 _OWNERS = frozenset(
     {
         "kubectl.kubernetes.io/last-applied-configuration",
@@ -30,21 +29,21 @@ _OWNERS = frozenset(
         "helm.toolkit.fluxcd.io/namespace",
     }
 )
-# Set by the operators that are left.
+# Set by the operators that are replaced.
 _SOURCES = ("training.kubeflow.org/", "trainer.kubeflow.org/", "jobset.sigs.k8s.io/")
 _KINDS = ("labels", "annotations")
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A manifest, and in `notes` what a person should know about it, a sentence each."""
+    """A manifest, and in `notes` information for the user, one sentence each."""
 
     manifest: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes: list[str]) -> Converted:
-    """The job with this `spec`, and of `metadata` what `_carried_metadata` takes. Raises Invalid."""
+    """Return the job with this `spec` and the metadata that `_carried_metadata` copies. Raises Invalid."""
     carried = _carried_metadata(*metadata, notes=notes)
     _leave_suspension_to_queue(spec, carried, notes)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": carried, "spec": spec}
@@ -53,16 +52,15 @@ def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes
 
 
 def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where: str) -> Iterator[str]:
-    """A note for each field of `section` that is none of `known`; `where`: of what."""
+    """Yield a note for each field of `section` that is not in `known`; `where`: the object, for the note."""
     for name in sorted(set(section) - known):
         hint = did_you_mean(name, sorted(known))
         yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
 
 
 def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Name, namespace, labels and annotations of the first of `metadata`; labels and annotations of the others
-    where those before have none of that name. What marks an object as another tool's goes into `notes`.
-    """
+    """Return name, namespace, labels and annotations of the first of `metadata`, with additional labels and annotations
+    of the others. Marks of other tools are omitted and added to `notes`."""
     made = {key: metadata[0][key] for key in ("name", "generateName", "namespace") if metadata[0].get(key)}
     for kind in _KINDS:
         if found := _carried_fields(kind, metadata, _OWNERS, "metadata", notes):
@@ -73,8 +71,8 @@ def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[st
 def carried_template(
     template: Mapping[str, Any], *outer: Mapping[str, Any], path: str, notes: list[str]
 ) -> dict[str, Any]:
-    """A copy of a pod template with the labels and annotations of what stood around it, too, and without what only
-    an operator sets."""
+    """Return a copy of a pod template with the labels and annotations of its enclosing objects, and without fields that
+    only an operator sets."""
     made: dict[str, Any] = copy.deepcopy(dict(template))
     own = made.get("metadata") or {}
     for kind in _KINDS:
@@ -86,8 +84,8 @@ def carried_template(
 
 
 def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:
-    """Take command and args out of a container as the words that are run. Raises Invalid where these are but options
-    of an entrypoint, which only the image knows."""
+    """Remove command and args from a container and return the words of the whole command. Raises Invalid if there are
+    only options of an entrypoint, which only the image contains."""
     command, arguments = container.pop("command", None) or [], container.pop("args", None) or []
     if not command and (not arguments or arguments[0].startswith("-")):
         problem = "is missing; the image's entrypoint cannot be seen from here: write it out"
@@ -98,8 +96,8 @@ def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list
 
 
 def _leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:
-    """Take `suspend: true` from a job (in place) that waits in a queue of Kueue: there Kueue sets it, and takes it
-    back; here it is the user's."""
+    """Remove `suspend: true` from a job (in place) that waits in a queue of Kueue: there Kueue sets and removes it;
+    here it is the user's."""
     if (metadata.get("labels") or {}).get(QUEUE_LABEL) and spec["runPolicy"].pop("suspend", False):
         notes.append(
             f"suspend: true is left out beside the label {QUEUE_LABEL}: a job waits in its queue without it, and "

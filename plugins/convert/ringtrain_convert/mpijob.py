@@ -1,6 +1,6 @@
-"""kubeflow's MPIJob (v2beta1, and v1) as a DistributedTrainingJob, with notes on everything that is not the same.
+"""Conversion of kubeflow's MPIJob (v2beta1, and v1) to a DistributedTrainingJob, with notes on every difference.
 
-docs/migrate-from-mpijob.md has the same table for people.
+docs/migrate-from-mpijob.md contains the same table.
 """
 
 import functools
@@ -19,14 +19,14 @@ _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH", "Intel")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
-# In the container of a template that is the main one, also behind a sidecar.
+# Commands that identify the main container of a template, even if a sidecar precedes it.
 _STARTS = {"Launcher": re.compile(rf"\b({'|'.join(_MPIRUNS)}|horovodrun)\b"), "Worker": re.compile(r"\bsshd\b")}
-# What kubeflow's kinds take where a field is not set, and we would take something else; of those that restart
-# without a limit, as many attempts.
+# Defaults of kubeflow's kinds that differ from ours; for kinds that restart without a limit, the same number of
+# attempts.
 BACKOFF_LIMIT = 6
-# A 64-bit number has no more.
+# A 64-bit number has no more digits.
 _DIGITS = 19
-# What is read here beside the templates, which have a shape of their own.
+# Fields that are read here, except for the templates, which have a separate shape.
 _SHAPE: dict[str, Any] = {
     "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
     "spec": {
@@ -46,7 +46,7 @@ _DROPPED_POLICY = {
     "schedulingPolicy": "what it means depends on the gang scheduler; set spec.scheduling (gang, queue, "
     "priorityClassName)",
 }
-# Words of a launcher's command that mean something else here. /etc/mpi/hostfile is there, and ssh by its name.
+# Words of a launcher's command with another meaning here. /etc/mpi/hostfile exists, and so does ssh by its name.
 _COMMAND_NOTES = {
     r"plm_(rsh|ssh)_agent|-launcher(-exec)?\b|kubexec\.sh": "the agents start mpirun's daemons; leave it out",
     r"/etc/mpi/(?!hostfile\b)[\w.]+": "of what mpi-operator mounts there, only /etc/mpi/hostfile is made",
@@ -55,7 +55,7 @@ _COMMAND_NOTES = {
     "leave it out",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
-# What kubeflow's runPolicy has, and a replica.
+# Fields of kubeflow's runPolicy, and of a replica.
 POLICY = {
     "cleanPodPolicy",
     "suspend",
@@ -65,7 +65,7 @@ POLICY = {
     *_DROPPED_POLICY,
 }
 REPLICA = {"replicas", "restartPolicy", "template"}
-# What MPIJob has where; of all else it is said that it is left out.
+# Fields of an MPIJob, by path; other fields are reported as left out.
 _KNOWN = {
     "spec": {
         "slotsPerWorker",
@@ -84,15 +84,14 @@ _KNOWN = {
 
 
 def is_mpijob(obj: Mapping[str, Any]) -> bool:
-    """Whether `obj` is an MPIJob of kubeflow, of any version."""
+    """Return whether `obj` is an MPIJob of kubeflow, of any version."""
     return obj.get("kind") == "MPIJob" and str(obj.get("apiVersion", "")).startswith(_API_GROUP)
 
 
 def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
-    """The DistributedTrainingJob that does what the MPIJob `obj` does.
+    """Return a DistributedTrainingJob equivalent to the MPIJob `obj`.
 
-    Raises Invalid, with the MPIJob's own paths, where there is none; or with those of the result, should that
-    not be valid.
+    Raises Invalid, with the MPIJob's own paths, if there is none; or with paths of the result if that is invalid.
     """
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
@@ -132,14 +131,14 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
 
 
 def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
-    """A note for each field that no MPIJob has."""
+    """Yield a note for each field that an MPIJob does not have."""
     for path, known in _KNOWN.items():
         section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
         yield from unknown_fields(path, section, known, "of an MPIJob")
 
 
 def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
-    """Labels of mpi-operator's pods (defaultLabels in pkg/controller/mpi_job_controller.go)."""
+    """Return labels of mpi-operator's pods (defaultLabels in pkg/controller/mpi_job_controller.go)."""
     labels = {f"{TRAINING}operator-name": "mpi-operator", f"{TRAINING}job-role": role.lower()}
     name = (obj.get("metadata") or {}).get("name")
     return labels | ({f"{TRAINING}job-name": str(name)} if name else {})
@@ -161,14 +160,14 @@ def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 
 def whole_field(value: object, path: str) -> int:
-    """`value` as a number; YAML and the API both let it be quoted."""
+    """Return `value` as a number; it may be quoted in YAML and in the API."""
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
         raise Invalid([Problem(path, f"is {shown(value)}, expected a whole number")])
     return int(str(value))
 
 
 def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
-    """The number, 1 where there is none. 0 is none that a job can have."""
+    """Return the number, or 1 if it is absent. 0 is invalid in a job."""
     value = section.get(name)
     return 1 if value is None else whole_field(value, f"{path}.{name}")
 
@@ -208,7 +207,7 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
 
 
 def command_notes(command: list[str]) -> list[str]:
-    """What a launcher's command does that it had better not do here."""
+    """Return notes on words of a launcher's command that do not work here."""
     notes = []
     if PurePosixPath(command[0]).name not in _MPIRUNS:
         notes.append(f"the launcher runs {command[0]}, which must call the mpirun that it finds in PATH")
@@ -220,13 +219,13 @@ def command_notes(command: list[str]) -> list[str]:
 
 
 def _size_notes(made: Mapping[str, Any]) -> list[str]:
-    """Whether a number of ranks in the launcher's command is another than the job has."""
+    """Return a note if the launcher's command has another number of ranks than the job."""
     main = made["launcher"]["template"]["spec"]["containers"][0]
     command = [*main["command"], *(main.get("args") or [])]
     pods = made["worker"]["replicas"] + int(made["mpi"].get("runLauncherAsWorker", False))
     size = pods * made["slotsPerWorker"]
     for option, value in itertools.pairwise(command):
-        # The first one is mpirun's, unless it has none and the program has one of the same name: only a note.
+        # The first one is mpirun's, unless mpirun has none and the program has an option of the same name: only a note.
         if option in ("-n", "-np", "--n", "--np") and value.isdecimal():
             if int(value) == size:
                 return []
@@ -240,7 +239,7 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
 def _converted_mpijob_template(
     role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any]:
-    """The pod template with the main container in front, and without what the operator decides."""
+    """Return the pod template with the main container first, and without fields that the operator decides."""
     path = f"spec.mpiReplicaSpecs.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
     add_source_labels(template, replica["labels"], path, notes)
@@ -254,13 +253,13 @@ def _converted_mpijob_template(
 
 
 def _mpijob_starts(role: str, container: Mapping[str, Any]) -> str:
-    """What the container starts that makes it the main one of this role; empty: nothing."""
+    """Return the command in the container that makes it the main one of this role; empty if there is none."""
     found = _STARTS[role].search(" ".join([*(container.get("command") or []), *(container.get("args") or [])]))
     return found[0] if found else ""
 
 
 def take_devices(container: dict[str, Any]) -> dict[str, int]:
-    """Extended resources out of a container's limits and requests."""
+    """Remove extended resources from a container's limits and requests and return them."""
     resources = container.get("resources") or {}
     devices: dict[str, int] = {}
     for field in ("requests", "limits"):
@@ -276,9 +275,9 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
 
 
 def converted_run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
-    """Ours for that of kubeflow's `spec`, with `backoff_limit` where it has none."""
+    """Return our run policy for that of kubeflow's `spec`, with `backoff_limit` as the default."""
     given = spec.get("runPolicy") or {}
-    # v1 had this one beside the policy, too.
+    # v1 had this field outside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}
     made["backoffLimit"] = backoff_limit
     for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit"):

@@ -1,7 +1,7 @@
-"""What a TrainJob changes in its runtime: `runtimePatches`, and `podTemplateOverrides` of Trainer before 2.2.
+"""A TrainJob's changes to its runtime: `runtimePatches`, and `podTemplateOverrides` of Trainer before 2.2.
 
-Trainer merges them by Kubernetes' strategic merge patch, one after the other, before it lays spec.trainer over the
-result (mergeRuntimePatches in pkg/runtime/core/trainingruntime.go).
+Trainer applies them by Kubernetes' strategic merge patch, one after the other, before spec.trainer (mergeRuntimePatches
+in pkg/runtime/core/trainingruntime.go).
 """
 
 import copy
@@ -15,7 +15,7 @@ SHAPE: dict[str, Any] = {
     "runtimePatches": [{"trainingRuntimeSpec": {"template": {"metadata": {}, "spec": _JOBS}}}],
     "podTemplateOverrides": [{"targetJobs": [{"name": str}], "metadata": {}, "spec": {}}],
 }
-# By what items of two lists are the same; any other list is replaced whole.
+# Keys by which items of two lists correspond; any other list is replaced as a whole.
 _KEYS = {
     **dict.fromkeys(("containers", "initContainers", "volumes", "env", "imagePullSecrets", "schedulingGates"), "name"),
     "volumeMounts": "mountPath",
@@ -23,9 +23,9 @@ _KEYS = {
 
 
 def apply_patches(job: Json, runtime: Json) -> Iterator[str]:
-    """Take the patches out of a TrainJob's spec and change the spec of its `runtime` by them, in place.
+    """Remove the patches from a TrainJob's spec and apply them to the spec of its `runtime`, in place.
 
-    Yields a note for each that meets no replicated job.
+    Yields a note for each patch without a matching replicated job.
     """
     template = runtime.setdefault("template", {})
     for number, entry in enumerate(job.pop("runtimePatches", None) or ()):
@@ -50,7 +50,7 @@ def _patch_job(template: Json, name: str, patch: Mapping[str, Any], where: str) 
 
 
 def _merged_runtime_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
-    """`value` with what `patch` has in its place; null takes a field out."""
+    """Return `value` with the fields of `patch` merged; null removes a field."""
     made = dict(value)
     for name, new in patch.items():
         old = made.get(name)

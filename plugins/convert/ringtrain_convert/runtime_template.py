@@ -1,4 +1,4 @@
-"""A runtime of Kubeflow Trainer as a template, and converted TrainJobs as what they say beyond it."""
+"""Conversion of a Kubeflow Trainer runtime to a template, and reduction of converted TrainJobs to their additions."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,21 +14,21 @@ from ringtrain_operator.spec.training_template import Template, merged_spec, rea
 Json = dict[str, Any]
 _KINDS = {"ClusterTrainingRuntime": CLUSTER, "TrainingRuntime": "TrainingTemplate"}
 _ITS_COMMAND = "the job's command"
-# What a TrainJob has to say where its runtime does not, and what stands for it.
+# Fields that a TrainJob must set if its runtime does not, with placeholders.
 _SAID_BY_JOBS: Json = {"command": [_ITS_COMMAND], "numProcPerNode": 1}
 _CONTAINERS = ("containers", "initContainers")
 _BY_NAME = ("env", "volumes", "volumeMounts")
 
 
 def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
-    """The template that says what the runtime does. Raises Invalid, with paths of the runtime."""
+    """Return a template equivalent to the runtime. Raises Invalid, with paths of the runtime."""
     made, trainer = _template_of_runtime_job(runtime)
     spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
     del spec["worker"]["replicas"]
     if "numProcPerNode" in trainer or _counts_devices(runtime):
         spec.pop("slotsPerWorker", None)
     for section in ("worker", "launcher"):
-        # A command that only a job has is left out, with the shell that gives it variables.
+        # A command that only a job has is omitted, including the shell that sets its variables.
         for container in containers_of((spec.get(section) or {}).get("template") or {})[:1]:
             if any(_ITS_COMMAND in word for word in container.get("command") or []):
                 del container["command"]
@@ -44,7 +44,7 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
 
 
 def _counts_devices(runtime: Mapping[str, Any]) -> bool:
-    """Whether jobs of the runtime have as many ranks in a pod as GPUs, which they say themselves, as here."""
+    """Return whether jobs of the runtime have one rank per GPU in a pod and set the number themselves, as here."""
     policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
     given = [(policy[source] or {}).get("numProcPerNode") for source in ("torch", "mpi") if source in policy]
     container = next(iter(_trainer_containers(runtime)), {})
@@ -58,7 +58,8 @@ def _trainer_containers(runtime: Mapping[str, Any]) -> Iterator[Mapping[str, Any
 
 
 def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
-    """What a TrainJob comes to that says nothing but its runtime; and what it has to say of its trainer."""
+    """Return the conversion of a TrainJob that only refers to its runtime, and the fields of its trainer that are
+    required."""
     reference = {"kind": runtime["kind"], "name": (runtime.get("metadata") or {}).get("name")}
     trainer: Json = {}
     while True:
@@ -79,8 +80,8 @@ def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Jso
 
 
 def beyond_template(manifest: Json, template: Template) -> Json | None:
-    """The job of `manifest` as one that names the template and says the rest; None where the rules of the merge
-    cannot come to the same."""
+    """Return the job of `manifest` as one that refers to the template and adds the rest; None if the merge rules cannot
+    produce the same job."""
     spec = {
         **_beyond_runtime_template(template.spec, manifest["spec"]),
         "templateRef": {"kind": template.kind, "name": template.name},
@@ -91,7 +92,7 @@ def beyond_template(manifest: Json, template: Template) -> Json | None:
 
 
 def _beyond_runtime_template(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
-    """What to lay over `below` so that it becomes `whole`."""
+    """Return the additions to `below` that result in `whole`."""
     found: Json = {key: None for key in below if key not in whole}
     for key, value in whole.items():
         under = below.get(key)
@@ -115,7 +116,7 @@ def _containers_beyond(below: list[Json], whole: list[Json]) -> list[Json]:
 
 
 def _fields_in_order(value: Any) -> Any:
-    """`value` with entries that have names in the order of these."""
+    """Return `value` with lists of named entries sorted by name."""
     if isinstance(value, Mapping):
         return {key: _fields_in_order(inner) for key, inner in value.items()}
     if not isinstance(value, list):

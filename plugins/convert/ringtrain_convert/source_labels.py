@@ -1,6 +1,5 @@
-"""Labels that the source's pods have: ours get those that all pods share, and references to an index become
-references to ours.
-"""
+"""Labels of the source's pods: labels that all pods share are copied, and references to an index label are replaced by
+ours."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,15 +10,15 @@ from ringtrain_operator.contract import LABEL_WORKER_INDEX
 TRAINING = "training.kubeflow.org/"
 JOBSET = "jobset.sigs.k8s.io/"
 _JOB = "batch.kubernetes.io/"
-# Each pod of a role has another one, from 0.
+# Index labels, whose values differ between the pods of a role, from 0.
 _INDEX = frozenset({f"{TRAINING}replica-index", f"{_JOB}job-completion-index"})
 _FIELD_PATH = re.compile(r"metadata\.(?:labels|annotations)\['([^']+)'\]")
 
 
 def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path: str, notes: list[str]) -> None:
-    """Give a pod template the `labels` of the source's pods, and have it read our index for theirs, in place.
+    """Add the `labels` of the source's pods to a pod template, and replace references to their index label, in place.
 
-    Labels of the source that are neither are named in `notes`.
+    References to other labels of the source are reported in `notes`.
     """
     metadata = template["metadata"] = template.get("metadata") or {}
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
@@ -32,7 +31,7 @@ def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path:
 
 
 def _source_labels_in(value: Any) -> Iterator[str]:
-    """Labels of the source's operators that a pod's spec reads by fields or selects by."""
+    """Yield labels of the source's operators to which a pod's spec refers by field or selector."""
     for text in _texts_of(value):
         found = _FIELD_PATH.fullmatch(text)
         name = found[1] if found else text

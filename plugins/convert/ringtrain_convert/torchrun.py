@@ -1,6 +1,5 @@
-"""torchrun: which program its command lines start, how often on each node, and what it is told by variables; and
-variables of other operators, set from ours where a rank starts, since only the agent knows them.
-"""
+"""Analysis of torchrun's command lines (program, ranks per node, variables), and variables of other operators, which
+are set from ours when a rank starts, because only the agent knows them."""
 
 import re
 import shlex
@@ -17,26 +16,27 @@ _SHELLS = {"sh", "bash"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _PER_NODE = "--nproc-per-node"
-# In a shell's text, outside of single quotes: what makes of a word something else than the word.
+# Characters outside of single quotes that a shell expands.
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
 
-# A torchrun that a script starts takes these for its options.
+# Read as options by a torchrun that a script starts.
 TORCHRUN = {
     "PET_NNODES": "$WORLD_SIZE",
     "PET_NODE_RANK": "$RANK",
     "PET_MASTER_ADDR": "$MASTER_ADDR",
     "PET_MASTER_PORT": "$MASTER_PORT",
 }
-# The training operator's, of all its kinds.
+# Default of the training operator, for all its kinds.
 _DEFAULT_PORT = 23456
-# Of an elasticPolicy, by the variable that says it.
+# Fields of an elasticPolicy, with their variables.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
 
 
 @dataclass(frozen=True)
 class Torchrun:
-    """`program`: what each rank runs. `per_node`: --nproc-per-node, a number or auto, gpu, cpu; empty: not given.
+    """Parsed torchrun command. `program`: command of each rank. `per_node`: --nproc-per-node, a number or auto, gpu,
+    cpu; empty: absent.
 
     `own`: torchrun's own words.
     """
@@ -47,10 +47,9 @@ class Torchrun:
 
 
 def read_torchrun(command: Sequence[str]) -> Torchrun | None:
-    """What the command says, None if it does not start with torchrun, itself or in a shell's single command.
+    """Parse the command; None if it does not start with torchrun, directly or as a shell's single command.
 
-    None as well where a shell has more to do than to start torchrun: other commands, redirections, variables
-    among the program's words.
+    Also None if a shell does more than start torchrun: other commands, redirections, variables in the program's words.
     """
     words, masked = list(command), [""] * len(command)
     if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] == "-c":
@@ -67,7 +66,7 @@ def read_torchrun(command: Sequence[str]) -> Torchrun | None:
 
 
 def _torchrun_starter(words: Sequence[str]) -> int:
-    """How many words call torchrun; 0: they call something else."""
+    """Return the number of words that call torchrun; 0 if they call another program."""
     if not words:
         return 0
     name = PurePosixPath(words[0]).name
@@ -80,7 +79,7 @@ def _torchrun_starter(words: Sequence[str]) -> int:
 
 
 def _rank_interpreter(starter: str) -> str:
-    """The Python of a rank is torchrun's own: the one that runs it, or that of the folder where it is installed."""
+    """Return the Python for ranks, which is torchrun's own: its interpreter, or that of its folder."""
     path = PurePosixPath(starter)
     if _PYTHON.fullmatch(path.name):
         return starter
@@ -88,7 +87,7 @@ def _rank_interpreter(starter: str) -> str:
 
 
 def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
-    """How many words are torchrun's own, what stands before the program, and --nproc-per-node."""
+    """Return the number of torchrun's own words, the words before the program, and --nproc-per-node."""
     used, program, per_node = begun, ["python", "-u"], ""
     while used < len(words) and words[used].startswith("-"):
         given, equals, value = words[used].partition("=")
@@ -105,13 +104,13 @@ def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str],
         elif option not in _FLAGS and not equals and used < len(words):
             value = words[used]
             used += 1
-        if len(option) > len("--np") and _PER_NODE.startswith(option):  # argparse takes beginnings of names
+        if len(option) > len("--np") and _PER_NODE.startswith(option):  # argparse accepts abbreviations
             per_node = value
     return used, program, per_node
 
 
 def _single_command(text: str) -> tuple[list[str], list[str]]:
-    """The words of a shell's single command, and the same without what is in single quotes; else nothing."""
+    """Return the words of a shell's single command, and the same without single-quoted text; empty for other text."""
     if "\n" in text.strip():
         return [], []
     try:
@@ -119,7 +118,7 @@ def _single_command(text: str) -> tuple[list[str], list[str]]:
             _split_torchrun_command(text),
             _split_torchrun_command(_QUOTED.sub(lambda found: found[1] or "''", text)),
         )
-    except ValueError:  # a quote without its end
+    except ValueError:  # an unterminated quote
         return [], []
     if any(word and set(word) <= set("();<>|&") for word in masked) or len(words) != len(masked):
         return [], []
@@ -138,9 +137,8 @@ def _split_torchrun_command(text: str) -> list[str]:
 def torch_ranks(
     command: list[str], spec: Mapping[str, Any], devices: Mapping[str, int], notes: list[str]
 ) -> tuple[list[str], int]:
-    """The command of a rank of a PyTorchJob, and how many ranks a pod has: torchrun's where it starts the program,
-    else one.
-    """
+    """Return the command of a rank of a PyTorchJob, and the number of ranks in a pod: torchrun's number if torchrun
+    starts the program, else one."""
     elastic = spec.get("elasticPolicy") or {}
     wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
     if found := read_torchrun(command):
@@ -157,7 +155,7 @@ def torch_ranks(
 
 
 def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the variables that each field of an elasticPolicy becomes, by which a torchrun in a script finds its peers
+    """Return the variables for each field of an elasticPolicy, through which a torchrun in a script finds its peers
     (pytorch/elastic.go of the training operator). The host of c10d is a node of the job, here worker 0; another backend
     is a service."""
     backend = str(elastic.get("rdzvBackend") or "c10d")
@@ -177,7 +175,7 @@ def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str
 
 
 def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterator[str]:
-    """A note for each field of an elasticPolicy that is not used."""
+    """Yield a note for each unused field of an elasticPolicy."""
     for name in sorted(set(elastic) - set(used)):
         why = (
             "ranks meet at worker 0, by MASTER_ADDR and MASTER_PORT"
@@ -188,14 +186,14 @@ def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterato
 
 
 def gpus_among(devices: Mapping[str, int]) -> int:
-    """Count the GPUs among a pod's devices: not network adapters, of which there may be more."""
+    """Count the GPUs among a pod's devices, without network adapters, of which there may be more."""
     named = [count for name, count in devices.items() if "gpu" in name.lower()]
     # Parts of a GPU (nvidia.com/mig-1g.5gb) are GPUs to CUDA.
     return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
 
 
 def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:
-    """Return the number of ranks that torchrun's --nproc-per-node means beside so many `gpus`. Raises Invalid."""
+    """Return the number of ranks for torchrun's --nproc-per-node and this number of `gpus`. Raises Invalid."""
     if wanted.isdecimal():
         return int(wanted[:19])
     if gpus and wanted in ("auto", "gpu"):
@@ -205,7 +203,7 @@ def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:
 
 
 def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
-    """The command, started with `variables`, whose values a shell expands from those of the agent."""
+    """Return the command, started with `variables`, whose values a shell expands from the agent's variables."""
     if not variables:
         return list(command)
     notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
@@ -214,12 +212,13 @@ def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str]
 
 
 def quoted_command_word(value: object) -> str:
-    """`value` as a shell has it between double quotes."""
+    """Quote `value` for use between a shell's double quotes."""
     return re.sub(r'([\\"$`])', r"\\\1", str(value))
 
 
 def expanded_by_kubernetes(container: Mapping[str, object], names: Sequence[str]) -> str:
-    """The first `$(NAME)` of `names` in a container: the pod is made before the agent knows it. Empty: none."""
+    """Return the first `$(NAME)` of `names` in a container, which Kubernetes would expand before the agent sets it;
+    empty if there is none."""
     text = str([container.get(field) for field in ("command", "args", "env")])
     found = re.search(rf"\$\(({'|'.join(map(re.escape, names))})\)", text)
     return found[0] if found else ""

@@ -1,8 +1,7 @@
 """A scheduler for TorchX: `torchx run -s ringtrain dist.ddp -j 2x4 --script train.py`.
 
-An app of one role is one job; its replicas are workers. The agent starts every rank, with torchrun's variables:
-where a role's command is torchrun, what that would start is run instead. TorchX finds the scheduler by an entry
-point.
+An app of one role is one job; its replicas are workers. The agent starts every rank, with torchrun's variables: if a
+role's command is torchrun, the program behind it is run instead. TorchX finds the scheduler by an entry point.
 
 Maturity: Beta.
 """
@@ -32,7 +31,7 @@ from ringtrain_operator.spec.parse import parse_job
 Json = dict[str, Any]
 __all__ = ["RingtrainScheduler", "create_scheduler"]
 
-# In place of a namespace in the ids of apps on this machine.
+# Replaces the namespace in the ids of apps on this machine.
 LOCAL = "local"
 _STATES = {
     "Pending": AppState.PENDING,
@@ -47,19 +46,19 @@ _STATES = {
 
 
 def create_scheduler(session_name: str, **_: object) -> RingtrainScheduler:
-    """Return the scheduler; TorchX calls this."""
+    """Return the scheduler. Called by TorchX."""
     return RingtrainScheduler(session_name)
 
 
 class RingtrainScheduler(Scheduler):
-    """Apps are jobs; the id of one is NAMESPACE:NAME, or local:NAME."""
+    """TorchX scheduler whose apps are jobs; the id of one is NAMESPACE:NAME, or local:NAME."""
 
     def __init__(self, session_name: str) -> None:
         super().__init__("ringtrain", session_name)
         self._clients: dict[str, Client] = {}
 
     def close(self) -> None:
-        """Close connections; apps of this machine end."""
+        """Close connections; apps on this machine end."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -75,13 +74,13 @@ class RingtrainScheduler(Scheduler):
         return AppDryRunInfo((place, job_of(app)), lambda request: json.dumps(request[1], indent=2))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Create the job."""
+        """Create the job; return the app's id."""
         place, job = dryrun_info.request
         run = self._client(place).submit(job)
         return f"{LOCAL if place == LOCAL else run.namespace}:{run.name}"
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """State, restarts, and why it is so; None if there is no such job."""
+        """Return state, restarts, and the reason; None if there is no such job."""
         run = self._run(app_id)
         try:
             snapshot = run.snapshot()
@@ -92,7 +91,7 @@ class RingtrainScheduler(Scheduler):
         return DescribeAppResponse(app_id=app_id, state=state, num_restarts=snapshot.status.restarts, msg=why)
 
     def list(self) -> list[ListAppResponse]:
-        """The jobs of the kubeconfig's namespace."""
+        """Return the jobs of the kubeconfig's namespace."""
         found = []
         for run in self._client("").list():
             with suppress(NotFound):  # deleted meanwhile
@@ -114,7 +113,8 @@ class RingtrainScheduler(Scheduler):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """The lines of the ranks of worker `k`. Times and single streams are not kept apart, and so refused."""
+        """Return the lines of the ranks of worker `k`. Filters by time or stream are refused, because the log does not
+        separate them."""
         if since is not None or until is not None or streams not in (None, Stream.COMBINED):
             raise ValueError("logs of ringtrain have both streams together, and no times to choose by")
         run = self._run(app_id)
@@ -134,7 +134,7 @@ class RingtrainScheduler(Scheduler):
 
 
 def job_of(app: AppDef) -> Json:
-    """The DistributedTrainingJob of an app. Raises Invalid with what has no counterpart."""
+    """Return the DistributedTrainingJob of an app. Raises Invalid for fields without a counterpart."""
     if len(app.roles) != 1:
         raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
     name = fresh_job_name(app.name)

@@ -1,6 +1,6 @@
-"""What Kubeflow Trainer starts on a node, and its variables: by the source of a runtime's mlPolicy.
+"""Processes of Kubeflow Trainer on a node, and their variables, by the source of a runtime's mlPolicy.
 
-After pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost, plainml.
+Based on pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost, plainml.
 """
 
 import math
@@ -38,8 +38,8 @@ _WANTED = "spec.trainer.numProcPerNode"
 
 @dataclass(frozen=True)
 class TrainJobNode:
-    """The nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the
-    runtime's container."""
+    """Nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the runtime's
+    container."""
 
     command: Sequence[str]
     wanted: object
@@ -47,7 +47,7 @@ class TrainJobNode:
 
 
 def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
-    """The source of an mlPolicy without MPI; empty: plain. Raises Invalid for one that is not known here."""
+    """Return the source of an mlPolicy without MPI; empty: plain. Raises Invalid for an unknown source."""
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
@@ -57,8 +57,8 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
 
 
 def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
-    """The command of a rank, and how many ranks a node has: as many processes as Trainer starts there, or as its
-    torchrun does. Raises Invalid for what can't be had here."""
+    """Return the command of a rank, and the number of ranks on a node: as many processes as Trainer, or its torchrun,
+    starts there. Raises Invalid for policies that are not supported."""
     if list(node.command[:2]) == ["tune", "run"] and source == "torch":
         message = "is torchtune's, whose arguments Trainer completes: write the whole command"
         raise Invalid([Problem("spec.trainer.command", message)])
@@ -81,7 +81,7 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
 
 
 def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Mapping[str, Any]) -> int:
-    """Slots of a node of an MPI runtime: a 1 of the runtime means as many as GPUs (plugins/mpi/mpi.go)."""
+    """Return the slots of a node of an MPI runtime: 1 in the runtime means one per GPU (plugins/mpi/mpi.go)."""
     of_runtime = mpi.pop("numProcPerNode", None)
     if of_job is not None:
         return whole_field(of_job, _WANTED)

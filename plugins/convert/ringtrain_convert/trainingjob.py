@@ -1,6 +1,6 @@
-"""PyTorchJob, TFJob, JAXJob and XGBoostJob (kubeflow.org/v1) as a DistributedTrainingJob.
+"""Conversion of PyTorchJob, TFJob, JAXJob and XGBoostJob (kubeflow.org/v1) to a DistributedTrainingJob.
 
-There every pod is one process, which is told its place by variables. docs/what-your-job-gets.md has the table.
+There every pod is one process, which finds its place in variables. docs/what-your-job-gets.md contains the table.
 """
 
 import json
@@ -21,7 +21,8 @@ _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
 
 @dataclass(frozen=True)
 class _TrainingJobKind:
-    """`roles`: in the order of their ranks. `container`: the one that trains. `given`: see torchrun.give."""
+    """Properties of a kind. `roles`: in the order of their ranks. `container`: the training container. `given`:
+    variables for the command, see `give_torchrun_variables`."""
 
     replicas: str
     container: str
@@ -69,14 +70,14 @@ _INJECTED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG", "W
 
 
 def is_trainingjob(obj: Mapping[str, Any]) -> bool:
-    """Whether `obj` is one of the four kinds of the training operator, of any version."""
+    """Return whether `obj` is one of the four kinds of the training operator, of any version."""
     return str(obj.get("kind")) in _KINDS and str(obj.get("apiVersion", "")).startswith("kubeflow.org/")
 
 
 def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
-    """The DistributedTrainingJob that does what `obj` does.
+    """Return a DistributedTrainingJob equivalent to `obj`.
 
-    Raises Invalid, with the paths of `obj`, where there is none; or with those of the result.
+    Raises Invalid, with the paths of `obj`, if there is none; or with paths of the result.
     """
     kind, spec = _KINDS[obj["kind"]], obj.get("spec")
     if obj.get("apiVersion") != _VERSION:
@@ -112,7 +113,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
 
 
 def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[str, Any]]:
-    """The replicas by role, in the order of ranks, of which there are some. Roles may be written in any case."""
+    """Return the replicas by role, in the order of ranks, without empty roles. Case is ignored in names of roles."""
     replica = {"replicas": object, "template": {}}
     shape = {
         "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
@@ -152,7 +153,8 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
 def _trainingjob_gang(
     kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]
 ) -> tuple[int, dict[str, Any]]:
-    """How many pods train, and the template of all of them. Raises Invalid where roles' differ."""
+    """Return the number of training pods, and the template of all of them. Raises Invalid if the roles' templates
+    differ."""
     roles = [role for role in kind.roles if role in replicas]
     templates = {role: _trainingjob_template(kind, role, replicas[role], notes) for role in roles}
     first = templates[roles[0]]
@@ -196,7 +198,7 @@ def _template_differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 
 def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[str]:
-    """A note for each name of the source's services that the main container goes on to use."""
+    """Yield a note for each name of the source's services in the main container."""
     name = (obj.get("metadata") or {}).get("name")
     text = json.dumps([main["command"], main.get("env")], default=str)
     for role in ("master", "worker", "chief", "ps"):
@@ -205,7 +207,8 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
 
 
 def _trainingjob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
-    """Labels of the source's pods (GenLabels in pkg/controller.v1/common); `role`: empty where pods have several."""
+    """Return labels of the source's pods (GenLabels in pkg/controller.v1/common); `role`: empty if pods have
+    several."""
     labels = {f"{TRAINING}operator-name": f"{str(obj['kind']).lower()}-controller"}
     if name := (obj.get("metadata") or {}).get("name"):
         labels[f"{TRAINING}job-name"] = str(name)
@@ -233,7 +236,8 @@ def _trainingjob_evaluator(
 def _trainingjob_run_policy(
     spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
 ) -> dict[str, Any]:
-    """Restarts in place become attempts of the gang; where no role restarts, neither does the gang."""
+    """Return the run policy: restarts in place become attempts of the gang; if no role restarts, neither does the
+    gang."""
     policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
     restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
     made = converted_run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
@@ -258,7 +262,7 @@ def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
 
 
 def _unknown_trainingjob_fields(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
-    """A note for each field that the kind does not have."""
+    """Yield a note for each field that the kind does not have."""
     known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
     for role, replica in (spec.get(kind.replicas) or {}).items():

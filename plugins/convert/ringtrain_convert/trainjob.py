@@ -1,6 +1,6 @@
-"""Kubeflow Trainer's TrainJob (v1alpha1) and its runtime as a DistributedTrainingJob, with notes on what differs.
+"""Conversion of Kubeflow Trainer's TrainJob (v1alpha1) and its runtime, with notes on every difference.
 
-Whatever is read is taken out of a copy: what is left at the end is named as left out.
+Fields are removed from a copy as they are read: the remaining ones are reported as left out.
 """
 
 import copy
@@ -69,17 +69,17 @@ _WHY = {
 
 
 def is_trainjob(obj: Mapping[str, Any]) -> bool:
-    """Whether `obj` is a TrainJob of Kubeflow Trainer."""
+    """Return whether `obj` is a TrainJob of Kubeflow Trainer."""
     return obj.get("kind") == "TrainJob" and str(obj.get("apiVersion", "")).startswith(f"{GROUP}/")
 
 
 def is_runtime(obj: Mapping[str, Any]) -> bool:
-    """Whether `obj` is a runtime that TrainJobs refer to."""
+    """Return whether `obj` is a runtime to which TrainJobs refer."""
     return obj.get("kind") in RUNTIMES and str(obj.get("apiVersion", "")).startswith(f"{GROUP}/")
 
 
 def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and name of the runtime that a TrainJob refers to. Raises Invalid."""
+    """Return kind and name of the runtime to which a TrainJob refers. Raises Invalid."""
     problems = shape_problems(obj, "", _SHAPE)
     reference = {} if problems else (obj.get("spec") or {}).get("runtimeRef") or {}
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
@@ -93,9 +93,9 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass
 class _TrainJobReader:
-    """A TrainJob that is converted; fields are removed as they are read.
+    """A TrainJob in conversion; fields are removed as they are read.
 
-    `notes`: for a person. `name`: of the job, if it has one.
+    `notes`: for the user. `name`: of the job, if it has one.
     """
 
     name: str
@@ -104,7 +104,7 @@ class _TrainJobReader:
     notes: list[str] = field(default_factory=list)
 
     def leftovers(self) -> Iterator[str]:
-        """A note for each field that nobody took."""
+        """Yield a note for each field that was not read."""
         for root, value in (("spec", self.job), ("runtime.spec", self.runtime)):
             for path in _trainjob_paths(value, root):
                 why = next((text for start, text in _WHY.items() if path.startswith(start)), "")
@@ -112,7 +112,7 @@ class _TrainJobReader:
 
 
 def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Converted:
-    """The DistributedTrainingJob that does what the TrainJob `obj` does with its `runtime`.
+    """Return a DistributedTrainingJob equivalent to the TrainJob `obj` with its `runtime`.
 
     Raises Invalid with paths of the TrainJob, of the runtime (`runtime.spec...`), or of the result.
     """
@@ -172,7 +172,7 @@ def _trainjob_mpi(
     jobs: list[dict[str, Any]],
     node: dict[str, Any],
 ) -> dict[str, Any]:
-    """Backend, launcher and worker of an MPI runtime; `node`: the worker, changed in place."""
+    """Return backend, launcher and worker of an MPI runtime; `node`: the worker, changed in place."""
     made: dict[str, Any] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
     container, devices = node["template"]["spec"]["containers"][0], node.get("devices")
     if mpi.pop("runLauncherAsNode", False):
@@ -196,7 +196,7 @@ def _trainjob_mpi(
 
 
 def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
-    """The runtime's replicated jobs; those that run neither nodes nor mpirun are named as left out."""
+    """Return the runtime's replicated jobs; note jobs that run neither nodes nor mpirun as left out."""
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     jobs = job_set.pop("replicatedJobs", None) or []
     for job in jobs:
@@ -213,7 +213,7 @@ def _trainjob_role(job: Mapping[str, Any]) -> str:
 
 
 def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
-    """The pod template of the job with this role, its training container in front."""
+    """Return the pod template of the job with this role, its training container first."""
     path = "runtime.spec.template.spec.replicatedJobs"
     job = next((job for job in jobs if _trainjob_role(job) == role), None)
     if job is None:
@@ -239,7 +239,7 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
 
 
 def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> None:
-    """What the TrainJob sets for the training container; variables are merged by name."""
+    """Apply the TrainJob's settings to the training container; variables are merged by name."""
     for name in ("image", "command", "args"):
         if trainer.get(name) is not None:
             container[name] = trainer[name]
@@ -264,7 +264,7 @@ def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
 
 
 def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]], role: str) -> dict[str, Any]:
-    """Retries of the Job of `role` (Kubernetes takes a backoffLimit of 6 where it has none), and of the JobSet, become
+    """Return the run policy: retries of the Job of `role` (6 by default in Kubernetes), and of the JobSet, become
     attempts of the gang."""
     made: dict[str, Any] = {"cleanPodPolicy": "None"}
     for name in ("suspend", "activeDeadlineSeconds"):
@@ -288,7 +288,7 @@ def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]]
 
 
 def _trainjob_paths(value: Mapping[str, Any], root: str) -> Iterator[str]:
-    """Paths of what is set: mappings are followed, other values and lists are named as they are."""
+    """Yield the paths of all set fields: mappings are followed, other values and lists are yielded as a whole."""
     for key, inner in value.items():
         path = f"{root}.{key}"
         if isinstance(inner, Mapping):
