@@ -1,1 +1,1 @@
-"""Graphcore's names on Ringtrain: PopART, device sessions, IPU strategies, tf.estimator."""
+"""Graphcore's API on top of Ringtrain: PopART, device sessions, IPU strategies, tf.estimator."""

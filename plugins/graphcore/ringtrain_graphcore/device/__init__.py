@@ -1,9 +1,9 @@
-"""Train on device runtimes that are no framework.
+"""Train on device runtimes that are not frameworks.
 
-A runtime offers a `DeviceSession` (weights in, gradients out as they are ready); `DistributedOptimizer` keeps the
-optimizer on the host, `insert_host_allreduce` leaves it on the device.
+A runtime implements `DeviceSession` (accepts weights, returns gradients as they are ready); `DistributedOptimizer` runs
+the optimizer on the host, `insert_host_allreduce` leaves it on the device.
 
-Maturity: Experimental. Seen with a simulated device.
+Maturity: Experimental. Tested with a simulated device.
 """
 
 from ringtrain import shutdown

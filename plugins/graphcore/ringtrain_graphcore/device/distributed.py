@@ -1,4 +1,4 @@
-"""Train a session on many ranks: the optimizer on the host, or only the reduction."""
+"""Train a session on many ranks, with the optimizer or only the reduction on the host."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ringtrain_graphcore.device.session import Array, DeviceSession, HostCallbac
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients become updates; as of `ringtrain.optim.HostOptimizer`."""
+    """Options of the update; see `ringtrain.optim.HostOptimizer`."""
 
     bucket_bytes: int = BUCKET_BYTES
     sharded: bool = True
@@ -40,13 +40,13 @@ class DistributedOptimizer(OnHostOptimizer):
         optimizer = DistributedOptimizer(AdamW(lr=1e-3), session, Options())
         session.run(batch)                                 # as often as there are batches
 
-    A step ends by itself when its last gradient has left the device; the device waits for a weight only when the
-    next step needs it. The device holds neither gradients beyond their way out nor optimizer state.
+    A step ends when its last gradient has left the device; the device waits for a weight only when the next step needs
+    it. The device stores neither gradients that were sent nor optimizer state.
 
     With `Options(elastic=True)` it is a value of `ringtrain.elastic.State`: commit after each step, when all its
     gradients have left the device. After a change of the world the device gets the weights of the last commit.
 
-    Collective: every rank makes it with the same arguments. Rank 0's weights are sent to all.
+    Collective: every rank creates it with the same arguments. Rank 0's weights are sent to all ranks.
     """
 
     def __init__(self, optimizer: Rule, session: DeviceSession, options: Options | None = None) -> None:
@@ -63,32 +63,30 @@ class DistributedOptimizer(OnHostOptimizer):
             elastic=chosen.elastic,
             redundancy=chosen.redundancy,
             group=self._groups.first(chosen.elastic),
-            update_during_backward=True,  # the device asks for each weight when it needs it
+            update_during_backward=True,  # the device requests each weight when it needs it
         )
         self._left = set(session.parameters)
         self.write_back()
         session.connect(HostCallbacks(self._take, self._new_weight), Inbound.WEIGHTS)
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
-        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets
-        them.
-        """
+        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets them."""
         return self._host.state_dict(root)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set weights and state, of any world size, on host and device."""
+        """Load weights and state, saved with any world size, on host and device."""
         self._host.load_state_dict(state)
         self.write_back()
 
     def rollback(self, to: int | None = None) -> int:
-        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
+        """Discard the step in progress and return to the last completed update, or the one before; see
         `ringtrain.optim.HostOptimizer.rollback`. The device has other weights until `adopt`. Local."""
         updates = self._host.rollback(to)
         self._left = set(self._session.parameters)
         return updates
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought, on the device as well. Local; not while a step runs."""
+        """Use the weights and state from `prepare`, on the device as well. Local; not while a step runs."""
         super().adopt()
         self.write_back()
 
@@ -99,7 +97,7 @@ class DistributedOptimizer(OnHostOptimizer):
             self._session.write_weight(name, values)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Discard a step in progress and free memory."""
         self._host.close()
         self._groups.close()
 

@@ -1,4 +1,4 @@
-"""What a device runtime that is no framework has to offer so that Ringtrain can train on it."""
+"""Interface of a device runtime on which Ringtrain can train, although it is not a framework."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 
 class Inbound(Enum):
-    """What comes back to the device for each gradient that left it."""
+    """Values that return to the device for each gradient that it has sent."""
 
     WEIGHTS = "weights"  # the host has updated them
     GRADIENTS = "gradients"  # the host has reduced them; the device updates
@@ -27,11 +27,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class HostCallbacks:
-    """What a session calls on the host.
+    """Host functions that a session calls.
 
-    `gradient_out(name, values)`: called when a gradient has left the device, in any order and from any thread; it
-    does not wait for other ranks. `value_in(name)`: called before the device needs the value of the next step; it
-    waits until the host has it. Both raise what made the step fail. An array is valid until the call returns.
+    `gradient_out(name, values)`: called when a gradient has left the device, in any order and from any thread; does not
+    wait for other ranks. `value_in(name)`: called before the device needs the value of the next step; waits until the
+    host has it. Both raise the error of a failed step. An array is valid until the call returns.
     """
 
     gradient_out: Callable[[str, Array], None]
@@ -41,13 +41,13 @@ class HostCallbacks:
 class DeviceSession(Protocol):
     """A compiled training program on a device.
 
-    The program makes gradients one after the other; each leaves the device as soon as it is complete, while the
-    rest of the backward pass goes on.
+    The program computes gradients one after the other; each leaves the device as soon as it is complete, while the rest
+    of the backward pass continues.
     """
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """What is trained, by name, in the order of the forward pass."""
+        """Trained parameters by name, in the order of the forward pass."""
 
     def read_weight(self, name: str) -> Array:
         """Copy a weight from the device."""

@@ -1,11 +1,11 @@
-"""Strategies and an Estimator for TensorFlow 2, by the names of Graphcore's multi-host training.
+"""Strategies and an Estimator for TensorFlow 2, with the API of Graphcore's multi-host training.
 
     import ringtrain.tensorflow.distribute as distribute
 
-Scripts for `IPUMultiWorkerStrategy`, `IPUHorovodStrategy` and an Estimator (`tf.estimator`) whose `host_call`
-updates weights on the host keep their shape.
+Scripts for `IPUMultiWorkerStrategy`, `IPUHorovodStrategy` and an Estimator (`tf.estimator`) whose `host_call` updates
+weights on the host need few changes.
 
-Maturity: Beta. Seen on CPUs, never on an IPU.
+Maturity: Beta. Tested on CPUs, never on an IPU.
 """
 
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""`tf.estimator`'s loop, which TensorFlow 2 no longer has, over ranks: train, evaluate, predict, resume."""
+"""The loop of `tf.estimator`, which TensorFlow 2 no longer has, over ranks: train, evaluate, predict, resume."""
 
 import copy
 import tempfile
@@ -24,19 +24,19 @@ _v1 = tf.compat.v1
 
 
 class Estimator:
-    """Trains, evaluates and uses the model that `model_fn(features, labels, mode, params, config)` builds.
+    """Estimator for the model that `model_fn(features, labels, mode, params, config)` builds.
 
         estimator = Estimator(model_fn, model_dir="model", config=RunConfig())
         estimator.train(input_fn, max_steps=1000)          # goes on from the newest checkpoint in model_dir
         estimator.evaluate(test_fn)                        # {"accuracy": …, "loss": …, "global_step": 1000}
 
-    `model_fn` is called in a `tf.compat.v1` graph and returns an `EstimatorSpec`; an `input_fn` may ask for
-    `mode`, `params`, `config` and `input_context`, each by name. Every rank makes and calls the Estimator alike;
-    rank 0 alone reads and writes `model_dir` while training, and sends its weights to the others. What TensorFlow
-    logged (`loss = 0.3, step = 100 (1.2 sec)`) rank 0 logs with `tf.compat.v1.logging` at INFO.
+    `model_fn` is called in a `tf.compat.v1` graph and returns an `EstimatorSpec`; an `input_fn` may have arguments
+    named `mode`, `params`, `config` and `input_context`. Every rank creates and calls the Estimator equally; only rank
+    0 reads and writes `model_dir` while training, and sends its weights to the others. Rank 0 logs TensorFlow's lines
+    (`loss = 0.3, step = 100 (1.2 sec)`) with `tf.compat.v1.logging` at INFO.
 
-    `model_dir`: that of `config` where it is None, else a new folder that rank 0 names in its log.
-    `warm_start_from`: a checkpoint whose weights training begins with, where `model_dir` has none.
+    `model_dir`: default: that of `config`, else a new folder that rank 0 logs. `warm_start_from`: a checkpoint with the
+    initial weights, if `model_dir` has none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Estimator:
         params: Mapping[str, Any] | None = None,
         warm_start_from: Any = None,
     ) -> None:
-        """Meet the other ranks."""
+        """Initialize the world and the model directory. Collective."""
         config = config or RunConfig()
         self.strategy: HorovodStrategy = config.train_distribute or MultiWorkerStrategy()
         self.model_dir = _estimator_model_dir(model_dir, config)
@@ -59,7 +59,7 @@ class Estimator:
 
     @property
     def params(self) -> dict[str, Any]:
-        """A copy of what was given as `params`."""
+        """Copy of the argument `params`."""
         return copy.deepcopy(self._params)
 
     def train(
@@ -70,11 +70,11 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> "Estimator":
-        """Train `steps` more steps, or until the global step is `max_steps`, which counts what checkpoints have,
-        or without either until the input ends.
+        """Train `steps` more steps, or until the global step is `max_steps`, which includes steps in checkpoints, or
+        without either until the input ends.
 
-        The input must have as many batches on every rank; a rank whose input ends early is an error on all others.
-        `saving_listeners`: rank 0's, called when it has saved a checkpoint. Collective.
+        The input must have the same number of batches on every rank; a rank whose input ends early causes an error on
+        all others. `saving_listeners`: rank 0's, called after it has saved a checkpoint. Collective.
         """
         last_step = self._last_step(steps, max_steps)
         if last_step is not None and broadcast_object(self._saved_step(), 0) >= last_step:
@@ -115,14 +115,14 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Metrics of a checkpoint (None: the newest) over `steps` batches, or until the input ends. Collective:
-        rank 0 evaluates all of the input, every rank returns it. Raises ConfigurationError without a checkpoint.
-        """
+        """Return metrics of a checkpoint (None: the newest) over `steps` batches, or until the input ends. Collective:
+        rank 0 evaluates all of the input, every rank returns the result. Raises ConfigurationError without a
+        checkpoint."""
         found: Any = None
         if rt.rank() == 0:
             try:
                 found = self.evaluate_here(input_fn, steps, hooks, checkpoint_path, name)
-            except ConfigurationError as error:  # the others would wait for what it found
+            except ConfigurationError as error:  # otherwise the other ranks would wait for the result
                 found = str(error)
         found = broadcast_object(found, 0)
         if isinstance(found, str):
@@ -137,7 +137,7 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """`evaluate` on this rank alone, which also writes the metrics for TensorBoard, to `eval_dir(name)`."""
+        """Evaluate on this rank alone, and write the metrics for TensorBoard to `eval_dir(name)`."""
         with self._graph():
             global_step = _v1.train.get_or_create_global_step()
             elements = self._model.input_of(input_fn, ModeKeys.EVAL)
@@ -169,9 +169,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """The predictions of a checkpoint (None: the newest), each when it is asked for, on this rank alone:
-        dictionaries where the spec has them by name, of `predict_keys` alone if given; of one example each, or
-        with `yield_single_examples=False` of a batch. Raises ConfigurationError without a checkpoint."""
+        """Yield the predictions of a checkpoint (None: the newest), on this rank alone: dictionaries if the spec has
+        them by name, restricted to `predict_keys`; of one example each, or with `yield_single_examples=False` of a
+        batch. Raises ConfigurationError without a checkpoint."""
         with self._graph():
             _v1.train.get_or_create_global_step()
             elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
@@ -179,7 +179,8 @@ class Estimator:
             spec = self._model.build(self.strategy, ModeKeys.PREDICT, features)
             wanted = _wanted_predictions(spec.predictions, predict_keys)
             made = self._restored(spec, checkpoint_path, [*(hooks or ()), *(spec.prediction_hooks or ())])
-        with made as session:  # outside of the graph, which must not be the caller's while this waits
+        # outside of the graph, which must not be the caller's default while this generator is suspended
+        with made as session:
             while not session.should_stop():
                 batch = session.run(wanted)
                 yield from _prediction_examples(batch) if yield_single_examples else (batch,)
@@ -193,10 +194,10 @@ class Estimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> str:
-        """Write the model of a checkpoint (None: the newest) for serving, to a new folder below `export_dir_base`
-        whose path is returned. On this rank alone. Raises ConfigurationError without a checkpoint.
+        """Write the model of a checkpoint (None: the newest) for serving, to a new folder below `export_dir_base`;
+        return its path. On this rank alone. Raises ConfigurationError without a checkpoint.
 
-        `serving_input_receiver_fn()` returns what has `features` and `receiver_tensors`.
+        `serving_input_receiver_fn()` returns an object with `features` and `receiver_tensors`.
         """
         with self._graph():
             _v1.train.get_or_create_global_step()
@@ -209,22 +210,22 @@ class Estimator:
             )
 
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest checkpoint that this rank finds."""
+        """Return the path of the newest checkpoint that this rank finds."""
         return tf.train.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
-        """The names of variables in the newest checkpoint. Raises ConfigurationError without one."""
+        """Return the names of variables in the newest checkpoint. Raises ConfigurationError without one."""
         return [name for name, _ in tf.train.list_variables(self._checkpoint(None))]
 
     def get_variable_value(self, name: str) -> Any:
-        """The value of a variable in the newest checkpoint. Raises ConfigurationError without one."""
+        """Return the value of a variable in the newest checkpoint. Raises ConfigurationError without one."""
         path = self._checkpoint(None)
         if name not in (names := self.get_variable_names()):
             raise ConfigurationError(f"the checkpoint {path} has no variable {name!r}; it has {', '.join(names)}")
         return tf.train.load_variable(path, name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where `evaluate` writes its summaries."""
+        """Return the directory of the summaries of `evaluate`."""
         return str(Path(self.model_dir, f"eval_{name}" if name else "eval"))
 
     def _last_step(self, steps: int | None, max_steps: int | None) -> int | None:
@@ -252,7 +253,7 @@ class Estimator:
     def _warm_start(self) -> None:
         given = self._warm_start_from
         if given is None or rt.rank() or self.latest_checkpoint() is not None:
-            return  # the others get rank 0's
+            return  # the other ranks receive rank 0's weights
         _v1.train.warm_start(*(given if isinstance(given, tuple) else (given,)))
 
     @contextmanager

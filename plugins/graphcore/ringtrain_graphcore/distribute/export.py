@@ -1,4 +1,4 @@
-"""A model of an Estimator's checkpoint as a SavedModel."""
+"""Export of a model from an Estimator's checkpoint as a SavedModel."""
 
 import shutil
 import time
@@ -24,7 +24,7 @@ def write_saved_model(
     assets: Mapping[str, str] | None,
     as_text: bool,
 ) -> str:
-    """Write the present graph with the weights of `checkpoint`; return the new folder's path."""
+    """Write the current graph with the weights of `checkpoint`; return the new folder's path."""
     inputs = receiver.receiver_tensors
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}
     outputs = dict(spec.export_outputs or {_DEFAULT_SIGNATURE: spec.predictions})
@@ -70,7 +70,7 @@ def _saved_model_signature(name: str, inputs: Mapping[str, Any], output: Any) ->
 
 
 def _new_export_folder(base: str) -> Path:
-    """A folder that does not exist yet, named by the time in seconds, which servers take the newest of."""
+    """Return a new folder, named by the time in seconds: servers load the newest."""
     stamp = int(time.time())
     while (folder := Path(base, str(stamp))).exists():
         stamp += 1

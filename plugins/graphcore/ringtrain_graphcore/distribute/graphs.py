@@ -1,4 +1,4 @@
-"""One graph for each mode: input, model, and the operation that a step runs."""
+"""Graph of each mode: input, model, and the operation of a step."""
 
 import copy
 import functools
@@ -23,7 +23,7 @@ _ADDITIONS = frozenset({"AssignAdd", "AssignAddVariableOp"})
 
 @dataclass(frozen=True)
 class EstimatorModelFunction:
-    """The user's `model_fn`, with what it may ask for by name: `params` and `config`."""
+    """The user's `model_fn`, with its optional arguments `params` and `config`."""
 
     function: Callable[..., EstimatorSpec]
     params: Mapping[str, Any]
@@ -46,8 +46,8 @@ class EstimatorModelFunction:
     def input_of(
         self, input_fn: Callable[..., Any], mode: str, context: tf.distribute.InputContext | None = None
     ) -> Any:
-        """The tensors of one batch of `input_fn`, which may ask for `mode`, `params`, `config` and
-        `input_context`, each by name."""
+        """Return the tensors of one batch of `input_fn`, which may have arguments named `mode`, `params`, `config` and
+        `input_context`."""
         offered = {"mode": mode, "input_context": context or tf.distribute.InputContext(), **self._own()}
         found = input_fn(**asked_for(input_fn, offered))
         if not isinstance(found, tf.data.Dataset):
@@ -61,7 +61,7 @@ class EstimatorModelFunction:
 
 
 def asked_for(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `offered` the function has arguments for, and is not bound by `functools.partial` already."""
+    """Return the entries of `offered` for which the function has arguments that `functools.partial` has not bound."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     known = inspect.signature(function).parameters
     return {name: value for name, value in offered.items() if name in known and name not in bound}
@@ -69,12 +69,12 @@ def asked_for(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[
 
 @contextmanager
 def _layers_of_keras_3_explained() -> Iterator[None]:
-    """Say what helps where Keras 3 fails: its variables are made outside of any graph."""
+    """Add a solution to errors of Keras 3, whose variables are created outside of any graph."""
     try:
         yield
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        # An optimizer of tf.compat.v1.train asks a variable for this, and one of Keras 3 does not have it.
+        # An optimizer of tf.compat.v1.train reads this attribute of a variable, and a variable of Keras 3 lacks it.
         is_of_keras = any(f"{os.sep}keras{os.sep}" in frame.filename for frame in frames)
         if IS_KERAS_2 or not (is_of_keras or "_in_graph_mode" in str(error)):
             raise
@@ -86,7 +86,8 @@ def _layers_of_keras_3_explained() -> Iterator[None]:
 
 
 def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: Any, global_step: Any) -> Any:
-    """What a step runs; the global step counts it. Raises ConfigurationError where ranks would train apart."""
+    """Return the operation of a step; the global step counts it. Raises ConfigurationError if ranks would train
+    independently."""
     operations = [] if spec.train_op is None else [spec.train_op]
     if spec.host_call is not None:
         function, gradients = spec.host_call
@@ -107,7 +108,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
 
 
 def _has_estimator_collectives(graph: Any) -> bool:
-    """Whether the graph, or a function in it, has one of our collectives."""
+    """Return whether the graph, or a function in it, has one of our collectives."""
     definition = graph.as_graph_def()
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op == OPERATION for nodes in bodies for node in nodes)

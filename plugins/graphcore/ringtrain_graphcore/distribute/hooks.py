@@ -1,4 +1,4 @@
-"""What an Estimator's session does beside training: checkpoints, summaries, logs, reports."""
+"""Hooks of an Estimator's session: checkpoints, summaries, logs, reports."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _v1 = tf.compat.v1
 
 
 def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Any:
-    """The spec's scaffold, with a saver that keeps as many checkpoints as `config` says if it has none."""
+    """Return the spec's scaffold, with a saver that follows `config` if it has none."""
     if spec.scaffold is not None and spec.scaffold.saver is not None:
         return spec.scaffold
     saver = _v1.train.Saver(
@@ -25,7 +25,7 @@ def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Any:
 
 
 def hooks_of_rank_0(spec: EstimatorSpec, config: RunConfig, scaffold: Any, listeners: Sequence[Any]) -> list[Any]:
-    """Hooks that log, write summaries (`loss`, those of `model_fn`, steps a second) and save checkpoints."""
+    """Return hooks that log, write summaries (`loss`, those of `model_fn`, steps per second) and save checkpoints."""
     global_step = _v1.train.get_global_step()
     hooks = list(spec.training_chief_hooks or ())
     if every := config.log_step_count_steps:
@@ -49,7 +49,7 @@ def hooks_of_rank_0(spec: EstimatorSpec, config: RunConfig, scaffold: Any, liste
 
 
 class EstimatorReportHook(tf.compat.v1.train.SessionRunHook):
-    """Tells the launcher how far this rank is. `total`: the last step, if that is known."""
+    """Hook that reports this rank's progress to the launcher. `total`: the last step, if known."""
 
     def __init__(self, loss: Any, global_step: Any, total: int | None) -> None:
         self._loss, self._global_step, self._total = loss, global_step, total

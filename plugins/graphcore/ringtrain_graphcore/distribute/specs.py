@@ -1,4 +1,5 @@
-"""What a model function returns, and how an Estimator is to train and evaluate: with `tf.estimator`'s names."""
+"""Results of a model function, and settings of an Estimator for training and evaluation, with `tf.estimator`'s
+names."""
 
 import dataclasses
 import warnings
@@ -21,13 +22,13 @@ class ModeKeys:
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What `model_fn` returns, with the arguments of `tf.estimator.EstimatorSpec` and `host_call`.
+    """Result of `model_fn`, with the arguments of `tf.estimator.EstimatorSpec` and `host_call`.
 
-    `train_op`: the operation of a training step. `host_call`: `(fn, gradients)` in its place, or beside it: the
-    gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on
-    the host. `eval_metric_ops`: `(value, update)` by name, as `tf.compat.v1.metrics` has them. `predictions`: a
-    tensor, or tensors by name. `export_outputs`: by name of the signature, tensors by name or what has
-    `as_signature_def`. `training_chief_hooks`: rank 0's.
+    `train_op`: the operation of a training step. `host_call`: `(fn, gradients)`, which replaces or extends it: the
+    gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on the
+    host. `eval_metric_ops`: `(value, update)` by name, as in `tf.compat.v1.metrics`. `predictions`: a tensor, or
+    tensors by name. `export_outputs`: by name of the signature, tensors by name or an object with `as_signature_def`.
+    `training_chief_hooks`: rank 0's.
     """
 
     mode: str
@@ -86,11 +87,11 @@ _NO_MEANING: Final = (
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How an Estimator runs, with the arguments of `tf.estimator.RunConfig`.
+    """Settings of an Estimator, with the arguments of `tf.estimator.RunConfig`.
 
-    `train_distribute`: a strategy of this module; None: `MultiWorkerStrategy()`. Checkpoints are rank 0's, every
-    `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; without either word every
-    600 seconds. Summaries for TensorBoard are rank 0's, every `save_summary_steps` steps. None switches each off.
+    `train_distribute`: a strategy of this module; None: `MultiWorkerStrategy()`. Rank 0 writes checkpoints every
+    `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; by default every 600 seconds.
+    Rank 0 writes summaries for TensorBoard every `save_summary_steps` steps. None switches each off.
     """
 
     model_dir: str | None = None
@@ -125,7 +126,7 @@ class RunConfig:
             warnings.warn(f"RunConfig: {', '.join(given)} has no meaning here and is passed over", stacklevel=3)
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """This configuration with other values by name."""
+        """Return this configuration with other values by name."""
         every = {"save_checkpoints_steps", "save_checkpoints_secs"}
         if len(every & set(changes)) == 1:
             changes = {**dict.fromkeys(every, None), **changes}
@@ -138,27 +139,27 @@ class RunConfig:
 
     @property
     def task_type(self) -> str:
-        """What TF_CONFIG calls this process, else "worker"."""
+        """Type of this process in TF_CONFIG, else "worker"."""
         return current_world().config.role
 
     @property
     def task_id(self) -> int:
-        """The rank."""
+        """Rank of this process."""
         return rt.rank()
 
     @property
     def global_id_in_cluster(self) -> int:
-        """The rank."""
+        """Rank of this process."""
         return rt.rank()
 
     @property
     def num_worker_replicas(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return rt.size()
 
     @property
     def num_ps_replicas(self) -> int:
-        """None of the processes is a parameter server."""
+        """Number of parameter servers: always 0."""
         return 0
 
 
@@ -176,10 +177,10 @@ class TrainSpec:
 class EvalSpec:
     """The evaluation of `train_and_evaluate`. `steps`: batches; None: until the input ends.
 
-    `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path,
-    eval_result, is_the_final_export)`, called after each evaluation. `start_delay_secs`: how long an evaluator's
-    own process waits first, but for the last checkpoint. `throttle_secs`: at most one evaluation in so many
-    seconds while training goes on.
+    `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path, eval_result,
+    is_the_final_export)`, called after each evaluation. `start_delay_secs`: seconds that a separate evaluator process
+    waits before its first evaluation, except for the last checkpoint. `throttle_secs`: minimum seconds between two
+    evaluations during training.
     """
 
     input_fn: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Two strategies with one behaviour: `HostStrategy`, with the names that strategies have in TensorFlow."""
+"""Two strategies with the same behaviour: `HostStrategy`, with the names of TensorFlow's strategies."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,53 +14,54 @@ from ringtrain_tensorflow.reduce import allreduce
 
 
 class HorovodStrategy(HostStrategy):
-    """Training on the ranks of the world that the environment describes: mpirun's, horovodrun's, a job's.
+    """Strategy for training on the ranks of the world in the environment: mpirun's, horovodrun's, a job's.
 
         strategy = HorovodStrategy()
         with strategy.scope():
             …                                              # variables, on the host
         dataset = strategy.distribute_datasets_from_function(lambda context: …)
 
-    `variables_on_host`: keep variables, gradients' reduction and updates in host memory.
+    `variables_on_host`: whether variables, the reduction of gradients and updates are in host memory.
     """
 
     def __init__(self, variables_on_host: bool = True) -> None:
-        """Meet the other ranks, unless `init()` has. Raises as `init()` does."""
+        """Initialize the world, unless `init()` has. Raises the errors of `init()`."""
         rt.init()
         super().__init__(variables_on_host=variables_on_host)
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return rt.size()
 
     @property
     def input_context(self) -> tf.distribute.InputContext:
-        """What this rank's input is a part of: one pipeline a rank."""
+        """Input context of this rank: one pipeline per rank."""
         return tf.distribute.InputContext(rt.size(), rt.rank(), rt.size())
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
-        """This rank's dataset: what `dataset_fn(input_context)` returns. `options`: accepted, without effect."""
+        """Return this rank's dataset: the result of `dataset_fn(input_context)`. `options`: accepted, without
+        effect."""
         return dataset_fn(self.input_context)
 
     def experimental_distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any]) -> Any:
-        """`distribute_datasets_from_function`, by TensorFlow's first name for it."""
+        """Call `distribute_datasets_from_function`, under TensorFlow's first name for it."""
         return self.distribute_datasets_from_function(dataset_fn)
 
     def experimental_run_v2(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """`run`, by TensorFlow's first name for it."""
+        """Call `run`, under TensorFlow's first name for it."""
         return self.run(fn, args, kwargs)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """`fn(*args, **kwargs)` in this rank's scope."""
+        """Call `fn(*args, **kwargs)` in this rank's scope."""
         with self.scope():
             return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """`value` reduced over all ranks: `reduce_op` is `"SUM"` or `"MEAN"`, or TensorFlow's `ReduceOp`. `axis`:
-        reduced here first. Collective. Raises ConfigurationError for another operation."""
+        """Return `value` reduced over all ranks: `reduce_op` is `"SUM"` or `"MEAN"`, or TensorFlow's `ReduceOp`.
+        `axis`: reduced locally first. Collective. Raises ConfigurationError for another operation."""
         name = str(getattr(reduce_op, "value", reduce_op)).upper()
         local = {"SUM": tf.reduce_sum, "MEAN": tf.reduce_mean}
         if name not in local:
@@ -70,15 +71,14 @@ class HorovodStrategy(HostStrategy):
 
 
 class MultiWorkerStrategy(HorovodStrategy):
-    """`HorovodStrategy` in the cluster of `cluster_resolver`, which takes the place of `TF_CONFIG`; all other
-    settings are the environment's. Where a job's agent or `horovodrun` has made the world, the resolver must
-    agree.
+    """`HorovodStrategy` in the cluster of `cluster_resolver`, which replaces `TF_CONFIG`; all other settings are the
+    environment's. If a job's agent or `horovodrun` has created the world, the resolver must agree.
 
     The resolver is one of `tf.distribute.cluster_resolver`. Chief and workers are ranks, the chief first.
     """
 
     def __init__(self, cluster_resolver: Any = None, variables_on_host: bool = True) -> None:
-        """Meet the other ranks. Raises ConfigurationError where `init()` has met others than the resolver has."""
+        """Initialize the world. Raises ConfigurationError if `init()` has created another world than the resolver's."""
         if cluster_resolver is not None:
             _join_estimator_cluster(cluster_resolver)
         super().__init__(variables_on_host)

@@ -1,4 +1,4 @@
-"""Training with evaluations in between, and an evaluator's own process."""
+"""Training with evaluations in between, and a separate evaluator process."""
 
 import time
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from ringtrain_graphcore.distribute.estimator import Estimator
 from ringtrain_graphcore.distribute.specs import EvalSpec, TrainSpec
 from ringtrain_tensorflow.objects import broadcast_object
 
-# How often an evaluator looks for a checkpoint, and how long it waits for one at most.
+# Interval at which an evaluator looks for a checkpoint, and its limit on the wait for one.
 _LOOK_S: Final = 1.0
 _PATIENCE_S: Final = 3600.0
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-    """Train to `train_spec.max_steps`; rank 0 evaluates checkpoints as it saves them, and the last one. Every rank
-    returns the last metrics. Collective.
+    """Train to `train_spec.max_steps`; rank 0 evaluates checkpoints after it has saved them, and the last one. Every
+    rank returns the last metrics. Collective.
 
-    A process that TF_CONFIG calls the evaluator trains nothing: it evaluates each new checkpoint of `model_dir` up
-    to the last. Raises ConfigurationError when there is none for an hour.
+    A process with the type evaluator in TF_CONFIG does not train: it evaluates each new checkpoint of `model_dir` up to
+    the last. Raises ConfigurationError if there is none for an hour.
     """
     if current_world().config.role == "evaluator":
         return _evaluate_checkpoints(estimator, train_spec, eval_spec)
@@ -42,7 +42,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
 
 class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
-    """Evaluates what was saved; the first checkpoint, before the first step, is left out."""
+    """Listener that evaluates each saved checkpoint, except the first one, before the first step."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, last_step: int | None) -> None:
         self._estimator, self._spec, self._last_step = estimator, spec, last_step
@@ -51,7 +51,7 @@ class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
         self.last: dict[str, Any] | None = None
 
     def evaluate(self, is_final: bool = True) -> dict[str, Any]:
-        """Metrics of the newest checkpoint, which exporters get, too."""
+        """Evaluate the newest checkpoint, and pass the metrics to exporters."""
         self.last = _evaluated_estimator(self._estimator, self._spec, is_final)
         self._evaluated = time.monotonic()
         return self.last

@@ -1,11 +1,11 @@
-"""Names of Graphcore's `tensorflow.python.ipu` for scripts that train on many hosts: `from ringtrain.tensorflow
-import ipu`.
+"""Names of Graphcore's `tensorflow.python.ipu` for scripts that train on many hosts: `from ringtrain.tensorflow import
+ipu`.
 
     tf.estimator = ipu.estimator       # TensorFlow has none any more
 
-What chooses and configures IPUs is accepted and has no meaning: TensorFlow's own devices are used.
+Functions that choose and configure IPUs are accepted without effect: TensorFlow's own devices are used.
 
-Maturity: Beta. Seen on CPUs, never on an IPU.
+Maturity: Beta. Tested on CPUs, never on an IPU.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class IpuRunConfig(estimator.RunConfig):
-    """`distribute.RunConfig`; `ipu_run_config` has no meaning."""
+    """`distribute.RunConfig`; `ipu_run_config` has no effect."""
 
     ipu_run_config: Any = None
 
 
 def _accepted(*args: Any, **kwargs: Any) -> SimpleNamespace:
-    """Options that have no meaning here, by their names."""
+    """Accept options without effect; return them by name."""
     return SimpleNamespace(**kwargs)
 
 

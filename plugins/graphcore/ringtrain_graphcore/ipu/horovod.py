@@ -1,4 +1,4 @@
-"""`tensorflow.python.ipu.horovod` by its names: `ringtrain.tensorflow`, and the strategy."""
+"""Names of `tensorflow.python.ipu.horovod`: `ringtrain.tensorflow`, and the strategy."""
 
 from types import SimpleNamespace
 

@@ -1,10 +1,9 @@
-"""Train a PopART session on many ranks, by the names of Graphcore's Horovod extension: `import ringtrain.popart as
+"""Train a PopART session on many ranks, with the API of Graphcore's Horovod extension: `import ringtrain.popart as
 hvd`.
 
-PopART is imported when a session of its own is used, and not before. A `ringtrain.device.DeviceSession` is taken
-everywhere in its place.
+PopART is imported only when one of its sessions is used. A `ringtrain.device.DeviceSession` is accepted instead.
 
-Maturity: Experimental. Seen with a stand-in for PopART's session, never with PopART.
+Maturity: Experimental. Tested with a stand-in for PopART's session, never with PopART.
 """
 
 from ringtrain import local_rank, local_size, rank, shutdown, size

@@ -1,4 +1,4 @@
-"""The names that scripts of Graphcore's PopART extension call."""
+"""Names that scripts for Graphcore's PopART extension call."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class DistributedOptimizer:
     """
 
     def __init__(self, optimizer: Any, session: Any, options: Any = None) -> None:
-        """Raises ConfigurationError where the session cannot give its gradients to the host."""
+        """Check the session. Raises ConfigurationError if it cannot pass its gradients to the host."""
         self.optimizer = optimizer
         self._session = _popart_device_session(session)
         if isinstance(self._session, PopartSession) and getattr(options, "hostAllReduce", None) is not True:
@@ -32,7 +32,7 @@ class DistributedOptimizer:
             )
 
     def insert_host_allreduce(self) -> None:
-        """Have each gradient averaged over all ranks on its way to the device's optimizer. Local."""
+        """Average each gradient over all ranks on its way to the device's optimizer. Local."""
         device.insert_host_allreduce(self._session)
 
 

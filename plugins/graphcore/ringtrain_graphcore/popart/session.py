@@ -1,4 +1,4 @@
-"""PopART's training session as a device session: gradients leave and come back on the streams of hostAllReduce."""
+"""PopART's training session as a device session: gradients leave and return on the streams of hostAllReduce."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -9,21 +9,21 @@ import numpy as np
 from ringtrain.errors import ConfigurationError
 from ringtrain_graphcore.device.session import Array, HostCallbacks, Inbound, Parameter
 
-# PopART's names of streams: a gradient on its way to the host and back, as `gr_Gradient___conv1.weight`.
+# PopART's names of streams for a gradient to the host and back, such as `gr_Gradient___conv1.weight`.
 _OUT: Final = "gr_"
 _BACK: Final = "gl_"
 _GRADIENT: Final = "Gradient___"
 
 
 class PopartSession:
-    """A `popart.TrainingSession` whose options had hostAllReduce, and whose device is prepared.
+    """A `popart.TrainingSession` with hostAllReduce in its options, and a prepared device.
 
-    Weights are copied all at once, as PopART does it: read_weight copies from the device at its first call, and
-    `flush` writes what write_weight was given. Tested with a stand-in of PopART's interface, never with PopART.
+    Weights are copied all at once, as in PopART: read_weight copies from the device at its first call, and `flush`
+    copies the weights set by write_weight. Tested with a stand-in of PopART's interface, never with PopART.
     """
 
     def __init__(self, session: Any) -> None:
-        """Raises ConfigurationError for a session without streams for gradients."""
+        """Read the session's streams. Raises ConfigurationError for a session without streams for gradients."""
         self._session = session
         handles = list(session.getHostReduceStreamIds())
         self._out = {_weight_of(handle, _OUT): handle for handle in handles if handle.startswith(_OUT)}
@@ -39,24 +39,24 @@ class PopartSession:
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """What has a stream, by the weight's name."""
+        """Parameters with a stream, by the weight's name."""
         return self._parameters
 
     def read_weight(self, name: str) -> Array:
-        """A copy of a weight."""
+        """Return a copy of a weight."""
         return self._read()[name].copy()
 
     def write_weight(self, name: str, values: Array) -> None:
-        """Set a weight, which the device gets with the next `flush`."""
+        """Set a weight, which the next `flush` copies to the device."""
         np.copyto(self._read()[name], values)
 
     def flush(self) -> None:
-        """Copy all weights that were written to the device."""
+        """Copy all written weights to the device."""
         self._session.writeWeights(_weights_io(self._read()))
         self._session.weightsFromHost()
 
     def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
-        """Use `callbacks` from the next step on. Raises ConfigurationError unless gradients are to come back."""
+        """Use `callbacks` from the next step on. Raises ConfigurationError unless gradients return."""
         if inbound is not Inbound.GRADIENTS:
             raise ConfigurationError(
                 "a PopART session updates its weights itself: use insert_host_allreduce, and no host optimizer"
@@ -93,7 +93,7 @@ def _popart_weight_filler(name: str, parameter: Parameter, callbacks: HostCallba
 
 
 def _popart_memory(pointer: Any, parameter: Parameter) -> Array:
-    """The stream's buffer. `pointer`: a capsule, which a C pointer becomes in Python, or an address."""
+    """Return the stream's buffer. `pointer`: a capsule, as Python represents a C pointer, or an address."""
     address = pointer if isinstance(pointer, int) else _popart_address(pointer)
     dtype = np.dtype(parameter.dtype)
     nbytes = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
