@@ -10,8 +10,8 @@ import click
 def rsh(arguments: tuple[str, ...]) -> None:
     """Run COMMAND in the worker that mpirun knows as HOST, with this command's stdin, stdout, stderr and signals.
 
-    Works inside the launcher of an mpi job, which asks the worker's agent over mTLS. Exits as COMMAND does: with
-    128 + n when signal n ended it, and with 255 when it could not be started. Options of ssh are ignored.
+    Works inside the launcher of an mpi job, which calls the worker's agent over mTLS. Exits with COMMAND's exit code:
+    128 + n if signal n ended it, and 255 if it could not be started. Options of ssh are ignored.
     """
     from ringtrain_mpi.rsh_client import main
 

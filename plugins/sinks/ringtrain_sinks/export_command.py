@@ -19,7 +19,7 @@ from ringtrain_sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_o
 def export(directory: Path, name: str, attempt: int | None, follow: bool, ranks: int) -> None:
     """Send the newest run in DIRECTORY, or below it, to another tool [default: runs].
 
-    `mlflow`: the server that MLFLOW_TRACKING_URI names. `wandb`: offline files beside the attempt's logs, for
+    `mlflow`: the server that MLFLOW_TRACKING_URI names. `wandb`: offline files in the attempt's log directory, for
     `wandb sync`. `tensorboard`: event files there. Maturity: Beta. Each needs its extra, such as pip install
     'ringtrain[mlflow]'.
     """

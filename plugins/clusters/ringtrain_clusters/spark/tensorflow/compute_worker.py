@@ -29,7 +29,7 @@ def serve_rank(plain: dict[str, Any]) -> None:
 @compute_options
 @click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True)
 def main(options: TfDataComputeOptions, log_dir: Path) -> None:
-    """Serve TensorFlow datasets from all slots of a Spark cluster to a training job that is told CONFIGFILE.
+    """Serve TensorFlow datasets from all slots of a Spark cluster to the training job that reads CONFIGFILE.
 
     The driver writes CONFIGFILE; training ends the job.
     """
