@@ -64,6 +64,6 @@ class DataStreamSettings(Settings):
         return self.timeout_s / 4
 
     @property
-    def say_every_s(self) -> float:
+    def log_interval_s(self) -> float:
         """Interval of log lines of a waiting rank."""
         return min(30.0, self.stall_timeout_s / 2)

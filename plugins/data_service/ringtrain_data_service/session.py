@@ -90,7 +90,7 @@ class DataWorkerSession:
         for link in links:
             link.join(_JOIN_S)
 
-    def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
+    def on_answer(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         """Handle an answer of a data worker."""
         with self._changed:
             if answer.kind == "alive" or self._links.get(link.member) is not link:
@@ -103,7 +103,7 @@ class DataWorkerSession:
                 self._keep(link, answer)
             self._assign()
 
-    def lost(self, link: DataWorkerLink, problem: str) -> None:
+    def on_lost(self, link: DataWorkerLink, problem: str) -> None:
         """Handle the end of a stream: reassign its requests."""
         with self._changed:
             self._forget(link, problem)
@@ -165,7 +165,7 @@ class DataWorkerSession:
                 self._links[member] = DataWorkerLink(member, self._settings, self)
 
     def _wait(self, key: int, began: float) -> None:
-        say_at = began + self._settings.say_every_s
+        say_at = began + self._settings.log_interval_s
         while key not in self._answers:
             now = time.monotonic()
             if now - began >= self._settings.stall_timeout_s:
@@ -178,7 +178,7 @@ class DataWorkerSession:
                 log.warning(
                     "rank %s has waited %.0f s for input: %s", _data_stream_rank(), now - began, self._situation()
                 )
-                say_at = now + self._settings.say_every_s
+                say_at = now + self._settings.log_interval_s
             self._changed.wait(min(say_at - now, began + self._settings.stall_timeout_s - now))
 
     def _situation(self) -> str:
@@ -197,10 +197,10 @@ def _data_stream_rank() -> Any:
 class DataWorkerLinkEvents(Protocol):
     """Callbacks for events on links, called on the links' threads."""
 
-    def came(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
+    def on_answer(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
         """Handle an answer of the data worker."""
 
-    def lost(self, link: DataWorkerLink, problem: str) -> None:
+    def on_lost(self, link: DataWorkerLink, problem: str) -> None:
         """Handle the end of the stream; called once, as the last callback."""
 
 
@@ -248,7 +248,7 @@ class DataWorkerLink:
             problem = f"it sent what is no answer ({error!r})"
         finally:
             self._requests.put(None)
-            self._events.lost(self, problem)
+            self._events.on_lost(self, problem)
 
     def _follow(self, channel: grpc.Channel) -> None:
         with self._lock:
@@ -256,7 +256,7 @@ class DataWorkerLink:
                 return
             self._call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(iter(self._requests.get, None))
         for answer in read_batch_answers(self._listened(self._call)):
-            self._events.came(self, answer)
+            self._events.on_answer(self, answer)
 
     def _listened(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         for message in messages:

@@ -199,7 +199,7 @@ class DataWorkerSlot:
             loaded = self._receive(self._sock)
         except OSError:
             loaded = None
-        return loaded or LoadedAnswer(DataWorkerAnswer("crashed", request.key, self._how_it_ended()))
+        return loaded or LoadedAnswer(DataWorkerAnswer("crashed", request.key, self._exit_text()))
 
     def _receive(self, sock: socket.socket) -> LoadedAnswer | None:
         """Return the answer of the loader process; None if it has ended."""
@@ -222,7 +222,7 @@ class DataWorkerSlot:
             self._process.kill()
         return since or now
 
-    def _how_it_ended(self) -> str:
+    def _exit_text(self) -> str:
         assert self._process is not None
         self._end()
         code = self._process.returncode

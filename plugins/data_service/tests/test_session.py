@@ -21,7 +21,7 @@ class HastyLink(DataWorkerLink):
     def __init__(self, member: DataAddress, settings: DataStreamSettings, events: DataWorkerLinkEvents) -> None:
         self.member = member
         self.heard = float("inf")
-        self._said = threading.Thread(target=events.came, args=(self, DataWorkerAnswer("hello", slots=1)))
+        self._said = threading.Thread(target=events.on_answer, args=(self, DataWorkerAnswer("hello", slots=1)))
         self._said.start()
         self._said.join(0.2)
 

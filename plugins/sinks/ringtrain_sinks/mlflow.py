@@ -47,7 +47,7 @@ class MlflowSink(MeansSink):
     def flush(self, about: Mapping[str, Any]) -> None:
         """Send completed steps in batches."""
         client, run = MlflowClient(), self._run_id()
-        self._tell_about(client, run, about)
+        self._send_description(client, run, about)
         while self._points:
             metrics, steps = list[Metric](), 0
             for point in self._points:
@@ -60,7 +60,7 @@ class MlflowSink(MeansSink):
             for _ in range(steps):
                 self._points.popleft()
 
-    def _tell_about(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
+    def _send_description(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
         """Send new parameters, which MLflow never changes, and new tags."""
         config = about.get("config") or {}
         params = {plain_sink_metric_name(name): str(value)[:_LONGEST] for name, value in config.items()}

@@ -38,9 +38,9 @@ class _TensorFlowGraphCalls:
         """Begin a call; return its ticket, and whether it is still running after `hold_s`."""
         ticket = next(self._tickets)
         self._begun[ticket] = self._pool.submit(function, *arrays)
-        return [np.asarray(ticket, np.int64), *self.goes_on(ticket, hold_s)]
+        return [np.asarray(ticket, np.int64), *self.still_running(ticket, hold_s)]
 
-    def goes_on(self, ticket: Any, hold_s: float = PATIENCE_S) -> list[Array]:
+    def still_running(self, ticket: Any, hold_s: float = PATIENCE_S) -> list[Array]:
         """Return whether the call is still running after `hold_s`."""
         call = self._begun[int(ticket)]
         wait([call], hold_s)
@@ -150,12 +150,12 @@ def _until_graph_call_ended(ticket: Any, running: Any) -> Any:
     """
 
     def ask(_: Any) -> Any:
-        return _in_a_thread_of_its_own(_goes_on()[0], ticket)
+        return _call_in_thread(_still_running_function()[0], ticket)
 
     return tf.while_loop(lambda still: still, ask, (running,))[0]
 
 
-def _in_a_thread_of_its_own(function: Any, argument: Any) -> Any:
+def _call_in_thread(function: Any, argument: Any) -> Any:
     """Return `function(argument)` without blocking a TensorFlow thread.
 
     Reading a data set is an asynchronous TensorFlow operation with a separate thread. A function mapped over the data
@@ -173,16 +173,16 @@ def _in_a_thread_of_its_own(function: Any, argument: Any) -> Any:
 
 
 @functools.cache
-def _goes_on() -> tuple[Any, Any]:
-    """Return `_calls.goes_on` as a TensorFlow function, and the graph that keeps its operation alive."""
+def _still_running_function() -> tuple[Any, Any]:
+    """Return `_calls.still_running` as a TensorFlow function, and the graph that keeps its operation alive."""
     with tf.Graph().as_default() as graph:
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
-        def goes_on(ticket: Any) -> Any:
-            (still,) = add_operation(_calls.goes_on, [ticket], [tf.bool])
+        def still_running(ticket: Any) -> Any:
+            (still,) = add_operation(_calls.still_running, [ticket], [tf.bool])
             return tf.ensure_shape(still, [])
 
-        return goes_on.get_concrete_function(), graph
+        return still_running.get_concrete_function(), graph
 
 
 def _as_dtype(result: Any, dtype: Any) -> Array:

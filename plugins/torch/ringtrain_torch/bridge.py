@@ -44,7 +44,7 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
     if all(tensor.is_cpu for tensor in held):
         arrays = [as_array(tensor.contiguous()) for tensor in held]
         return lambda: arrays
-    hosts, ready = _copies_under_way(held)
+    hosts, ready = _pending_copies(held)
 
     def wait() -> Sequence[Array]:
         ready()
@@ -92,7 +92,7 @@ def as_array(tensor: torch.Tensor) -> Array:
     return array
 
 
-def _copies_under_way(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
+def _pending_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
     """Copy to the host; on CUDA into pinned memory after the queued work, without waiting here."""
     if tensors[0].device.type != "cuda":
         return [tensor.cpu().contiguous() for tensor in tensors], lambda: None

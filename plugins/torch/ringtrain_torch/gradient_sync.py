@@ -25,7 +25,7 @@ from ringtrain_torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, 
 from ringtrain_torch.compression import Compressor
 from ringtrain_torch.fingerprint import TorchFingerprint
 from ringtrain_torch.handles import TorchHandle, submit_bucket
-from ringtrain_torch.presence import check_who_drops, empty_gradient, grad_presence_row, is_grad_anywhere
+from ringtrain_torch.presence import check_drops_agree, empty_gradient, grad_presence_row, is_grad_anywhere
 from ringtrain_torch.sparse import SparseTorchHandle
 
 # A script changes gradients too early in all steps or in none: all bits are compared in the first steps and at
@@ -60,7 +60,7 @@ class TorchSyncOptions:
 
 
 @dataclass
-class _UnderWay:
+class _PendingReduction:
     """A reduction in progress. `given`: fingerprints of the gradients when it began. `here`: whether this rank has
     computed each gradient. `place`: memory of the reduction, if it is the gradients' own. `contexts`: arguments for
     decompression otherwise. `row`: the reduced row that shows which ranks have gradients (see `presence`), for dense
@@ -95,7 +95,7 @@ class _Bucket:
     members: tuple[_Member, ...]
     asked_for: bool
     memory: TorchBucketMemory = field(default_factory=TorchBucketMemory)
-    under_way: tuple[_UnderWay, ...] = ()
+    under_way: tuple[_PendingReduction, ...] = ()
 
 
 class TorchGradientSync:
@@ -207,7 +207,7 @@ class TorchGradientSync:
         self._steps += 1
         if row is not None:
             whole = members(self.options.process_set) if self.options.op is Sum else 1
-            check_who_drops(row[-1] / whole, dropping, f"rank {rank()}")
+            check_drops_agree(row[-1] / whole, dropping, f"rank {rank()}")
         if changed:
             raise ConfigurationError(
                 _changed_gradients_error([member.name for member in self._members.values() if member.name in changed])
@@ -302,7 +302,7 @@ class TorchGradientSync:
         self._busy = True
         bucket.under_way = tuple(self._begin(bucket, dict(zip(members, here, strict=True)), dropping))
 
-    def _begin(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> Iterator[_UnderWay]:
+    def _begin(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> Iterator[_PendingReduction]:
         as_dense = self.options.sparse_as_dense
         sparse = tuple(member for member in here if member.param.grad.is_sparse and not as_dense)
         if sparse and bucket.asked_for and len(here) > 1:
@@ -316,9 +316,9 @@ class TorchGradientSync:
             if not dense and member is sparse[0]:  # a rank on which one of them is dense uses this name
                 gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
             handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
-            yield _UnderWay(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
+            yield _PendingReduction(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
 
-    def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _UnderWay:
+    def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _PendingReduction:
         options, whole, members = self.options, self._looks_at_all, tuple(here)
         grads = [_dense_gradient(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
@@ -338,13 +338,13 @@ class TorchGradientSync:
         collective = NamedCollective.allreduce(options.reduction, name, "grouped_allreduce", names)
         target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
         handle = submit_bucket(collective, [tensor for tensor, _ in small], target, finish)
-        return _UnderWay(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
+        return _PendingReduction(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
 
     @property
     def _looks_at_all(self) -> bool:
         return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
 
-    def _take(self, part: _UnderWay) -> list[str]:
+    def _take(self, part: _PendingReduction) -> list[str]:
         """Store the reduced values in the gradients; return the names of gradients that have changed in the
         meantime."""
         reduced = part.handle.after(part.handle.future.result())
@@ -369,13 +369,13 @@ class TorchGradientSync:
             self._leave_out(part, part.row)
         return changed
 
-    def _leave_out(self, part: _UnderWay, row: torch.Tensor) -> None:
+    def _leave_out(self, part: _PendingReduction, row: torch.Tensor) -> None:
         """Remove the zeros that this rank has contributed for gradients that no rank has."""
         for member, is_here, anywhere in zip(part.members, part.here, is_grad_anywhere(row), strict=False):
             if not is_here and not anywhere:
                 member.param.grad = None
 
-    def _decompressed(self, part: _UnderWay, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _decompressed(self, part: _PendingReduction, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         decompress = self.options.compression.decompress
         pairs = zip(reduced[:-1], part.contexts[:-1], strict=True)
         return [decompress(tensor, ctx) for tensor, ctx in pairs]

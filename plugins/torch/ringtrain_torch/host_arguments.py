@@ -15,7 +15,7 @@ from ringtrain_torch.host_rules import PlainTorchRules, TorchGroupRules, check_t
 _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
-def given_optimizer(
+def optimizer_parts(
     optimizer: Any, model: Any, options: Mapping[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     """Return torch's optimizer, the model, the rules, and the groups from the arguments of `HostOptimizer`."""

@@ -20,7 +20,7 @@ from ringtrain.optim import Rule
 from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain_torch.gradient_stream import TorchGradientStream, TorchStreamOptions
 from ringtrain_torch.hook import TorchGradientHook
-from ringtrain_torch.host_arguments import check_parameters, given_optimizer, named_group_parameters
+from ringtrain_torch.host_arguments import check_parameters, named_group_parameters, optimizer_parts
 from ringtrain_torch.host_groups import SharedTorchGroups
 from ringtrain_torch.host_state import ParameterState, TorchHostState, carried_group_options, simple_options
 from ringtrain_torch.node_sum import TorchNodeSum, open_node_sum
@@ -114,7 +114,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
         **options: Any,
     ) -> None:
-        self._inner, self._model, self._rules, groups = given_optimizer(optimizer, model, options)
+        self._inner, self._model, self._rules, groups = optimizer_parts(optimizer, model, options)
         self._process_set = process_set
         self._options = options
         self._overlap = overlap
@@ -160,7 +160,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
                 result = closure()
         self._check_model()
         if self._shared.changed():
-            self._train_what_is_in_groups()
+            self._train_grouped()
         self._gradients.finish()
         if self._host.waits_for_step and self._weights.take():
             self._host.take_weights()
@@ -181,7 +181,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard the gradients of backward passes since the last step. Collective if some are being reduced."""
         if self._shared.changed():
-            self._train_what_is_in_groups()
+            self._train_grouped()
         self._gradients.zero_grad(set_to_none)
 
     def flush(self) -> bool:
@@ -200,7 +200,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             super().add_param_group(param_group)
             return
         self._shared.add(param_group)
-        self._train_what_is_in_groups()
+        self._train_grouped()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Use `passes` micro-steps per update from the next one on; see
@@ -327,7 +327,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def close(self) -> None:
         """Release the model, which retains the weights of the last step: remove the hooks, free memory and descriptors,
         and discard a step in progress."""
-        self._let_go()
+        self._release()
         self._shared.release()
         for hook in self._hooks:
             hook.remove()
@@ -371,7 +371,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.commit()
         self._is_made = True
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(RuntimeError):  # error of a failed step: its caller has it
             self.synchronize()
         self._gradients.close()
@@ -401,12 +401,12 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
                 "groups before backward(), or leave update_during_backward out"
             )
 
-    def _train_what_is_in_groups(self) -> None:
+    def _train_grouped(self) -> None:
         """Train the parameters that a script has put into groups, and restore their state. Collective."""
         self._gradients.take_back()
         self._weights.to_host()
         former = self._state.by_parameter()
-        self._let_go()
+        self._release()
         self._make()
         here = {param for group in self.param_groups for param in group["params"]}
         known = {**self._set_aside, **former.states}

@@ -123,7 +123,7 @@ def open_node_sum(
 
 
 @dataclass
-class _Held:
+class _SummedGradients:
     """A bucket's gradients on the device, summed over micro-steps. `events`: recorded after each addition."""
 
     flat: torch.Tensor
@@ -162,7 +162,7 @@ class TorchNodeSum:
         one node."""
         self._nodes, self._group, self._near, self._between = nodes, group, near, between
         self._device = near.device
-        self._held: dict[int, _Held] = {}
+        self._sums: dict[int, _SummedGradients] = {}
         self._weights: dict[int, torch.Tensor] = {}
 
     def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
@@ -187,11 +187,11 @@ class TorchNodeSum:
     def put(self, name: str, gradient: torch.Tensor | None) -> None:
         """Add the gradient of `name`, after the work that computes it; None: this rank has none."""
         bucket, location = self._layout.locations[name]
-        held = self._held.get(bucket.index)
+        held = self._sums.get(bucket.index)
         if held is None:
             dtype = torch.float32 if bucket.half else self._weights[bucket.index].dtype
             flat = torch.empty(bucket.size, dtype=dtype, device=self._device)
-            held = self._held.setdefault(bucket.index, _Held(flat))
+            held = self._sums.setdefault(bucket.index, _SummedGradients(flat))
         target = held.flat[location.start : location.stop]
         if gradient is None and name not in held.puts:
             target.fill_(ABSENT)
@@ -208,10 +208,10 @@ class TorchNodeSum:
 
     def forget(self) -> None:
         """Discard the gradients of an update that will not be made."""
-        self._held.clear()
+        self._sums.clear()
 
     def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
-        held = self._held.pop(bucket.index)
+        held = self._sums.pop(bucket.index)
         return self._group.begin(lambda _: self._reduce(bucket, held))
 
     def all_gather(self, bucket: Bucket) -> PendingCollective:
@@ -229,13 +229,13 @@ class TorchNodeSum:
     def _on_host(self) -> bool:
         return self._device.type == "cpu"
 
-    def _reduce(self, bucket: Bucket, held: _Held) -> None:
+    def _reduce(self, bucket: Bucket, held: _SummedGradients) -> None:
         cuts, own = self._cuts[bucket.index], self._arenas.gradients(bucket)[bucket.shard(self._group.rank)]
         for event in held.events:
             event.synchronize()
         with self._near.stream(), torch.no_grad():
             total = self._node_total(held.flat, cuts)
-            part = total.numpy() if self._on_host else _on_its_way(total)
+            part = total.numpy() if self._on_host else _begin_copy(total)
             self._near.synchronize()
         if self._between is not None:
             self._between.reduce_scatter(part, cuts.bounds, Sum).wait()
@@ -285,7 +285,7 @@ def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(lengths, initial=0))
 
 
-def _on_its_way(tensor: torch.Tensor) -> Array:
+def _begin_copy(tensor: torch.Tensor) -> Array:
     """Begin to copy `tensor` to the host; wait for the stream before reading the copy."""
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     pinned.copy_(tensor, non_blocking=True)

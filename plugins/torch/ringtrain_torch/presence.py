@@ -29,7 +29,7 @@ def is_grad_anywhere(reduced: torch.Tensor) -> list[bool]:
     return [number > 0 for number in wide.tolist()]
 
 
-def check_who_drops(reduced: torch.Tensor, dropping: bool, own: str) -> None:
+def check_drops_agree(reduced: torch.Tensor, dropping: bool, own: str) -> None:
     """Raise MismatchError if some ranks drop gradients on which others step. `reduced`: last number of a row, as an
     average. `own`: this rank, for the message."""
     number = (reduced.real if reduced.is_complex() else reduced).item()

@@ -43,7 +43,7 @@ def allreduce_async(
     are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after the reduction.
     Raises ConfigurationError for wrong arguments; `synchronize` raises if ranks disagree.
     """
-    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    asked = _request_key(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
@@ -61,7 +61,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
     """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
-    asked = _asked(tensor, average, name, op, prescale_factor, postscale_factor)
+    asked = _request_key(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
@@ -218,7 +218,7 @@ def grouped_reducescatter(
     )
 
 
-def _asked(
+def _request_key(
     tensor: torch.Tensor, average: bool | None, name: str | None, op: Any, prescale: float, postscale: float
 ) -> Hashable:
     """Return all values that determine the request for one tensor, if they are simple; otherwise None."""

@@ -13,9 +13,9 @@ from ringtrain_clusters.spark.runner import (
     SparkStage,
     active_context,
     check_slots,
-    say_no_effect,
     spark_error_text,
     spark_of,
+    warn_no_effect,
 )
 from ringtrain_clusters.tasks.agent import describe_task, run_elastic_agent
 from ringtrain_clusters.tasks.launcher import (
@@ -68,7 +68,7 @@ def run_elastic(
     ConfigurationError if there is no Spark session, or the cluster has fewer slots than `num_proc`.
     """
     context = active_context()
-    say_no_effect(nics=nics, prefix_output_with_timestamp=prefix_output_with_timestamp)
+    warn_no_effect(nics=nics, prefix_output_with_timestamp=prefix_output_with_timestamp)
     bounds = TaskWorldBounds(
         *_spark_world_numbers(
             context.defaultParallelism if num_proc is None else num_proc,

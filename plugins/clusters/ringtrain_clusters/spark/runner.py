@@ -73,7 +73,7 @@ def run(
     ConfigurationError if there is no Spark session, or the cluster has fewer slots than `num_proc`.
     """
     context = active_context()
-    say_no_effect(
+    warn_no_effect(
         use_mpi=use_mpi,
         use_gloo=use_gloo,
         extra_mpi_args=extra_mpi_args,
@@ -126,7 +126,7 @@ def active_context() -> Any:
         ) from error
 
 
-def say_no_effect(**arguments: Any) -> None:
+def warn_no_effect(**arguments: Any) -> None:
     """Log a line for each of Horovod's `arguments` that is set but has no effect."""
     for name, value in arguments.items():
         if value:

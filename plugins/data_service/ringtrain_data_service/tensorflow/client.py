@@ -55,11 +55,11 @@ class TfDataDirectoryClient:
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
         """Register the address of the dispatcher, which replaces an earlier one."""
-        self._ask(what="dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
+        self._request(what="dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
         """Register a ready worker of the dispatcher."""
-        self._ask(what="worker", dispatcher=dispatcher_id, worker=worker_id)
+        self._request(what="worker", dispatcher=dispatcher_id, worker=worker_id)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
         """Return the dispatcher's address, `grpc://host:port`. Raises DataError after `timeout` seconds."""
@@ -73,7 +73,7 @@ class TfDataDirectoryClient:
     def shutdown(self) -> None:
         """End the compute job, if it is still running."""
         try:
-            self._ask(what="shutdown", within_s=min(CALL_S, self.timeout_s))
+            self._request(what="shutdown", within_s=min(CALL_S, self.timeout_s))
         except DataError as error:
             log.info("the compute job is not told to end: %s", error)
 
@@ -84,7 +84,7 @@ class TfDataDirectoryClient:
 
     def state(self, dispatcher_id: int = 0, within_s: float | None = None) -> DispatcherState:
         """Return the state of one dispatcher. Raises DataError if there is no answer within `within_s`."""
-        answer = self._ask(what="state", dispatcher=dispatcher_id, within_s=within_s)
+        answer = self._request(what="state", dispatcher=dispatcher_id, within_s=within_s)
         return DispatcherState(answer["address"], tuple(answer["workers"]), answer["wanted"], answer["over"])
 
     def _await(
@@ -105,14 +105,14 @@ class TfDataDirectoryClient:
                 )
             time.sleep(_AGAIN_S)
 
-    def _ask(self, within_s: float | None = None, **request: Any) -> dict[str, Any]:
+    def _request(self, within_s: float | None = None, **request: Any) -> dict[str, Any]:
         limit_s = self.timeout_s if within_s is None else within_s
         end = time.monotonic() + limit_s
         while True:
             with_other_keys: list[OtherKey] = []
             for address in [address for known in self.addresses.values() for address in known]:
                 try:
-                    answer = self._ask_at(address, request)
+                    answer = self._request_at(address, request)
                 except OtherKey as error:  # another compute job may use an address that exists on every host
                     with_other_keys.append(error)
                     continue
@@ -128,7 +128,7 @@ class TfDataDirectoryClient:
                 )
             time.sleep(_AGAIN_S)
 
-    def _ask_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _request_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer; None if there is none. Raises ConfigurationError for a wrong key or an invalid request."""
         nonce = secrets.token_hex(16)
         try:

@@ -103,7 +103,9 @@ class TfDataServerProcesses:
 
     def check(self) -> list[str]:
         """Return restarts of servers since the last call. Raises DataError if a server cannot run."""
-        return [f"the data service's {m['kind']} died {m['how']} and was started again" for m in self._heard(0.0)]
+        return [
+            f"the data service's {m['kind']} died {m['how']} and was started again" for m in self._read_messages(0.0)
+        ]
 
     def close(self) -> None:
         """End all servers and the template."""
@@ -129,10 +131,10 @@ class TfDataServerProcesses:
                     + (f" (its dispatcher is {server.dispatcher})" if server.dispatcher else "")
                     + "; compute_worker's --timeout sets the time"
                 )
-            self._heard(_POLL_S)
+            self._read_messages(_POLL_S)
         return server.address
 
-    def _heard(self, within_s: float) -> list[dict[str, Any]]:
+    def _read_messages(self, within_s: float) -> list[dict[str, Any]]:
         """Return messages of the template, except those about ready servers. Raises DataError."""
         messages = []
         while select.select([self._socket], [], [], within_s)[0]:
@@ -206,7 +208,7 @@ class _TfDataServerTemplate:
                 for line in self.lines.feed(came):
                     self._take(TfDataServer(**json.loads(line)))
             for kind in list(self.running):
-                self._look_after(self.running[kind])
+                self._check_server(self.running[kind])
 
     def _take(self, server: TfDataServer) -> None:
         before = self.running.get(server.kind)
@@ -216,7 +218,7 @@ class _TfDataServerTemplate:
         self.running[server.kind] = entry = _RunningTfDataServer(server)
         self._fork(entry)
 
-    def _look_after(self, entry: _RunningTfDataServer) -> None:
+    def _check_server(self, entry: _RunningTfDataServer) -> None:
         if not entry.pid:
             if time.monotonic() >= entry.again_at:
                 self._fork(entry)
@@ -228,7 +230,7 @@ class _TfDataServerTemplate:
         entry.pid = 0
         entry.quick_ends = entry.quick_ends + 1 if lived_s < _YOUNG_S else 1
         event = "died" if entry.quick_ends < _TRIES else "failed"
-        self._tell(event, entry.server.kind, how=_how_server_ended(status))
+        self._send_message(event, entry.server.kind, how=_server_exit_text(status))
         if event == "failed":
             del self.running[entry.server.kind]
         entry.again_at = time.monotonic() + (_PAUSE_S if entry.quick_ends > 1 else 0.0)
@@ -242,7 +244,7 @@ class _TfDataServerTemplate:
         try:
             die_with_parent(template)()
             server = start_tf_data_server(entry.server)
-            self._tell("ready", entry.server.kind)
+            self._send_message("ready", entry.server.kind)
             server.join()
         except BaseException:
             traceback.print_exc()
@@ -250,12 +252,12 @@ class _TfDataServerTemplate:
             sys.stderr.flush()
             os._exit(1)
 
-    def _tell(self, event: str, kind: str, **more: Any) -> None:
+    def _send_message(self, event: str, kind: str, **more: Any) -> None:
         with suppress(OSError):
             self.socket.sendall(line_of({"event": event, "kind": kind, **more}))
 
 
-def _how_server_ended(status: int) -> str:
+def _server_exit_text(status: int) -> str:
     if os.WIFSIGNALED(status):
         return f"by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"with exit code {os.waitstatus_to_exitcode(status)}"

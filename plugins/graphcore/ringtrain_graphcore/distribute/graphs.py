@@ -32,10 +32,10 @@ class EstimatorModelFunction:
     def build(self, strategy: HorovodStrategy, mode: str, elements: Any) -> EstimatorSpec:
         """Call it for `elements`, which are (features, labels) or features. Raises ConfigurationError."""
         features, labels = elements if isinstance(elements, tuple) and len(elements) == 2 else (elements, None)
-        given = asked_for(self.function, {"labels": labels, "mode": mode, **self._own()})
+        given = supported_arguments(self.function, {"labels": labels, "mode": mode, **self._own()})
         if labels is not None and "labels" not in given:
             raise ConfigurationError("input_fn gives labels, and model_fn has no argument `labels`")
-        with strategy.scope(), _layers_of_keras_3_explained():
+        with strategy.scope(), _explain_keras_3_errors():
             spec = self.function(features, **given)
         if not isinstance(spec, EstimatorSpec):
             raise ConfigurationError(f"model_fn returned {kind_of(spec)}; expected an EstimatorSpec")
@@ -49,7 +49,7 @@ class EstimatorModelFunction:
         """Return the tensors of one batch of `input_fn`, which may have arguments named `mode`, `params`, `config` and
         `input_context`."""
         offered = {"mode": mode, "input_context": context or tf.distribute.InputContext(), **self._own()}
-        found = input_fn(**asked_for(input_fn, offered))
+        found = input_fn(**supported_arguments(input_fn, offered))
         if not isinstance(found, tf.data.Dataset):
             return found
         iterator = tf.compat.v1.data.make_initializable_iterator(found)
@@ -60,7 +60,7 @@ class EstimatorModelFunction:
         return {"params": copy.deepcopy(dict(self.params)), "config": self.config}
 
 
-def asked_for(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def supported_arguments(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of `offered` for which the function has arguments that `functools.partial` has not bound."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     known = inspect.signature(function).parameters
@@ -68,7 +68,7 @@ def asked_for(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[
 
 
 @contextmanager
-def _layers_of_keras_3_explained() -> Iterator[None]:
+def _explain_keras_3_errors() -> Iterator[None]:
     """Add a solution to errors of Keras 3, whose variables are created outside of any graph."""
     try:
         yield

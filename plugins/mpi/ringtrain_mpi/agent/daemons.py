@@ -144,9 +144,9 @@ class _MpiDaemon:
 
     def listen(self, requests: Iterator[Any]) -> None:
         """Process further requests of the caller on a thread."""
-        self._thread(self._obey, requests)
+        self._thread(self._follow_requests, requests)
 
-    def _obey(self, requests: Iterator[Any]) -> None:
+    def _follow_requests(self, requests: Iterator[Any]) -> None:
         """Feed stdin and forward signals until the caller sends no more."""
         with contextlib.suppress(Exception):  # end of the call, which `end` handles
             for request in requests:

@@ -209,7 +209,9 @@ class MpirunJob:
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Record the end of the command, and kill processes that a script has left in the background, like the end of
         its pod."""
-        reader = threading.Thread(target=self._show, args=(process,), name="ringtrain-mpirun-output", daemon=True)
+        reader = threading.Thread(
+            target=self._copy_output, args=(process,), name="ringtrain-mpirun-output", daemon=True
+        )
         reader.start()
         code = process.wait()
         signal_group(process.pid, signal.SIGKILL)
@@ -219,7 +221,7 @@ class MpirunJob:
             self.end = end
             log.info("the launcher's command ended with %d", end.code)
 
-    def _show(self, process: "subprocess.Popen[bytes]") -> None:
+    def _copy_output(self, process: "subprocess.Popen[bytes]") -> None:
         """Copy the command's own output to stderr, and store its last lines."""
         assert process.stdout is not None
         for line in process.stdout:

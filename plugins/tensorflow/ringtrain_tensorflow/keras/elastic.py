@@ -29,7 +29,7 @@ class KerasState(TensorFlowKerasState):
 _notes: Final[weakref.WeakKeyDictionary[Any, dict[type, Any]]] = weakref.WeakKeyDictionary()
 
 
-class _NotingCallback(keras.callbacks.Callback):
+class _PositionCallback(keras.callbacks.Callback):
     """Base class of callbacks that record the position of the training in `state`, before the state is committed."""
 
     def __init__(self, state: Any, attribute: str) -> None:
@@ -67,14 +67,14 @@ class CommitStateCallback(keras.callbacks.Callback):
         if self.batches_remaining > 0:
             return
         self.batches_remaining = self.batches_per_commit
-        noting = self._noting()
+        noting = self._position_callbacks()
         for callback in noting:
             callback.on_batch_end(batch, logs)
         if not any(callback.epoch_ends(batch) for callback in noting if hasattr(callback, "epoch_ends")):
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        for callback in self._noting():
+        for callback in self._position_callbacks():
             callback.on_epoch_end(epoch, logs)
         self.commit()
 
@@ -82,12 +82,12 @@ class CommitStateCallback(keras.callbacks.Callback):
         """Commit the state. Collective."""
         self.state.commit()
 
-    def _noting(self) -> list[Any]:
+    def _position_callbacks(self) -> list[Any]:
         """Return the other callbacks of this `fit`, which Keras gives the same parameters object."""
         return [other for other in _notes.get(self.state, {}).values() if other.params is self.params]
 
 
-class UpdateBatchStateCallback(_NotingCallback):
+class UpdateBatchStateCallback(_PositionCallback):
     """Record the number of completed batches of the epoch in `state.batch`: 0 at its end.
 
     If Keras knows the number of steps in an epoch, the first epoch after a change of the world has only the remaining
@@ -127,7 +127,7 @@ class UpdateBatchStateCallback(_NotingCallback):
     _end_of_epoch: Final = "this epoch has no more batches"
 
 
-class UpdateEpochStateCallback(_NotingCallback):
+class UpdateEpochStateCallback(_PositionCallback):
     """Record the number of completed epochs in `state.epoch`, whether `fit` counts from `initial_epoch` or from 0."""
 
     def __init__(self, state: Any) -> None:
