@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from ringtrain_job.control.model import AgentState, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 from ringtrain_operator.observe.pods import read_report
@@ -29,7 +29,7 @@ _STEPS: Final = 20
 _TIMES: Final = 9
 
 
-def snapshot_of(folder: Path, ranks: int) -> LauncherStatusSnapshot:
+def snapshot_of(folder: Path, ranks: int) -> StatusSnapshot:
     """A job of `ranks` ranks in the middle of its training."""
     workers = -(-ranks // _SLOTS)
     config = LauncherConfig.from_env(
@@ -42,13 +42,13 @@ def snapshot_of(folder: Path, ranks: int) -> LauncherStatusSnapshot:
             "RINGTRAIN_SLOTS_PER_WORKER": str(_SLOTS),
         }
     )
-    gang = LauncherGang(config, time.monotonic)
+    gang = Gang(config, time.monotonic)
     for index in range(workers):
         gang.register(_registration(index))
         states = tuple(RankState(rank, RankPhase.RUNNING) for rank in range(_SLOTS * index, _SLOTS * (index + 1)))
         gang.sync(index, f"instance-{index}", AgentState(states))
     store = LogStore(AttemptFiles.of(folder, "default", "digits", 1), "uid-1", 1)
-    snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size))
+    snapshot = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
     snapshot.running_since = snapshot.last_progress = time.time()
     with snapshot.reports as reports:
         for step in range(_STEPS):

@@ -11,8 +11,8 @@ from support.small_job import Clock, environment
 
 from ringtrain_job.control.model import AgentState, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 from ringtrain_operator.observe.pods import by_index, read_report
@@ -32,20 +32,20 @@ def registration(index: int, incarnation: int = 0) -> Registration:
     )  # fmt: skip
 
 
-def answers(snapshot: LauncherStatusSnapshot) -> tuple[Any, Any]:
+def answers(snapshot: StatusSnapshot) -> tuple[Any, Any]:
     """What `/status` and `/status?brief` say."""
     return json.loads(json.dumps(snapshot.status())), json.loads(json.dumps(snapshot.brief_status()))
 
 
-def running(directory: Path, config: LauncherConfig) -> LauncherStatusSnapshot:
+def running(directory: Path, config: LauncherConfig) -> StatusSnapshot:
     """A launcher whose gang runs, and has reported."""
-    gang = LauncherGang(config, time.monotonic)
+    gang = Gang(config, time.monotonic)
     for index in range(config.workers):
         gang.register(registration(index))
         ranks = range(SLOTS * index, SLOTS * (index + 1))
         gang.sync(index, f"i{index}", AgentState(tuple(RankState(rank, RankPhase.RUNNING) for rank in ranks)))
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size))
+    snapshot = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
     snapshot.running_since = snapshot.last_progress = time.time()
     with snapshot.reports as reports:
         for step in range(8):
@@ -82,13 +82,13 @@ def test_workers_that_are_alike_are_one_entry(is_elastic: bool, tmp_path: Path) 
     """Of each worker is said what the whole answer says; of an elastic job's its incarnation, too."""
     config = config_of(8, **({"RINGTRAIN_ELASTIC": "Replace"} if is_elastic else {}))
     clock = Clock()
-    gang = LauncherGang(config, clock)
+    gang = Gang(config, clock)
     gang.register(registration(0, incarnation=1 if is_elastic else 0))
     clock.now = config.silence_s + config.behind_s + 1
     for index in (1, 2, 3, 5, 6):
         gang.register(registration(index, incarnation=(2 if index == 3 else 1) if is_elastic else 0))
     store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
-    whole, brief = answers(LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size)))
+    whole, brief = answers(StatusSnapshot(config, gang, store, LauncherReports(config.world_size)))
     there, lost, absent = ({"registered": r, "lost": gone} for r, gone in ((True, False), (True, True), (False, False)))
     if is_elastic:
         assert brief["workers"] == [

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 from ringtrain_job.control.model import Prepare, RankPhase, RankState
 from ringtrain_job.launcher.elastic_end import AttemptEnd
-from ringtrain_job.launcher.formation import Formed, advance_formation
-from ringtrain_job.launcher.formation_state import FormationOrders, FormationPhase, FormationRules, FormationState
+from ringtrain_job.launcher.generation import Formed, advance_generation
+from ringtrain_job.launcher.generation_state import GenerationOrders, GenerationPhase, GenerationRules, GenerationState
 from ringtrain_job.launcher.members import SlotView, WorldView
 
 LOST_AFTER = 5
-RULES = FormationRules(
+RULES = GenerationRules(
     min_ranks=2,
     max_ranks=8,
     shrinks=False,
@@ -66,14 +66,14 @@ class World:
     """A job of `workers` pods with `slots` each. `step` lets a second pass."""
 
     def __init__(
-        self, seed: int, rules: FormationRules = RULES, workers: int = 4, slots: int = 2, asked: int = 3
+        self, seed: int, rules: GenerationRules = RULES, workers: int = 4, slots: int = 2, asked: int = 3
     ) -> None:
         self.prompt = False  # agents speak every second
         self.random = random.Random(seed)
         self.rules, self.workers, self.slots = rules, workers, slots
         self.asked = frozenset(range(asked * slots))
         self.now = 0
-        self.state = FormationState()
+        self.state = GenerationState()
         self.end: AttemptEnd | None = None
         self.agents: dict[int, Agent] = {}
         self.instances = 0
@@ -121,7 +121,7 @@ class World:
     def forget(self) -> None:
         """The launcher's process comes back, and what it had written down is lost."""
         self.restart_launcher()
-        self.state = FormationState(orders=FormationOrders(self.now * 1000))
+        self.state = GenerationState(orders=GenerationOrders(self.now * 1000))
         self.formed.clear()
         self._forgot = True
 
@@ -306,7 +306,7 @@ class World:
 
     def _launch(self) -> None:
         for _ in range(3):
-            step = advance_formation(self.state, self.rules, self.view(), self.now)
+            step = advance_generation(self.state, self.rules, self.view(), self.now)
             self.state = step.state
             self.end = step.end
             if step.order is None or step.end is not None:
@@ -341,7 +341,7 @@ class World:
         """Whether everyone that is asked for is in the formation that runs."""
         inside = {process.slot for process in self.state.members}
         return (
-            self.state.phase is FormationPhase.RUNNING
+            self.state.phase is GenerationPhase.RUNNING
             and inside == set(self.asked)
             and set(self.in_formation()) == inside
         )

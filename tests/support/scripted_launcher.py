@@ -8,11 +8,11 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.rpc import RpcPeer
-from ringtrain_job.control.async_server import ControlAsyncServer
+from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Form, Member, Order, RankPhase, RankState, World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.launcher.service import LauncherCoordinatorService
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.service import CoordinatorService
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 from support.gang import GangProcesses, until
@@ -24,12 +24,12 @@ class ScriptedLauncher:
     def __init__(self, job: GangProcesses) -> None:
         self.config = LauncherConfig.from_env(job.environment("launcher", "job-launcher"))
         identity = self.config.job
-        self.gang = LauncherGang(self.config, time.monotonic)
+        self.gang = Gang(self.config, time.monotonic)
         files = AttemptFiles.of(Path(job.directory / "logs"), identity.namespace, identity.name, identity.attempt)
         self.store = LogStore(files, identity.uid, identity.attempt)
-        self._service = service = LauncherCoordinatorService(self.gang, self.store, identity.attempt)
+        self._service = service = CoordinatorService(self.gang, self.store, identity.attempt)
         add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
-        self._server = ControlAsyncServer.start(
+        self._server = AsyncServer.start(
             self.config.port,
             self.config.secrets,
             RpcPeer(contract.ROLE_WORKER, identity.uid),

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Metric
 
 from ringtrain_job.control.model import RankPhase
-from ringtrain_job.launcher.metrics import PHASES, LauncherStatusCollector
+from ringtrain_job.launcher.metrics import PHASES, StatusCollector
 from ringtrain_operator.cluster.metrics import OperatorMetrics
 from ringtrain_operator.cluster.queue import JobKey
 
@@ -74,7 +74,7 @@ def operators() -> list[Metric]:
 
 def test_the_launchers_metrics() -> None:
     """Of a job with ranks, data workers and an elastic world."""
-    assert on_page("The launcher") == in_code(list(LauncherStatusCollector(lambda: STATUS).collect()), JOB)
+    assert on_page("The launcher") == in_code(list(StatusCollector(lambda: STATUS).collect()), JOB)
 
 
 def test_as_many_series_as_the_page_says() -> None:
@@ -97,7 +97,7 @@ def test_as_many_series_as_the_page_says() -> None:
 
 def series(status: dict[str, Any]) -> int:
     """How many a launcher with this status has."""
-    return sum(len(family.samples) for family in LauncherStatusCollector(lambda: status).collect())
+    return sum(len(family.samples) for family in StatusCollector(lambda: status).collect())
 
 
 def test_the_operators_metrics() -> None:
@@ -105,9 +105,7 @@ def test_the_operators_metrics() -> None:
     assert on_page("The operator") == in_code(operators())
 
 
-@pytest.mark.parametrize(
-    "family", [*LauncherStatusCollector(lambda: STATUS).collect(), *operators()], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("family", [*StatusCollector(lambda: STATUS).collect(), *operators()], ids=lambda f: f.name)
 def test_names_follow_prometheus(family: Metric) -> None:
     """One prefix, base units, and a help text."""
     assert re.fullmatch(r"ringtrain_[a-z0-9_]+", family.name)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ringtrain.shared.formats import clean_json
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
-from ringtrain_job.launcher.status import LauncherStatusSnapshot
+from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
@@ -29,7 +29,7 @@ class PageFigures(Protocol):
 class LivePage:
     """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
 
-    def __init__(self, snapshot: LauncherStatusSnapshot, figures: PageFigures) -> None:
+    def __init__(self, snapshot: StatusSnapshot, figures: PageFigures) -> None:
         self._snapshot, self._figures = snapshot, figures
         self._others = other_attempts(snapshot.store.files)
 
@@ -42,7 +42,7 @@ class LivePage:
             curves, axes, left_out = metrics.curves(), metrics.axes(), metrics.left_out
             states = snapshot.gang.view().ranks
             running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
-            slowest = reports.held_up_by(running)
+            slowest = reports.delaying_rank(running)
             ranks = [
                 {
                     "rank": state.rank,

@@ -57,7 +57,7 @@ class PageObserver(AttemptObserver):
         if report.get("startedFrom") is not None:
             return
         with self.lock:
-            counts, is_first = self._choice.hear(rank, report)
+            counts, is_first = self._choice.choose(rank, report)
             if is_first:
                 self.metrics = PageMetrics()
             if counts:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.shared.formats import duration
-from ringtrain_job.logs.about import kept_about
+from ringtrain_job.logs.about import read_run_description
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
 from ringtrain_page.access import kept_page
@@ -133,7 +133,7 @@ def _is_run_held(files: AttemptFiles) -> bool:
 def compare_page_runs(runs: Sequence[PageRun]) -> dict[str, Any]:
     """What the page shows of several runs: facts and differences by row, curves with a line for each run."""
     documents = [summarize_page(run.files) for run in runs]
-    abouts = [_flat_run_config(kept_about(run.files)) for run in runs]
+    abouts = [_flat_run_config(read_run_description(run.files)) for run in runs]
     names = list(dict.fromkeys(name for about in abouts for name in about))
     rows = [(name, [about.get(name, "") for about in abouts]) for name in names]
     curves: dict[str, dict[str, Any]] = {}

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain_job.logs.about import kept_about
+from ringtrain_job.logs.about import read_run_description
 from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
@@ -55,7 +55,7 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
         "axes": metrics.axes(),
         "leftOut": metrics.left_out,
         "machine": machines.document(),
-        "about": kept_about(files),
+        "about": read_run_description(files),
         "ranks": _page_ranks(files, metrics, outcome, members),
         "straggler": page_straggler_json(metrics),
         "events": (events := read_log_events(files)),
@@ -134,7 +134,7 @@ def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> Page
     metrics = PageMetrics()
     for report in _page_reports(files.metrics, 0):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
-            counts, is_first = choice.hear(rank := int(report["rank"]), report)
+            counts, is_first = choice.choose(rank := int(report["rank"]), report)
             metrics = PageMetrics() if is_first else metrics
             if counts:
                 metrics.add(rank, report)

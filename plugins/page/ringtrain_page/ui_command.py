@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import click
 
 from ringtrain.shared.ports import PortTaken
-from ringtrain_job.launcher.http import LauncherHttpServer
+from ringtrain_job.launcher.http import HttpServer
 from ringtrain_page.access import PageAccess, kept_page, page_token
 from ringtrain_page.document import page, runs_page
 from ringtrain_page.runs import RUNNING, PageRun, find_run, find_runs
@@ -46,7 +46,7 @@ def ui(run: str | None, directory: Path, port: int, opens: bool) -> None:
     secret = secrets.token_hex(32)
     pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(directory, run))
     try:
-        server = LauncherHttpServer(port, _refuse_ui, _refuse_change, [pages])
+        server = HttpServer(port, _refuse_ui, _refuse_change, [pages])
     except PortTaken as exc:
         raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
     try:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ringtrain_job.logs.events import LogEventsFile, read_log_events
+from ringtrain_job.logs.events import EventsFile, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_page.summary import brief_attempt, page_start_parts
 
@@ -10,17 +10,17 @@ from ringtrain_page.summary import brief_attempt, page_start_parts
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
     """A loss, the formation after it and its time, the end and its cause; looking twice notes nothing."""
     files = AttemptFiles(tmp_path)
-    events = LogEventsFile(files)
+    events = EventsFile(files)
     world = {"formation": 1, "ranks": 3, "recoveries": 0, "degraded": False, "lastRecoverySeconds": None}
     lost = {**world, "degraded": True}
     formed = {**world, "formation": 2, "ranks": 2}
     after = {**formed, "recoveries": 1, "lastRecoverySeconds": 1.25}
     for now in ("Waiting", "Running"):
         for _ in range(2):
-            events.see(now, {"elastic": world})
+            events.record_state(now, {"elastic": world})
     for seen in (lost, lost, formed, after, after):
-        events.see("Running", {"elastic": seen})
-    events.see("Failed", {"elastic": after}, "rank 1 exited with 1")
+        events.record_state("Running", {"elastic": seen})
+    events.record_state("Failed", {"elastic": after}, "rank 1 exited with 1")
     assert [(event["kind"], event["text"]) for event in read_log_events(files)] == [
         ("Launcher", "the launcher started"),
         ("Formation", "formation 1: 3 ranks"),
@@ -36,27 +36,27 @@ def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
     """What the one before has noted stays; a line that it could not finish is left out; a disk that
     takes nothing stops nothing."""
     files = AttemptFiles(tmp_path)
-    LogEventsFile(files)
+    EventsFile(files)
     with files.events.open("a") as file:
         file.write('{"time": 1, "ki\n')
-    LogEventsFile(files)
+    EventsFile(files)
     assert [event["text"] for event in read_log_events(files)] == [
         "the launcher started",
         "the launcher was restarted",
     ]
-    LogEventsFile(AttemptFiles(tmp_path / "missing")).see("Running", {})
+    EventsFile(AttemptFiles(tmp_path / "missing")).record_state("Running", {})
 
 
 def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> None:
     """Not the ranks that run already, nor the formation and the recovery that the one before has noted."""
     files = AttemptFiles(tmp_path)
     world = {"formation": 2, "ranks": 2, "recoveries": 1, "degraded": True, "lastRecoverySeconds": 1.25}
-    LogEventsFile(files).see("Running", {"elastic": world})
+    EventsFile(files).record_state("Running", {"elastic": world})
     count = len(read_log_events(files))
-    events = LogEventsFile(files)
+    events = EventsFile(files)
     for phase, elastic in (("Waiting", world), ("Running", world), ("Running", {**world, "formation": 3})):
-        events.see(phase, {"elastic": elastic})
-    events.see("Succeeded", {"elastic": {**world, "formation": 3}})
+        events.record_state(phase, {"elastic": elastic})
+    events.record_state("Succeeded", {"elastic": {**world, "formation": 3}})
     assert [(event["kind"], event["text"]) for event in read_log_events(files)[count:]] == [
         ("Launcher", "the launcher was restarted"),
         ("Formation", "formation 3: 2 ranks"),
@@ -70,10 +70,10 @@ def test_what_kubernetes_says_is_noted_once_and_in_its_time(tmp_path: Path) -> N
     files.directory.mkdir()
     said = [{"time": 10.0, "kind": "Queued", "text": "asked"}, {"time": 13.0, "kind": "Created", "text": "made"}]
     more = {"time": 14.0, "kind": "Waiting", "text": "job-worker-1: ImagePullBackOff"}
-    events = LogEventsFile(files)
-    events.hear(said)
-    events.hear([*said, more])
-    LogEventsFile(files).hear([*said, more])
+    events = EventsFile(files)
+    events.record_pod_events(said)
+    events.record_pod_events([*said, more])
+    EventsFile(files).record_pod_events([*said, more])
     assert [event["text"] for event in read_log_events(files)] == [
         "asked",
         "made",

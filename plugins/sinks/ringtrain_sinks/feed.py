@@ -20,7 +20,7 @@ from ringtrain.shared.masking import without_secrets
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.launcher.observers import AttemptObserver
 from ringtrain_job.launcher.registry import Attempt
-from ringtrain_job.logs.about import kept_about
+from ringtrain_job.logs.about import read_run_description
 from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import follow_log, read_outcome
@@ -68,7 +68,7 @@ class SinkFeed:
                     report = parse_report(line)
                     self._sink.report(int(json.loads(line)["rank"]), report)
             if time.monotonic() >= self._next:
-                self._try(lambda: self._sink.flush(kept_about(self._files)))
+                self._try(lambda: self._sink.flush(read_run_description(self._files)))
         return self._end()
 
     def _end(self) -> str:
@@ -76,7 +76,7 @@ class SinkFeed:
         failure = (outcome.get("failure") or {}).get("message") or ""
 
         def tell() -> None:
-            self._sink.flush(kept_about(self._files))
+            self._sink.flush(read_run_description(self._files))
             self._sink.end(str(outcome.get("outcome") or "Unknown"), str(failure))
 
         deadline = time.monotonic() + END_S

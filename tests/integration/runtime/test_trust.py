@@ -19,7 +19,7 @@ from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.rpc import ControlServer, RpcPeer, dial, serve
 from ringtrain.shared.secrets import Secrets, load_secrets
-from ringtrain_job.control.async_server import ControlAsyncServer
+from ringtrain_job.control.async_server import AsyncServer
 
 UID = "uid-1"
 WORKERS, LAUNCHER = RpcPeer("worker", UID), RpcPeer("launcher", UID)
@@ -138,7 +138,7 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(LaterAnswer(), server)
         coordinator_pb2_grpc.add_DataWorkersServicer_to_server(Announced(), server)
 
-    server = ControlAsyncServer.start(
+    server = AsyncServer.start(
         0, job.launcher, WORKERS, clients=4, register=register, others={DATA_SERVICE: RpcPeer("data", UID)}
     )
     refused = []
@@ -214,11 +214,11 @@ def _load(directory: Path) -> Secrets:
     return load_secrets(EnvironmentVariables({"RINGTRAIN_SECRET_DIR": str(directory)}))
 
 
-def _serve(secrets: Secrets, kind: str) -> ControlServer | ControlAsyncServer:
+def _serve(secrets: Secrets, kind: str) -> ControlServer | AsyncServer:
     def register(server: Any) -> None:
         answer = Answer() if kind == "threads" else LaterAnswer()
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(answer, server)
 
     if kind == "threads":
         return serve(0, secrets, WORKERS, threads=4, register=register)
-    return ControlAsyncServer.start(0, secrets, WORKERS, clients=4, register=register)
+    return AsyncServer.start(0, secrets, WORKERS, clients=4, register=register)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from ringtrain.shared import contract
 from ringtrain.shared.processes import RankProcess
-from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.spool import LogSpool
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.records import TAIL_BYTES, LogRecordSplitter, last_record_lines
@@ -43,7 +43,7 @@ class RankOutputCollector:
 
     def __init__(
         self,
-        spool: AgentLogSpool,
+        spool: LogSpool,
         ranks: Sequence[RankProcess],
         on_closed: Callable[[int], None],
         on_joined: Callable[[], None],
@@ -92,7 +92,7 @@ class RankOutputCollector:
                 self._read(key.data)
             now = time.monotonic()
             for key in list(self._selector.get_map().values()):
-                self._look_after(key.data, now)
+                self._check_source(key.data, now)
         self._selector.close()
 
     def _read(self, source: _RankPipe) -> bool:
@@ -108,7 +108,7 @@ class RankOutputCollector:
         self._put(source, source.splitter.feed(data))
         return True
 
-    def _look_after(self, source: _RankPipe, now: float) -> None:
+    def _check_source(self, source: _RankPipe, now: float) -> None:
         if now - self._ended_at.get(source.rank, now) > _AFTER_EXIT_S:
             while self._read(source) and time.monotonic() - now < _AFTER_EXIT_S:
                 pass

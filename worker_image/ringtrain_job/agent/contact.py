@@ -14,7 +14,7 @@ _SOONEST_S: Final = 0.5
 _TABLES: Final = ("tcp", "tcp6")
 
 
-class AgentWorldContact:
+class WorldContact:
     """Watcher of the kernel's connection table for sockets that listen at, or lead to, an address of the world.
 
     Connections that existed when this object was created are ignored, because another program may have used the port.

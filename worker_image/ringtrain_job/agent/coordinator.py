@@ -31,7 +31,7 @@ _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True)
-class AgentRegistered:
+class Registered:
     """Message: the launcher has registered this agent. `histories`: state of its slots that an earlier agent left."""
 
     histories: tuple[SlotHistory, ...]
@@ -42,12 +42,12 @@ class LeaveNoted:
     """Message: the launcher knows that this agent leaves, and has all its lines."""
 
 
-Message = Order | Refusal | AgentRegistered | LeaveNoted
+Message = Order | Refusal | Registered | LeaveNoted
 # A message of the launcher, a signal to this process, or work for the main thread from another thread.
 Event = Message | signal.Signals | Callable[[], None]
 
 
-class AgentCoordinatorClient:
+class CoordinatorClient:
     """Client that keeps one agent registered.
 
     `deliver` receives the launcher's messages. Heartbeats contain the result of `state`, and `acknowledged` is called
@@ -113,7 +113,7 @@ class AgentCoordinatorClient:
         """Send the state now, because it has changed."""
         self._changed.set()
 
-    def heard(self) -> None:
+    def record_answer(self) -> None:
         """Record an answer of the launcher."""
         self._heard = time.monotonic()
 
@@ -129,7 +129,7 @@ class AgentCoordinatorClient:
             except grpc.RpcError as error:
                 self._note_problem(error)
             except OSError as error:  # the launcher's name does not resolve yet
-                self._say_problem(str(error))
+                self._log_problem(str(error))
             except ValueError:  # the channel was closed
                 return
             self._closed.wait(_RETRY_S)
@@ -138,13 +138,13 @@ class AgentCoordinatorClient:
         request = pb.RegisterRequest(**message_fields(self._registration()))
         # Without wait_for_ready, the error contains the cause, not only that the deadline has passed.
         reply = self._stub.Register(request, timeout=self._config.call_s)
-        self.heard()
+        self.record_answer()
         if not reply.accepted:
             self._deliver(Refusal(reply.reason, reply.misconfigured))
             self._closed.set()
             return False
         if reply.slots:
-            self._deliver(AgentRegistered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
+            self._deliver(Registered(tuple(from_message(SlotHistory, history) for history in reply.slots)))
         self._registered.set()
         self._changed.set()
         return True
@@ -155,7 +155,7 @@ class AgentCoordinatorClient:
         if self._closed.is_set():
             self._orders.cancel()
         for order in self._orders:
-            self.heard()
+            self.record_answer()
             self._deliver(order_from_message(order))
 
     def _send_state(self) -> None:
@@ -178,7 +178,7 @@ class AgentCoordinatorClient:
                 continue
             except ValueError:  # the channel was closed
                 return
-            self.heard()
+            self.record_answer()
             self._heartbeat_s = reply.heartbeat_s or self._config.heartbeat_s
             if self._data_members is not None:
                 self._data_members.take(reply.data_workers)
@@ -193,12 +193,12 @@ class AgentCoordinatorClient:
         if self._closed.is_set():
             return
         code, details = error.code(), error.details()
-        self._say_problem(f"{code.name}: {details}")
+        self._log_problem(f"{code.name}: {details}")
         if code in _DENIED:
             self._deliver(Refusal(f"the launcher does not trust this agent: {details}", misconfigured=True))
             self._closed.set()
 
-    def _say_problem(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Record the newest problem, and log it every few seconds while it lasts."""
         with self._saying:
             self.last_problem = problem

@@ -58,7 +58,9 @@ class RankLife:
             message={RankPhase.STOPPED: self.reason, RankPhase.FAILED: why}.get(phase, ""),
         )
 
-    def shown(self, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> RankState:
+    def reported_state(
+        self, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
+    ) -> RankState:
         """Return the state for the launcher; see `AgentRanks.states`."""
         state = self.state
         if state.phase not in ENDED:

@@ -18,7 +18,7 @@ from ringtrain_job.agent.memory import MemoryCgroup
 from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, sample_in_bytes
 
 
-class AgentGpus:
+class Gpus:
     """GPUs of this container; none without driver or package."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class _Counters:
     cpu: Mapping[int, float]
 
 
-class AgentMachineSampler:
+class MachineSampler:
     """Sampler of the processes below `ranks()`, which returns pids by rank. Thread-safe."""
 
     def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None) -> None:
         self._worker = worker
         self._ranks = ranks
         self._memory = memory or MemoryCgroup()
-        self._gpus = AgentGpus()
+        self._gpus = Gpus()
         self._kills = self._memory.kills()
         self._lock = threading.Lock()
         self._before: _Counters | None = None
@@ -110,7 +110,7 @@ class AgentMachineSampler:
         with self._lock:
             self._last = sample
 
-    def why_ended(self, rank: int, code: int) -> str:
+    def end_cause(self, rank: int, code: int) -> str:
         """Return the role of memory in the end of a rank by `code`, which is negative for a signal; empty if there was
         none.
 
@@ -157,10 +157,10 @@ class AgentMachineSampler:
         )
 
 
-class AgentMachineThread:
+class MachineThread:
     """Thread that passes samples of `machine` to `tell` until it is closed."""
 
-    def __init__(self, machine: AgentMachineSampler, tell: Callable[[MachineSample], None]) -> None:
+    def __init__(self, machine: MachineSampler, tell: Callable[[MachineSample], None]) -> None:
         self._machine = machine
         self._tell = tell
         self._closed = threading.Event()

@@ -18,7 +18,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.processes import become_subreaper, signal_handler
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
-from ringtrain_job.agent.coordinator import AgentRegistered, Event, LeaveNoted
+from ringtrain_job.agent.coordinator import Event, LeaveNoted, Registered
 from ringtrain_job.agent.elastic.slots import RankProgram
 from ringtrain_job.agent.pod import AgentPod
 from ringtrain_job.control.model import (
@@ -60,7 +60,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtrain-data-"))
             config = replace(config, data_file=Path(directory) / "workers.json")
         pod = AgentPod(config, RankProgram(command, inherited), events, stack)
-        ending = AgentLifecycle(config, pod, events).run()
+        ending = Lifecycle(config, pod, events).run()
         lost = _print_unsent_lines(pod.unshipped())
         if lost:
             log.error("%d log lines are in no file: the launcher could not write them. They stand here above", lost)
@@ -94,7 +94,7 @@ class AgentEnding:
     verdict: Verdict
 
 
-class AgentLifecycle:
+class Lifecycle:
     """Main loop. Runs on the main thread, which started the ranks and receives signals."""
 
     def __init__(self, config: AgentConfig, pod: AgentPod, events: "queue.SimpleQueue[Event]") -> None:
@@ -154,8 +154,8 @@ class AgentLifecycle:
                     self._ending = AgentEnding(agent_exit_code(verdict, self._own_ranks()), verdict)
             case Refusal(reason, misconfigured):
                 self._on_refused(reason, misconfigured)
-            case AgentRegistered(histories):
-                self._pod.go_on(histories)
+            case Registered(histories):
+                self._pod.continue_from(histories)
             case LeaveNoted():
                 self._end_by_signal()
             case Prepare() | Form():

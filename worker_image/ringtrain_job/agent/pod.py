@@ -22,16 +22,16 @@ from ringtrain.shared.rpc import RpcPeer, dial, serve
 from ringtrain_job.agent.collector import RankOutputCollector
 from ringtrain_job.agent.commit import agent_commit_of
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.contact import AgentWorldContact
-from ringtrain_job.agent.coordinator import AgentCoordinatorClient, Event
+from ringtrain_job.agent.contact import WorldContact
+from ringtrain_job.agent.coordinator import CoordinatorClient, Event
 from ringtrain_job.agent.elastic.slots import ElasticSlots, RankProgram
-from ringtrain_job.agent.machine import AgentMachineSampler, AgentMachineThread
+from ringtrain_job.agent.machine import MachineSampler, MachineThread
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores
 from ringtrain_job.agent.ranks import AgentRanks
-from ringtrain_job.agent.shipper import AgentLogShipper, AgentLogShipperEvents
-from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.shipper import LogShipper, LogShipperEvents
+from ringtrain_job.agent.spool import LogSpool
 from ringtrain_job.agent.starters import RankStarter, StarterContext, open_starter
-from ringtrain_job.agent.world_file import AgentWorldFiles
+from ringtrain_job.agent.world_file import WorldFiles
 from ringtrain_job.control.model import (
     ENDED,
     AgentState,
@@ -61,21 +61,21 @@ class AgentPod:
         self._program = program
         self._instance = uuid.uuid4().hex
         self._collectors: dict[int, RankOutputCollector] = {}
-        self._spool = AgentLogSpool()
+        self._spool = LogSpool()
         self._printed = PrintedReports(config.metrics_rule, config.world_size, elastic=config.elastic)
         self.ranks = AgentRanks(config.first_rank, config.slots if config.agents_start_ranks else 0)
-        machine = AgentMachineSampler(config.index, self.ranks.pids)
-        self.ranks.why_ended = machine.why_ended
-        self._machine = AgentMachineThread(machine, self._tell_machine)
+        machine = MachineSampler(config.index, self.ranks.pids)
+        self.ranks.end_cause = machine.end_cause
+        self._machine = MachineThread(machine, self._report_machine)
         stack.callback(self._machine.close)
-        self._world_files = AgentWorldFiles(stack)
+        self._world_files = WorldFiles(stack)
         self.leaving = ""
         self.stopping = False
         self.saving = False
         self._starter = open_starter(StarterContext(config, program.inherited, self, events.put))
         if self._starter is not None:
             stack.callback(self._starter.close)
-        self._contact: AgentWorldContact | None = None
+        self._contact: WorldContact | None = None
         self._post = events.put
         has_slots = config.elastic and self._starter is None
         self._slots = ElasticSlots(config, program, self.ranks, self) if has_slots else None
@@ -93,7 +93,7 @@ class AgentPod:
         launcher = RpcPeer(contract.ROLE_LAUNCHER, config.job.uid)
         channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
-        self.coordinator = AgentCoordinatorClient(
+        self.coordinator = CoordinatorClient(
             stub,
             config,
             self._instance,
@@ -104,8 +104,8 @@ class AgentPod:
             DataMembersFile(config.data_file) if config.data_file else None,
         )
         header = {"attempt": config.job.attempt, "worker_index": config.index, "instance": self._instance}
-        heard = AgentLogShipperEvents(on_contact=self.coordinator.heard, on_empty=self.coordinator.changed)
-        self._shipper = AgentLogShipper(stub, self._spool, header, config.call_s, heard)
+        heard = LogShipperEvents(on_contact=self.coordinator.record_answer, on_empty=self.coordinator.changed)
+        self._shipper = LogShipper(stub, self._spool, header, config.call_s, heard)
         for last_to_first in (self.coordinator.join, self._shipper.join, channel.close):
             stack.callback(last_to_first)
         stack.callback(self._shipper.close)
@@ -113,7 +113,7 @@ class AgentPod:
         log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
         if config.index == 0:
-            self._tell({"about": _describe_rank_command(program.command)})
+            self._report({"about": _describe_rank_command(program.command)})
         self._machine.start()
         self.coordinator.start()
 
@@ -124,7 +124,7 @@ class AgentPod:
         if self._starter is not None:
             self._starter.begin(world)
             return
-        self._contact = AgentWorldContact(world)
+        self._contact = WorldContact(world)
         cores = usable_cores()
         processes = self.ranks.start(
             self._program.command,
@@ -134,20 +134,20 @@ class AgentPod:
         )
         self._collect(processes)
         for rank, line in self.ranks.not_started():
-            self.say(rank, line)
+            self.write_line(rank, line)
         self.coordinator.changed()
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
         """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
         return self._world_files.fitted(variables, world)
 
-    def go_on(self, histories: tuple[SlotHistory, ...]) -> None:
+    def continue_from(self, histories: tuple[SlotHistory, ...]) -> None:
         """Continue the numbers of lives and log records of slots after those of an earlier agent of this worker."""
         for history in histories if self._config.elastic else ():
             if self._slots is not None:
                 self.ranks.number_from(history.slot, history.life)
-            self._spool.go_on(LogStream.LOG, history.slot, history.log_records)
-            self._spool.go_on(LogStream.REPORT, history.slot, history.report_records)
+            self._spool.continue_from(LogStream.LOG, history.slot, history.log_records)
+            self._spool.continue_from(LogStream.REPORT, history.slot, history.report_records)
 
     def follow(self, order: Prepare | Form) -> None:
         """Follow `order` step by step."""
@@ -179,14 +179,14 @@ class AgentPod:
         """Collect the output of a started process."""
         self._collect([process])
 
-    def say(self, slot: int, line: str) -> None:
+    def write_line(self, slot: int, line: str) -> None:
         """Add `line` to the slot's log."""
         self._spool.put(LogStream.LOG, slot, f"{line}\n".encode(errors="replace"))
 
-    def _tell_machine(self, sample: MachineSample) -> None:
-        self._tell({"machine": sample.document()})
+    def _report_machine(self, sample: MachineSample) -> None:
+        self._report({"machine": sample.document()})
 
-    def _tell(self, what: dict[str, Any]) -> None:
+    def _report(self, what: dict[str, Any]) -> None:
         """Send `what` with the reports of the first rank."""
         report = {"step": 0, "time": time.time(), **what}
         self._spool.offer(LogStream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
@@ -224,7 +224,7 @@ class AgentPod:
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
         """Record the end of a rank that another program had started."""
         if self.ranks.note_exit(rank, code, problem):
-            self._rank_is_over(rank)
+            self._conclude_rank(rank)
 
     def reap(self) -> None:
         """Record ended processes, and continue to stop ranks. After the last rank, kill the processes that ranks have
@@ -233,18 +233,18 @@ class AgentPod:
         if self._contact is not None and not self._contact.found:
             self._look_for_contact(self._contact)
         for rank in self.ranks.reap(self._starter.note_exit if self._starter else lambda *_: None):
-            self._rank_is_over(rank)
+            self._conclude_rank(rank)
         if self.ranks.all_ended and not (self._starter and self._starter.running):
             self.ranks.sweep()
 
-    def _rank_is_over(self, rank: int) -> None:
+    def _conclude_rank(self, rank: int) -> None:
         if rank in self._collectors:
             self._collectors[rank].rank_ended(rank)
         if self._slots is not None:
             self._slots.ended(rank)
         self.coordinator.changed()
 
-    def _look_for_contact(self, contact: AgentWorldContact) -> None:
+    def _look_for_contact(self, contact: WorldContact) -> None:
         if contact.look():
             self.ranks.note_joined()
 

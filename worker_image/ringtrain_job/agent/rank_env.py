@@ -50,14 +50,14 @@ def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, st
     return _rank_world_variables(config, world, rank_place_in_gang(config, rank), config.position)
 
 
-def formation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
+def generation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
     """Return the variables about world and job for the process in `slot`, a member of the generation `world`."""
     own = {
         contract.ENV_FORMATION: str(world.formation),
         contract.ENV_COMMITTED: str(world.committed),
         contract.ENV_SLOT: str(slot),
     }
-    place, pod = rank_place_in_formation(world, slot, config.slots)
+    place, pod = rank_place_in_generation(world, slot, config.slots)
     return {**_rank_world_variables(config, world, place, pod), **own}
 
 
@@ -68,7 +68,7 @@ def rank_place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
     return RankPlace(rank, config.world_size, local_rank, config.slots, position, config.workers)
 
 
-def rank_place_in_formation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
+def rank_place_in_generation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
     """Return the place of the process in `slot`, and the index of its pod. Each worker has `slots` slots.
 
     Pods are numbered in the order of their first ranks, and their size is the number of members in them. The local rank

@@ -37,7 +37,7 @@ class AgentRanks:
         self._lock = threading.Lock()
         self._lives = {rank: RankLife(RankState(rank, RankPhase.WAITING)) for rank in range(first, first + count)}
         # Returns the cause of an exit if it is known and the exit code does not show it.
-        self.why_ended: Callable[[int, int], str] = lambda *_: ""
+        self.end_cause: Callable[[int, int], str] = lambda *_: ""
         self._exits = 0
 
     def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
@@ -233,7 +233,7 @@ class AgentRanks:
         its log's `tail` is sent with its failure."""
         now = time.monotonic()
         with self._lock:
-            return tuple(life.shown(now, complete, tail) for life in self._lives.values())
+            return tuple(life.reported_state(now, complete, tail) for life in self._lives.values())
 
     def _running(self) -> list[RankProcess]:
         with self._lock:
@@ -245,7 +245,7 @@ class AgentRanks:
         has ended. Other processes of a rank that is being stopped may continue. `problem`: state to report for a rank
         that failed although its code is 0."""
         self._exits += 1
-        why = self.why_ended(rank, code) if code else ""
+        why = self.end_cause(rank, code) if code else ""
         with self._lock:
             life = self._lives.get(rank, RankLife(RankState(rank, RankPhase.RUNNING)))
             last = life.ended(code, why, problem, self._exits)

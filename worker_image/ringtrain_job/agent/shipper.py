@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.spool import LogSpool
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.store import LogChunk
 
@@ -22,18 +22,18 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class AgentLogShipperEvents:
+class LogShipperEvents:
     """Callbacks of the shipper. `on_contact`: a call was answered. `on_empty`: the whole spool has become durable."""
 
     on_contact: Callable[[], None]
     on_empty: Callable[[], None]
 
 
-class AgentLogShipper:
+class LogShipper:
     """Sender of the chunks in `spool`. `header`: fields of every request."""
 
     def __init__(
-        self, stub: Any, spool: AgentLogSpool, header: dict[str, Any], call_s: float, events: AgentLogShipperEvents
+        self, stub: Any, spool: LogSpool, header: dict[str, Any], call_s: float, events: LogShipperEvents
     ) -> None:
         self._stub = stub
         self._spool = spool

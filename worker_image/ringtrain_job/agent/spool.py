@@ -25,7 +25,7 @@ _FRAME = struct.Struct("<BIQII")
 _FILES = 8
 
 
-class AgentLogSpool:
+class LogSpool:
     """First-in, first-out queue of log chunks. Thread-safe.
 
     `memory_bytes`, `disk_bytes`: limits. The disk part uses unnamed temporary files, created when needed.
@@ -48,7 +48,7 @@ class AgentLogSpool:
         if not data:
             return
         with self._changed:
-            self._say_dropped(stream, rank)
+            self._log_dropped(stream, rank)
             lines = count_records(data)
             if self._unsaid[stream, rank] or not self._store(stream, rank, lines, data):
                 self._unsaid[stream, rank] += lines
@@ -64,7 +64,7 @@ class AgentLogSpool:
                 self._store(stream, rank, count_records(data), data)
             self._changed.notify_all()
 
-    def go_on(self, stream: LogStream, rank: int, last: int) -> None:
+    def continue_from(self, stream: LogStream, rank: int, last: int) -> None:
         """Continue the numbering of a rank without records here after `last`, the number of an earlier agent's last
         one."""
         with self._changed:
@@ -106,7 +106,7 @@ class AgentLogSpool:
         """Add the line about dropped records, even beyond the limit, because the rank has ended."""
         with self._changed:
             for stream in LogStream:
-                self._say_dropped(stream, rank, force=True)
+                self._log_dropped(stream, rank, force=True)
             self._changed.notify_all()
 
     @property
@@ -130,7 +130,7 @@ class AgentLogSpool:
             self._disk.close()
             self._changed.notify_all()
 
-    def _say_dropped(self, stream: LogStream, rank: int, force: bool = False) -> None:
+    def _log_dropped(self, stream: LogStream, rank: int, force: bool = False) -> None:
         count = self._unsaid[stream, rank]
         if not count:
             return

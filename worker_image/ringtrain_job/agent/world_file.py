@@ -17,7 +17,7 @@ MOST_BYTES = 100_000
 _KEPT = 2
 
 
-class AgentWorldFiles:
+class WorldFiles:
     """World files of one agent, created when needed and deleted with `stack`."""
 
     def __init__(self, stack: ExitStack) -> None:

@@ -121,7 +121,7 @@ class SshHostAgents:
             self._agents[worker] = agent
         agent.start()
 
-    def let_go(self, worker: int) -> None:
+    def dismiss(self, worker: int) -> None:
         """Ask the agent of `worker` to end."""
         with self._changed:
             if (agent := self._agents.get(worker)) is not None:

@@ -17,7 +17,7 @@ _MOMENT_S = 10.0
 _ENDING_S = 1.0
 
 
-class ControlAsyncServer:
+class AsyncServer:
     """Server that listens on `port`, and its thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -65,7 +65,7 @@ class ControlAsyncServer:
         register: Callable[[Any], None],
         is_held: bool = False,
         others: Mapping[str, RpcPeer] | None = None,
-    ) -> "ControlAsyncServer":
+    ) -> "AsyncServer":
         """Start a server like `serve` of shared/rpc.py, for services whose methods are coroutines.
 
         A method with a stream of replies writes them to the context. `clients`: number of permanent connections. Raises
@@ -76,7 +76,7 @@ class ControlAsyncServer:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="ringtrain-control", daemon=True)
         thread.start()
-        server = ControlAsyncServer(loop, thread)
+        server = AsyncServer(loop, thread)
         try:
             server._do(server.open(server_options(clients, is_held), handlers, port, secrets), _MOMENT_S)
         except BaseException:

@@ -10,7 +10,7 @@ from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.settings import Settings, choice, integer, path, seconds, setting, switch, tcp_port, text
 from ringtrain_job.control.model import FORMATIONS
 from ringtrain_job.control.settings import PodSettings
-from ringtrain_job.launcher.formation_state import FormationRules
+from ringtrain_job.launcher.generation_state import GenerationRules
 from ringtrain_job.launcher.plugins import check_plugins
 
 # All agents together: 70 heartbeats per second cost a launcher less than a tenth of a core (bench/scale/README.md).
@@ -23,7 +23,7 @@ class ElasticSettings(Settings):
     """Limits on the changes of an elastic job's world. `start_ranks`: number of ranks until PUT /workers sets another.
     `formation`: the last generation that an earlier launcher is known to have formed."""
 
-    rules: FormationRules = setting(lambda env, seen: FormationRules.read(env, world_size=seen.world_size))
+    rules: GenerationRules = setting(lambda env, seen: GenerationRules.read(env, world_size=seen.world_size))
     start_ranks: int = integer(
         contract.ENV_ELASTIC_START_RANKS,
         derived=lambda seen: seen.rules.max_ranks,

@@ -16,7 +16,7 @@ from ringtrain.shared.formats import duration
 from ringtrain_job.launcher.throughput import (
     Progress,
     Speed,
-    loss_beside_throughput,
+    loss_text,
     shown_throughput,
     throughput_warnings,
 )
@@ -72,7 +72,7 @@ class ConsoleProgressBar:
         else:
             parts = [f"Step {progress.step}"]
         parts += [f"{shown_throughput(self.speed.mean)} {progress.unit}/sec"] if self.speed else []
-        return [part for part in (*parts, loss_beside_throughput(progress), *throughput_warnings(progress)) if part]
+        return [part for part in (*parts, loss_text(progress), *throughput_warnings(progress)) if part]
 
 
 _BOUND = 64 << 20
@@ -82,7 +82,7 @@ _USUAL_COLUMNS = 80
 _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
-class LauncherConsole:
+class Console:
     """Writer to file descriptor `fd`, in the order of the calls to `show`. `bound`: bytes that may be queued.
 
     `person`: `fd` may be a terminal that a person reads; a pod's stdout is read by `kubectl logs`.

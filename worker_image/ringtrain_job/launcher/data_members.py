@@ -12,7 +12,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 log = logging.getLogger(__name__)
 
 
-class LauncherDataMembers:
+class DataMembers:
     """Data workers that have announced themselves. Thread-safe; `clock` is monotonic.
 
     A data worker that is silent for `lost_after_s` is removed. A launcher that has just started does not know the data
@@ -25,7 +25,7 @@ class LauncherDataMembers:
         self._knows_from = clock() + config.lost_after_s
         self._lock = threading.Lock()
         self._heard: dict[int, tuple[DataMember, float]] = {}
-        self._said: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
+        self._sent: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
 
     def announce(self, member: DataMember) -> str:
         """Record a heartbeat; return the reason for a refusal, or "". A new process replaces the previous one of its
@@ -44,7 +44,7 @@ class LauncherDataMembers:
             log.info("registered data worker %d (%s, %s)", member.index, member.pod, member.address)
         return ""
 
-    def news(self, version: str) -> str:
+    def text_since(self, version: str) -> str:
         """Return the members file for ranks, or "" if `version` is current or nothing is known."""
         if not self._config.data_workers:
             return ""
@@ -53,18 +53,18 @@ class LauncherDataMembers:
 
     def _text(self) -> tuple[str, str]:
         """Return the members file and its digest. Rebuilt only if a data worker has joined or left."""
-        alive = self._alive()
+        alive = self._live_members()
         members = tuple(alive.values())
         if not alive and self._clock() < self._knows_from:
             return "", ""
-        if members != self._said[0]:
+        if members != self._sent[0]:
             text = members_text(self._config.data_kind, members)
-            self._said = members, text, digest(text)
-        return self._said[1:]
+            self._sent = members, text, digest(text)
+        return self._sent[1:]
 
     def status(self) -> dict[str, Any]:
         """Return the entry of `/status`, without the waiting time that ranks report."""
-        alive = self._alive()
+        alive = self._live_members()
         with self._lock:
             known = {index: member for index, (member, _) in sorted(self._heard.items())}
         wanted = self._config.data_workers
@@ -78,7 +78,7 @@ class LauncherDataMembers:
             ],
         }
 
-    def _alive(self) -> dict[int, DataMember]:
+    def _live_members(self) -> dict[int, DataMember]:
         since = self._clock() - self._config.lost_after_s
         with self._lock:
             return {index: member for index, (member, heard) in self._heard.items() if heard > since}

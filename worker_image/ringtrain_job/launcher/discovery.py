@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.processes import signal_group, start_child
-from ringtrain_job.launcher.formation_state import FormationRules
+from ringtrain_job.launcher.generation_state import GenerationRules
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class HostDiscovery:
         self,
         script: str,
         table: HostTable,
-        rules: FormationRules,
+        rules: GenerationRules,
         world: RunWorld,
         control: HostControl = ONLY_HERE,
     ) -> None:
@@ -111,7 +111,7 @@ class HostDiscovery:
         running = self._agents.running()
         for worker in self._table.idle(running, self._world.workers_in_use()):
             log.info("host %s is let go", self._table.host_of(worker))
-            self._agents.let_go(worker)
+            self._agents.dismiss(worker)
         # An agent whose ssh connection broke may still run. A second one would be refused.
         for worker, host in self._table.due(running | self._world.attached_workers(), now):
             others = [name for name in self._table.machines if name != host]

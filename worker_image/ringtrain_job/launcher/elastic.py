@@ -1,4 +1,4 @@
-"""Backend of an elastic job: applies the decisions of the state machine in `launcher/formation.py`."""
+"""Backend of an elastic job: applies the decisions of the state machine in `launcher/generation.py`."""
 
 import logging
 import signal
@@ -15,12 +15,12 @@ from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.backend import HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.discovery import HostDiscovery
-from ringtrain_job.launcher.elastic_end import FRUITLESS_FORMATIONS, RUIN_REASON, AttemptEnd, Ruin
-from ringtrain_job.launcher.formation import Formed, advance_formation, joined_formation, standing_in_formation
-from ringtrain_job.launcher.formation_journal import FormationJournal
-from ringtrain_job.launcher.formation_state import FormationOrders, FormationPhase, FormationState
+from ringtrain_job.launcher.elastic_end import FRUITLESS_GENERATIONS, RUIN_REASON, AttemptEnd, Ruin
+from ringtrain_job.launcher.generation import Formed, advance_generation, all_members_joined, member_standings
+from ringtrain_job.launcher.generation_journal import GenerationJournal
+from ringtrain_job.launcher.generation_state import GenerationOrders, GenerationPhase, GenerationState
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostTable
-from ringtrain_job.launcher.losses import FormationLosses
+from ringtrain_job.launcher.losses import GenerationLosses
 from ringtrain_job.launcher.members import SlotView, Standing, WorldView
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, lost_peer
@@ -45,9 +45,9 @@ class ElasticBackend:
         self._gang.vacancy_s = config.vacancy_s
         self._discovery: HostDiscovery | None = None
         self._requested_at: float | None = None
-        self._journal = FormationJournal(snapshot.store.files)
+        self._journal = GenerationJournal(snapshot.store.files)
         self._lock = threading.Lock()
-        self._losses = FormationLosses()
+        self._losses = GenerationLosses()
         self._met = 0
         self._state_lost: dict[str, Any] | None = None
         self._seen, self._looked = -1, 0.0
@@ -55,12 +55,12 @@ class ElasticBackend:
         if kept is None:
             # The start number is higher than any order of an earlier launcher.
             known = settings.formation
-            orders = FormationOrders(number=time.time_ns() // 1_000_000, urgent=known > 0)
-            self._state = FormationState(number=known + 1, orders=orders)
+            orders = GenerationOrders(number=time.time_ns() // 1_000_000, urgent=known > 0)
+            self._state = GenerationState(number=known + 1, orders=orders)
             self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
         else:
             self._state, self._asked = kept
-            if self._state.phase is FormationPhase.RUNNING:
+            if self._state.phase is GenerationPhase.RUNNING:
                 self._met = self._state.number
         self._recoveries = self._state.losses.recoveries  # recoveries that were logged
         self._note_members()
@@ -144,7 +144,7 @@ class ElasticBackend:
         """Return the workers with a rank in the running generation; while one is being formed, all workers."""
         with self._lock:
             state = self._state
-        if state.phase is not FormationPhase.RUNNING:
+        if state.phase is not GenerationPhase.RUNNING:
             return frozenset(range(self._config.workers))
         return frozenset(process.slot // self._config.slots for process in state.members)
 
@@ -175,7 +175,7 @@ class ElasticBackend:
         gang = self._gang.view()
         self._losses.note(self._state, view, gang, now)
         before = self._state
-        decided = advance_formation(before, self._settings.rules, view, now)
+        decided = advance_generation(before, self._settings.rules, view, now)
         if decided.end is not None and decided.end.ruin is not None:
             return self._verdict(decided.end, view, gang)
         if decided.order is None and (failed := self.failure_of_starter(view, gang, now)):
@@ -198,16 +198,16 @@ class ElasticBackend:
             self._gang.give(decided.order)
         elif isinstance(decided.order, Formed):
             self._form(decided.order, new=before.formed != decided.order.formation)
-        self._log_met_world(view)
+        self._log_joined_world(view)
         return None
 
     def status(self) -> dict[str, Any]:
         with self._lock:
             state, asked, state_lost = self._state, len(self._asked), self._state_lost
         rules = self._settings.rules
-        lost = state.phase is FormationPhase.PREPARING and state.orders.urgent
+        lost = state.phase is GenerationPhase.PREPARING and state.orders.urgent
         shown = {
-            "formation": state.number if state.phase is FormationPhase.RUNNING else state.formed,
+            "formation": state.number if state.phase is GenerationPhase.RUNNING else state.formed,
             "phase": state.phase.value,
             "ranks": len(state.members),
             "minRanks": rules.min_ranks,
@@ -250,10 +250,10 @@ class ElasticBackend:
             members = frozenset(process.slot for process in self._state.members)
             self._snapshot.keep_ranks(members)
 
-    def _log_decision(self, before: FormationState, after: FormationState, view: WorldView, gang: GangView) -> None:
+    def _log_decision(self, before: GenerationState, after: GenerationState, view: WorldView, gang: GangView) -> None:
         """Log one line for each change of the world."""
-        if after.phase is FormationPhase.RUNNING:
-            if before.phase is not FormationPhase.RUNNING:
+        if after.phase is GenerationPhase.RUNNING:
+            if before.phase is not GenerationPhase.RUNNING:
                 names = in_ranges(process.slot for process in after.members)
                 log.info("formation %d is made of slots %s", after.number, names)
                 self._log_state_lost(before, after, gang)
@@ -268,11 +268,11 @@ class ElasticBackend:
         log.info(
             "formation %d is prepared: %s; ranks leave formation %d at their next commit",
             after.number,
-            _why_new_formation(before, view),
+            _change_reason(before, view),
             before.formed,
         )
 
-    def _log_state_lost(self, before: FormationState, after: FormationState, gang: GangView) -> None:
+    def _log_state_lost(self, before: GenerationState, after: GenerationState, gang: GangView) -> None:
         """Record and log a loss of state: training starts again from scratch or from an older commit."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
         now, then = after.steps, before.steps
@@ -292,9 +292,9 @@ class ElasticBackend:
         with self._lock:
             self._state_lost = lost
 
-    def _log_met_world(self, view: WorldView) -> None:
+    def _log_joined_world(self, view: WorldView) -> None:
         state = self._state
-        if state.number <= self._met or not joined_formation(state, self._settings.rules, view):
+        if state.number <= self._met or not all_members_joined(state, self._settings.rules, view):
             return
         self._met = state.number
         losses = state.losses
@@ -303,7 +303,7 @@ class ElasticBackend:
         log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: WorldView) -> int:
-        return sum(at is Standing.FINISHED for at in standing_in_formation(self._state, view).values())
+        return sum(at is Standing.FINISHED for at in member_standings(self._state, view).values())
 
     def _verdict(self, end: AttemptEnd, view: WorldView, gang: GangView) -> Verdict:
         if end.ruin is None:
@@ -322,13 +322,13 @@ class ElasticBackend:
         match end.ruin:
             case Ruin.NOT_ASSEMBLED:
                 return Failure(
-                    Reason.NOT_ASSEMBLED, _formation_not_assembled(self._config, rules.min_ranks, view) + because
+                    Reason.NOT_ASSEMBLED, _not_assembled_message(self._config, rules.min_ranks, view) + because
                 )
             case Ruin.TOO_FEW:
                 waited = rules.replace_timeout_s + rules.start_timeout_s
                 message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
                 return replace(known, reason=RUIN_REASON[end.ruin], message=message)
-            case Ruin.FORMATION_LIMIT:
+            case Ruin.GENERATION_LIMIT:
                 message = f"the world was made {rules.formation_limit} times, which is the limit{because}"
                 return replace(known, reason=Reason.RANK_FAILED, message=message)
             case Ruin.NOT_FENCED:
@@ -341,7 +341,7 @@ class ElasticBackend:
             case Ruin.ALL_FAILED:
                 return replace(known, message=f"{known.message}; all ranks ended by an error of their own")
             case Ruin.FRUITLESS:
-                message = f"{FRUITLESS_FORMATIONS} formations ended by an error of a rank before a step was made"
+                message = f"{FRUITLESS_GENERATIONS} formations ended by an error of a rank before a step was made"
                 return replace(known, message=f"{message}{because}")
             case Ruin.NO_SURVIVOR:
                 return replace(known, message=f"{known.message}; the other ranks had finished")
@@ -355,7 +355,7 @@ def open_elastic(context: BackendContext) -> ElasticBackend | None:
     return ElasticBackend(context) if config.elastic is not None and config.agents_start_ranks else None
 
 
-def _why_new_formation(before: FormationState, view: WorldView) -> str:
+def _change_reason(before: GenerationState, view: WorldView) -> str:
     """Return the reason for a new generation that no loss requires."""
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
@@ -366,7 +366,7 @@ def _why_new_formation(before: FormationState, view: WorldView) -> str:
     return "more ranks have come"
 
 
-def _formation_not_assembled(config: LauncherConfig, least: int, view: WorldView) -> str:
+def _not_assembled_message(config: LauncherConfig, least: int, view: WorldView) -> str:
     absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
     names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""

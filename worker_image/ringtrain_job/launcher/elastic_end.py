@@ -12,7 +12,7 @@ from ringtrain_job.launcher.verdict import lost_peer
 # Limit on consecutive processes of a slot that end by an error of the program without a step in between.
 OWN_FAILURES = 3
 # Limit on generations lost to such errors, in any slot, without a step in between.
-FRUITLESS_FORMATIONS = 5
+FRUITLESS_GENERATIONS = 5
 # Signals that a program raises itself; other signals come from outside.
 _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
 
@@ -22,7 +22,7 @@ class Ruin(StrEnum):
 
     NOT_ASSEMBLED = "not assembled"
     TOO_FEW = "too few"
-    FORMATION_LIMIT = "formation limit"
+    GENERATION_LIMIT = "formation limit"
     OWN_ERROR = "own error"
     ALL_FAILED = "all failed"
     FRUITLESS = "fruitless"
@@ -59,7 +59,7 @@ class OwnFailures:
 
 
 @dataclass(frozen=True)
-class FormationSteps:
+class TrainingSteps:
     """Progress of the training.
 
     `highest`: highest step seen. `last`: step seen last, lower than `highest` after training restarted from a
@@ -89,7 +89,7 @@ class LossRecord:
     last_recovery_s: float | None = None
 
 
-def own_process_error(state: RankState) -> bool:
+def is_own_error(state: RankState) -> bool:
     """Return whether a process ended by an error of the program, not because it lost a peer or was killed."""
     if state.phase is not RankPhase.FAILED or lost_peer(state.log_tail, -1) is not None:
         return False
@@ -97,7 +97,7 @@ def own_process_error(state: RankState) -> bool:
 
 
 def count_failures(
-    known: Sequence[OwnFailures], slots: Sequence[SlotView], steps: FormationSteps, *, survivors: bool
+    known: Sequence[OwnFailures], slots: Sequence[SlotView], steps: TrainingSteps, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
     """Return `known` updated with new failures. If there are `survivors`, processes that were never in a world do not
     count.
@@ -110,7 +110,7 @@ def count_failures(
         mark = failures.get(slot.slot)
         if mark and (mark.instance, mark.life) == (slot.instance, slot.state.life):
             continue
-        if own_process_error(slot.state) and (slot.state.formation or not survivors):
+        if is_own_error(slot.state) and (slot.state.formation or not survivors):
             text = next((line for line in reversed(slot.state.log_tail) if line.strip()), "")
             same = mark is not None and (mark.text, mark.highest) == (text, steps.highest) and bool(text)
             again = mark is not None and (mark.at == steps.advances or (same and not _is_state_lost(text)))
@@ -151,7 +151,7 @@ def find_elastic_attempt_end(
         return AttemptEnd(Ruin.OWN_ERROR, worst.slot)
     if not restarts and _all_slots_failed(where, losses.failures):
         return AttemptEnd(Ruin.ALL_FAILED)
-    if len(losses.fruitless) >= FRUITLESS_FORMATIONS:
+    if len(losses.fruitless) >= FRUITLESS_GENERATIONS:
         return AttemptEnd(Ruin.FRUITLESS)
     if not where:
         return AttemptEnd() if view.asked and all(view.slots[slot].finished for slot in view.asked) else None

@@ -47,7 +47,7 @@ class RegisteredAgent:
     slots_seen: tuple[object, dict[int, SlotView]] | None = None
 
 
-class LauncherGang:
+class Gang:
     """All agents of the attempt. Thread-safe; `clock` is monotonic, in seconds."""
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
@@ -92,7 +92,7 @@ class LauncherGang:
                 self._expected_since = self._clock()
             if agent is None or agent.registration.instance != registration.instance:
                 agent = self._agents[index] = RegisteredAgent(
-                    registration, self._clock(), not_for_it=self._meant_for(index)
+                    registration, self._clock(), not_for_it=self._order_for(index)
                 )
             agent.order, agent.attached = registration.order, False
             self._arrived = self._clock()
@@ -117,16 +117,16 @@ class LauncherGang:
             agent = self._agent(index, instance)
             if agent is None:
                 return False
-            before = _agent_state_that_matters(agent)
+            before = _relevant_state(agent)
             self._record_ranks(agent, state.ranks)
             agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
-            if before != _agent_state_that_matters(agent):  # most calls are heartbeats without news
+            if before != _relevant_state(agent):  # most calls are heartbeats without news
                 self._notify()
             return True
 
-    def hear(self, index: int, instance: str) -> bool:
+    def record_heartbeat(self, index: int, instance: str) -> bool:
         """Record a heartbeat without news; return False if the agent is not registered here."""
         with self._changed:
             return self._agent(index, instance) is not None
@@ -240,7 +240,7 @@ class LauncherGang:
     ) -> World:
         """Return the world of `members`, which are in rank order. `sites`: by worker, if any."""
         with self._changed:
-            return make_formation(
+            return make_generation_world(
                 formation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
             )
 
@@ -260,7 +260,7 @@ class LauncherGang:
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
-            ranks.append(agent.states.get(rank, gang_waiting_for_rank(rank)) if agent else gang_waiting_for_rank(rank))
+            ranks.append(agent.states.get(rank, waiting_rank_state(rank)) if agent else waiting_rank_state(rank))
         exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
         return _RankViews(tuple(ranks), exits, dict(self._placed))
 
@@ -271,7 +271,7 @@ class LauncherGang:
         for index in self._new:
             agent = self._agents[index]
             for rank in range(index * slots, (index + 1) * slots):
-                ranks[rank] = agent.states.get(rank, gang_waiting_for_rank(rank))
+                ranks[rank] = agent.states.get(rank, waiting_rank_state(rank))
                 exits.pop(rank, None)
                 if rank in agent.exits:
                     exits[rank] = agent.exits[rank]
@@ -305,9 +305,7 @@ class LauncherGang:
         self._new.add(agent.registration.worker_index)
         for state in ranks:
             before = agent.states.get(state.rank)
-            if state.phase is not RankPhase.WAITING and (
-                before is None or _rank_exit_of(before) != _rank_exit_of(state)
-            ):
+            if state.phase is not RankPhase.WAITING and (before is None or _exit_key(before) != _exit_key(state)):
                 self._placed[state.rank] = agent.registration.worker_index
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
@@ -321,7 +319,7 @@ class LauncherGang:
         if agent is None:
             lost = now - self._expected_since >= self._config.lost_after_s
             return {slot: SlotView(slot, worker, lost=lost) for slot in slots}
-        ended = self._is_gone(agent.registration)
+        ended = self._is_lost(agent.registration)
         lost = ended or self._is_quiet(agent, now)
         seen_by = (lost or not agent.streams, lost, ended, bool(agent.leaving), agent.order)
         if agent.slots_seen is None or agent.slots_seen[0] != seen_by or self.ranks_move:
@@ -344,11 +342,11 @@ class LauncherGang:
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
         """Return the newest process of a slot, on any worker."""
         if not self.ranks_move:
-            return agent.states.get(slot) or gang_waiting_for_rank(slot)
+            return agent.states.get(slot) or waiting_rank_state(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
-        return max(found, key=lambda state: state.life, default=gang_waiting_for_rank(slot))
+        return max(found, key=lambda state: state.life, default=waiting_rank_state(slot))
 
-    def _meant_for(self, index: int) -> Order | None:
+    def _order_for(self, index: int) -> Order | None:
         order = self.order
         if not isinstance(order, Form):
             return None
@@ -378,7 +376,7 @@ class LauncherGang:
         be queued."""
         return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
 
-    def _is_gone(self, registration: Registration) -> bool:
+    def _is_lost(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._lost_incarnations.get(registration.worker_index, 0)
 
     def _mismatch(self, registration: Registration) -> Refusal | None:
@@ -397,7 +395,7 @@ class LauncherGang:
         return None
 
     def _ended(self, registration: Registration) -> Refusal | None:
-        if not self._is_gone(registration):
+        if not self._is_lost(registration):
             return None
         what = f"pod {registration.pod} of incarnation {registration.incarnation}"
         return Refusal(f"{what} has ended, says the operator; a new pod takes its place")
@@ -432,10 +430,10 @@ class _RankViews:
 
     @staticmethod
     def of(size: int) -> "_RankViews":
-        return _RankViews(tuple(gang_waiting_for_rank(rank) for rank in range(size)), (), {})
+        return _RankViews(tuple(waiting_rank_state(rank) for rank in range(size)), (), {})
 
 
-def _rank_exit_of(state: RankState) -> tuple[RankPhase, int]:
+def _exit_key(state: RankState) -> tuple[RankPhase, int]:
     """Return the values that differ between two successive processes of a rank."""
     return state.phase, state.exit_order
 
@@ -446,12 +444,12 @@ def _state_supersedes(state: RankState, known: RankState) -> bool:
     return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
 
 
-def gang_waiting_for_rank(rank: int) -> RankState:
+def waiting_rank_state(rank: int) -> RankState:
     """Return the state of a rank that was not started."""
     return RankState(rank, RankPhase.WAITING)
 
 
-def _agent_state_that_matters(agent: RegisteredAgent) -> tuple[object, ...]:
+def _relevant_state(agent: RegisteredAgent) -> tuple[object, ...]:
     ranks = [
         (rank, state.phase, state.life, state.formation, state.parked, state.joined)
         for rank, state in agent.states.items()
@@ -472,7 +470,7 @@ def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None 
     )
 
 
-def make_formation(
+def make_generation_world(
     formation: int,
     members: Sequence[MemberProcess],
     registrations: Mapping[int, Registration],

@@ -52,7 +52,7 @@ class HostAgents(Protocol):
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
         """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
 
-    def let_go(self, worker: int) -> None:
+    def dismiss(self, worker: int) -> None:
         """Request the agent of `worker` to end."""
 
     def running(self) -> frozenset[int]:

@@ -20,7 +20,7 @@ from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.formats import clean_json
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
-from ringtrain_job.launcher.metrics import LauncherStatusCollector
+from ringtrain_job.launcher.metrics import StatusCollector
 from ringtrain_job.launcher.observers import HttpRoutes
 
 # Requests may come from anyone. A request has some hundred bytes, and clients read an answer within moments.
@@ -47,7 +47,7 @@ HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
 HearSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
-class LauncherHttpServer:
+class HttpServer:
     """HTTP server with a thread for each connection.
 
     `answer`: returns the response to a GET that no `routes` serve, from the path with query and the Authorization
@@ -92,14 +92,14 @@ class LauncherHttpServer:
         self._server.strangers.close()
 
 
-class StatusServer(LauncherHttpServer):
+class StatusServer(HttpServer):
     """The launcher's HTTP server.
 
     `status` returns the document of `/status`, `brief_status` that of `/status?brief`, and `healthy` decides the answer
     of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and `/healthz`
     contain only figures and require none. `change_tokens`: tokens that PUT requests require. If `/status` requires no
     token, an answer to a client without one of the `change_tokens` omits lines that ranks wrote, because any user of
-    this machine may connect. `ask_workers` receives `PUT /workers` of an elastic job, `hear_pods` receives `PUT /pods`,
+    this machine may connect. `ask_workers` receives `PUT /workers` of an elastic job, `on_pods` receives `PUT /pods`,
     and `hear_sites` receives `PUT /sites`.
     """
 
@@ -116,13 +116,13 @@ class StatusServer(LauncherHttpServer):
         tokens: tuple[str, ...] = (),
         change_tokens: tuple[str, ...] = (),
         ask_workers: AskWorkers | None = None,
-        hear_pods: HearPods | None = None,
+        on_pods: HearPods | None = None,
         hear_sites: HearSites | None = None,
         is_held: bool = False,
         routes: Collection[HttpRoutes] = (),
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(LauncherStatusCollector(status))
+        registry.register(StatusCollector(status))
 
         def answer(asked: str, authorization: str) -> Answer:
             path, _, query = asked.partition("?")
@@ -147,9 +147,9 @@ class StatusServer(LauncherHttpServer):
                 return 401, "text/plain", text.encode()
             try:
                 if path == "/pods":
-                    (hear_pods or _no_status_listener)(*_pods_in(body))
+                    (on_pods or _ignore_put)(*_pods_in(body))
                 elif path == "/sites":
-                    (hear_sites or _no_status_listener)(*_sites_in(body))
+                    (hear_sites or _ignore_put)(*_sites_in(body))
                 elif ask_workers is not None:
                     ask_workers(*_workers_in(body))
                 else:
@@ -161,7 +161,7 @@ class StatusServer(LauncherHttpServer):
         super().__init__(port, answer, put, routes, everywhere=everywhere, is_held=is_held)
 
 
-def _no_status_listener(*_: object) -> None:
+def _ignore_put(*_: object) -> None:
     """Ignore a PUT without a listener."""
 
 
@@ -306,7 +306,7 @@ def _launcher_http_handler(
     *,
     is_local: bool,
 ) -> type[BaseHTTPRequestHandler]:
-    class LauncherHttpHandler(BaseHTTPRequestHandler):
+    class HttpHandler(BaseHTTPRequestHandler):
         timeout = _SILENCE_S
 
         def setup(self) -> None:
@@ -350,4 +350,4 @@ def _launcher_http_handler(
         def log_message(self, *_: object) -> None:
             """Do not log requests; probes are frequent."""
 
-    return LauncherHttpHandler
+    return HttpHandler

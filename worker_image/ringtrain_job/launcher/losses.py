@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from ringtrain_job.control.model import Failure, RankPhase
-from ringtrain_job.launcher.formation import standing_in_formation
-from ringtrain_job.launcher.formation_state import FormationState
+from ringtrain_job.launcher.generation import member_standings
+from ringtrain_job.launcher.generation_state import GenerationState
 from ringtrain_job.launcher.members import MemberProcess, Standing, WorldView
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 
 
-class FormationLosses:
+class GenerationLosses:
     """Ends of members of the last generation, and of processes that ended before they joined one."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class FormationLosses:
         self._exits: dict[tuple[int, str, int], RankExit] = {}
         self._lost_workers: dict[int, WorkerView] = {}
 
-    def note(self, state: FormationState, view: WorldView, gang: GangView, now: float) -> None:
+    def note(self, state: GenerationState, view: WorldView, gang: GangView, now: float) -> None:
         """Record the losses that `view` and `gang` show now."""
         if state.formed != self._formation:
             self._formation, self._exits, self._lost_workers = state.formed, {}, {}
@@ -28,11 +28,11 @@ class FormationLosses:
         for slot in view.slots.values():
             if slot.instance:
                 self._workers[slot.instance] = gang.workers[slot.worker]
-        for process, at in standing_in_formation(state, view).items():
+        for process, at in member_standings(state, view).items():
             if at is Standing.GONE and (process.slot, process.instance, process.life) not in self._exits:
                 self._add_loss(process, view, now)
 
-    def cause(self, state: FormationState, gang: GangView) -> Failure | None:
+    def cause(self, state: GenerationState, gang: GangView) -> Failure | None:
         """Return the cause of the generation's loss; None if there was none."""
         members = {(process.slot, process.instance, process.life) for process in state.members}
         exits = [exit for key, exit in self._exits.items() if not members or key in members]

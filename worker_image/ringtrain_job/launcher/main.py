@@ -18,23 +18,23 @@ from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.processes import signal_handler
 from ringtrain.shared.rpc import RpcPeer
-from ringtrain_job.control.async_server import ControlAsyncServer
+from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Outcome, Reason, Release, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
 from ringtrain_job.launcher.backend import Backend, HandOver
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.data_members import LauncherDataMembers
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.data_members import DataMembers
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import read_verdict, repeat_outcome, write_outcome
 from ringtrain_job.launcher.registry import Attempt, BackendContext, open_backend, open_observers
-from ringtrain_job.launcher.service import LauncherCoordinatorService, LauncherDataService
+from ringtrain_job.launcher.service import CoordinatorService, DataService
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
-from ringtrain_job.logs.about import LogAboutFile
-from ringtrain_job.logs.events import LogEventsFile
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
+from ringtrain_job.logs.about import AboutFile
+from ringtrain_job.logs.events import EventsFile
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 
@@ -59,18 +59,18 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     with ExitStack() as stack:
-        store = _open_store(config, files, most_logs_open(config, allow_open_files(config.open_files)))
+        store = _open_store(config, files, open_log_limit(config, allow_open_files(config.open_files)))
         stack.callback(store.close)
-        gang = LauncherGang(config, time.monotonic)
-        status = LauncherStatusSnapshot(config, gang, store, LauncherReports(config.world_size))
-        stop = LauncherStopFlag()
+        gang = Gang(config, time.monotonic)
+        status = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
+        stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
         launcher = _LauncherProcess(status, stop)
         is_over = store.resumed and files.outcome.exists()
         if is_over:
             return _repeat_launcher_outcome(Attempt(status, is_over, lambda: stop.asked), stack)
         attempt = Attempt(status, gives_up=launcher.gives_up)
-        status.about = LogAboutFile(files, _launcher_config_told(config, command))
+        status.about = AboutFile(files, _run_description(config, command))
         status.observers = open_observers(attempt, stack)
         sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
         status.backend = backend = open_backend(BackendContext(status, sites, command, hosts))
@@ -93,7 +93,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     return verdict.exit_code
 
 
-def _launcher_config_told(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
+def _run_description(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
     """Return the command and the image, as far as the launcher knows them."""
     run = {"command": list(shown_command(command)), "image": config.image}
     return {name: value for name, value in run.items() if value}
@@ -121,7 +121,7 @@ def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
 
 
 def _launcher_termination_message(
-    status: LauncherStatusSnapshot, verdict: Verdict, unfinished: Mapping[str, Any] | None = None
+    status: StatusSnapshot, verdict: Verdict, unfinished: Mapping[str, Any] | None = None
 ) -> bytes:
     return termination_message(
         verdict,
@@ -144,7 +144,7 @@ def allow_open_files(count: int) -> int:
     return count if soft == resource.RLIM_INFINITY else soft
 
 
-def most_logs_open(config: LauncherConfig, allowed: int) -> int:
+def open_log_limit(config: LauncherConfig, allowed: int) -> int:
     """Return the number of rank logs that may be open at the same time. `allowed`: limit on open files.
 
     Raises ConfigurationError if the workers' connections alone exceed the limit.
@@ -163,15 +163,15 @@ def most_logs_open(config: LauncherConfig, allowed: int) -> int:
 class _LauncherProcess:
     """Main loop. The backend decides how the attempt ends, unless a reported loss is not finite."""
 
-    def __init__(self, status: LauncherStatusSnapshot, stop: "LauncherStopFlag") -> None:
+    def __init__(self, status: StatusSnapshot, stop: "StopFlag") -> None:
         self._config, self._gang = status.config, status.gang
         self._status, self._stop = status, stop
         self._ticked = time.monotonic()
         self._waited_s = 0.0
-        self.events = LogEventsFile(status.store.files)
+        self.events = EventsFile(status.store.files)
 
     @property
-    def status(self) -> LauncherStatusSnapshot:
+    def status(self) -> StatusSnapshot:
         return self._status
 
     def healthy(self) -> bool:
@@ -189,7 +189,7 @@ class _LauncherProcess:
         continues."""
         backend = self._backend
         while True:
-            ended: Verdict | HandOver | None = self._diverged() or backend.tick()
+            ended: Verdict | HandOver | None = self._divergence_verdict() or backend.tick()
             if ended is None and self._stop.asked:
                 ended = backend.requested_to_stop(by_person=self._stop.interrupts > 0)
             if isinstance(ended, HandOver):
@@ -204,7 +204,7 @@ class _LauncherProcess:
         failure = verdict.failure
         if verdict.outcome is Outcome.STOPPED or (failure is not None and failure.reason is Reason.NOT_FINITE):
             return verdict
-        diverged = self._diverged()
+        diverged = self._divergence_verdict()
         return self._conclude(diverged) if diverged else verdict
 
     def drain(self, verdict: Verdict) -> None:
@@ -239,7 +239,7 @@ class _LauncherProcess:
             log.info("the attempt failed: %s", verdict.failure.message)
         return verdict
 
-    def _diverged(self) -> Verdict | None:
+    def _divergence_verdict(self) -> Verdict | None:
         """Return the verdict on the first reported loss that is not finite, if such losses end the attempt."""
         if not self._config.fail_on_nan:
             return None
@@ -272,13 +272,13 @@ class _LauncherProcess:
         failure = status.verdict.failure if status.verdict else None
         registered = self._gang.registered
         if registered >= self._config.workers:
-            self.events.once("Joined", f"all workers have registered: {registered}")
-        self.events.see(status.phase, status.backend_status(), failure.message if failure else "")
+            self.events.record_once("Joined", f"all workers have registered: {registered}")
+        self.events.record_state(status.phase, status.backend_status(), failure.message if failure else "")
         if status.first_progress is not None:
-            self.events.once("Step", "the first step was reported", status.first_progress)
+            self.events.record_once("Step", "the first step was reported", status.first_progress)
 
 
-class LauncherStopFlag:
+class StopFlag:
     """Stop requests of this process. SIGINT comes from a person or `ringtrain run` and is for the whole job; a second
     one requests an immediate end. SIGTERM is sent to a pod that is deleted, possibly several times."""
 
@@ -296,7 +296,7 @@ class LauncherStopFlag:
         return self.interrupts > 1
 
 
-def _hand_over(status: LauncherStatusSnapshot) -> int:
+def _hand_over(status: StatusSnapshot) -> int:
     """Leave the ranks to the next launcher: send no order and write no outcome."""
     log.warning(
         "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
@@ -325,10 +325,10 @@ def _open_store(config: LauncherConfig, files: AttemptFiles, logs_open: int) -> 
 def _open_ports(launcher: _LauncherProcess, sites: WorkerSites, stack: ExitStack) -> None:
     status, config, gang = launcher.status, launcher.status.config, launcher.status.gang
 
-    def hear_pods(events: list[dict[str, Any]], about: dict[str, str]) -> None:
-        launcher.events.hear(events)
+    def on_pods(events: list[dict[str, Any]], about: dict[str, str]) -> None:
+        launcher.events.record_pod_events(events)
         if status.about is not None:
-            status.about.tell(about)
+            status.about.override(about)
 
     http = StatusServer(
         config.status_port,
@@ -339,24 +339,24 @@ def _open_ports(launcher: _LauncherProcess, sites: WorkerSites, stack: ExitStack
         tokens=config.status_tokens,
         change_tokens=config.tokens,
         ask_workers=status.backend.ask if status.backend else None,
-        hear_pods=hear_pods,
+        on_pods=on_pods,
         hear_sites=sites.hear if config.site_label else None,
         is_held=config.ports_held,
         routes=status.observers.all_routes,
     )
     stack.callback(http.close)
     status.observers.listening(http.port)
-    data = LauncherDataMembers(config, time.monotonic)
+    data = DataMembers(config, time.monotonic)
     status.data = data.status if config.data_workers else None
 
-    service = LauncherCoordinatorService(gang, status.store, config.job.attempt, data)
+    service = CoordinatorService(gang, status.store, config.job.attempt, data)
     stack.callback(service.close)
 
     def register(server: Any) -> None:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
-        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(LauncherDataService(data), server)
+        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(DataService(data), server)
 
-    server = ControlAsyncServer.start(
+    server = AsyncServer.start(
         config.port,
         config.secrets,
         RpcPeer(contract.ROLE_WORKER, config.job.uid),

@@ -127,7 +127,7 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
     )
 
 
-def fenced_members(
+def are_members_fenced(
     members: Sequence[MemberProcess], formation: int, view: WorldView, order: int, *, stopped: bool
 ) -> bool:
     """Return whether no process of an agent in contact can still be in an earlier generation.
@@ -164,7 +164,7 @@ def member_candidates(
     ]
 
 
-def member_keepers(
+def slots_to_keep(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, least: int
 ) -> frozenset[int]:
     """Return slots of live `members` that are not requested but may not leave yet.
@@ -177,11 +177,11 @@ def member_keepers(
     ordered = sorted(unwanted, key=lambda slot: view.slots[slot].leaving)
     stay = len(alive) - len(unwanted)
     lasting = sum(not view.slots[slot].leaving for slot in unwanted)
-    missing = least - stay - len(newcomer_members(members, wanted, view, stopped=False))
+    missing = least - stay - len(newcomer_slots(members, wanted, view, stopped=False))
     return frozenset(ordered[: max(0, min(lasting, missing)) if stay else max(1, missing)])
 
 
-def newcomer_members(
+def newcomer_slots(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, *, stopped: bool
 ) -> set[int]:
     """Return requested slots outside the generation that could join the next one."""

@@ -21,7 +21,7 @@ Status = Mapping[str, Any]
 Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
-class LauncherStatusCollector(Collector):
+class StatusCollector(Collector):
     """Collector that computes the figures of `/status` as Prometheus metrics on request.
 
     Every series has the labels `job_namespace` and `job_name`, because Prometheus itself uses `namespace` and `job`.

@@ -5,10 +5,10 @@ import sys
 from typing import Any
 
 from ringtrain_job.control.model import Verdict
-from ringtrain_job.launcher.console import ConsoleProgressBar, LauncherConsole
+from ringtrain_job.launcher.console import Console, ConsoleProgressBar
 from ringtrain_job.launcher.observers import AttemptObserver
 from ringtrain_job.launcher.registry import Attempt
-from ringtrain_job.launcher.status import LauncherStatusSnapshot
+from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.launcher.throughput import throughput_step_line, throughput_total_line
 
 
@@ -17,7 +17,7 @@ class ConsoleObserver(AttemptObserver):
 
     order = 10
 
-    def __init__(self, status: LauncherStatusSnapshot, console: LauncherConsole) -> None:
+    def __init__(self, status: StatusSnapshot, console: Console) -> None:
         self._status, self._console = status, console
         self._printed_at, self._step = -math.inf, -1
 
@@ -65,5 +65,5 @@ def open_console(attempt: Attempt) -> ConsoleObserver | None:
     """Return the observer that writes to standard output."""
     if attempt.is_over:
         return None
-    console = LauncherConsole(sys.stdout.fileno(), person=not attempt.config.node)
+    console = Console(sys.stdout.fileno(), person=not attempt.config.node)
     return ConsoleObserver(attempt.status, console)

@@ -15,11 +15,11 @@ from typing import Final
 from ringtrain_job.control.settings import plugin_missing
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.observers import AttemptObserver, Observers
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import LauncherStatusSnapshot
+from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles
 
 OBSERVERS: Final = "ringtrain.launcher.observers"
@@ -31,7 +31,7 @@ class Attempt:
     """One attempt. `is_over`: it ended under an earlier launcher, and this one repeats its outcome. `gives_up`: returns
     whether a person has requested an immediate end."""
 
-    status: LauncherStatusSnapshot
+    status: StatusSnapshot
     is_over: bool = False
     gives_up: Callable[[], bool] = lambda: False
 
@@ -49,7 +49,7 @@ class BackendContext:
     """Inputs of a backend. `command`: the launcher's command. `hosts`: control of a run that may start agents on other
     hosts."""
 
-    status: LauncherStatusSnapshot
+    status: StatusSnapshot
     sites: WorkerSites
     command: Sequence[str] = ()
     hosts: HostControl = ONLY_HERE
@@ -59,7 +59,7 @@ class BackendContext:
         return self.status.config
 
     @property
-    def gang(self) -> LauncherGang:
+    def gang(self) -> Gang:
         return self.status.gang
 
 

@@ -40,8 +40,8 @@ class RingBackend:
         if self._is_running:
             return self.decide(self._gang.view(), time.monotonic(), self._patience)
         if self._gang.registered < self._config.workers or self._awaits_sites:
-            return self._late()
-        verdict = self._refusal()
+            return self._late_verdict()
+        verdict = self._refusal_verdict()
         if verdict is None:
             self._start()
         return verdict
@@ -75,7 +75,7 @@ class RingBackend:
     def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
         """Return a failed verdict if ranks that an earlier launcher started cannot continue, else None."""
         fresh = self._gang.fresh_workers()
-        return _restarted_inside(view, fresh[0]) if fresh else None
+        return _restart_verdict(view, fresh[0]) if fresh else None
 
     def _start(self) -> None:
         registrations = self._gang.registrations()
@@ -86,23 +86,23 @@ class RingBackend:
         log.info("all workers are here; ranks: %d", self._config.world_size)
         self.started(members)
 
-    def _late(self) -> Verdict | None:
+    def _late_verdict(self) -> Verdict | None:
         # After a restart of the launcher, agents with running ranks reconnect at once or never.
         patience = self._config.timeout_s if self._gang.any_rank_started() else self._config.start_timeout_s
         if time.monotonic() - self._began < min(patience, self._config.start_timeout_s):
             return None
-        return self._not_assembled()
+        return self._not_assembled_verdict()
 
-    def _refusal(self) -> Verdict | None:
+    def _refusal_verdict(self) -> Verdict | None:
         if homeless := [index for index, site in sorted(self._sites.by_index.items()) if not site]:
-            return self._without_site(homeless[0])
+            return self._no_site_verdict(homeless[0])
         return self.refusal_of_running_ranks(self._gang.view()) if self._gang.any_rank_started() else None
 
     @property
     def _awaits_sites(self) -> bool:
         return bool(self._config.site_label) and len(self._sites.by_index) < self._config.workers
 
-    def _not_assembled(self) -> Verdict:
+    def _not_assembled_verdict(self) -> Verdict:
         config, here = self._config, self._gang.registrations()
         missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
         noun = "worker" if config.workers == 1 else "workers"
@@ -116,7 +116,7 @@ class RingBackend:
         failure = Failure(Reason.NOT_ASSEMBLED, message)
         return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
 
-    def _without_site(self, worker: int) -> Verdict:
+    def _no_site_verdict(self, worker: int) -> Verdict:
         agent = self._gang.registrations()[worker]
         message = (
             f"node {agent.node} of {agent.pod} has no label {self._config.site_label}, which names its site "
@@ -131,7 +131,7 @@ def open_ring(context: BackendContext) -> RingBackend | None:
     return RingBackend(context) if context.config.agents_start_ranks else None
 
 
-def _restarted_inside(view: GangView, worker: int) -> Verdict:
+def _restart_verdict(view: GangView, worker: int) -> Verdict:
     lost = view.workers[worker]
     message = f"worker {worker} (pod {lost.pod}) was restarted while the others' ranks were running"
     failure = Failure(Reason.AGENT_LOST, message, worker * view.slots, lost.pod, lost.node)

@@ -19,8 +19,8 @@ from ringtrain.shared.messages import from_message, message_fields
 from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
 from ringtrain_job.control.wire import deflated_order, order_to_message
-from ringtrain_job.launcher.data_members import LauncherDataMembers
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.data_members import DataMembers
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.store import LogChunk, LogStore
 
@@ -54,12 +54,10 @@ class _EncodedOrder:
         return _EncodedOrder(order, plain, small, asyncio.Semaphore(max(16, _MOST_WAITING_BYTES // (size + 1))))
 
 
-class LauncherCoordinatorService:
+class CoordinatorService:
     """Implementation of the Coordinator service for agents (proto/ringtrain/v1/coordinator.proto)."""
 
-    def __init__(
-        self, gang: LauncherGang, store: LogStore, attempt: int, data: LauncherDataMembers | None = None
-    ) -> None:
+    def __init__(self, gang: Gang, store: LogStore, attempt: int, data: DataMembers | None = None) -> None:
         self._gang = gang
         self._data = data
         self._store = store
@@ -140,11 +138,11 @@ class LauncherCoordinatorService:
     async def Sync(self, request: Any, context: Any) -> Any:
         index, instance = request.worker_index, request.instance
         if request == self._last_requests.get(index):  # most are heartbeats without news
-            known = self._gang.hear(index, instance)
+            known = self._gang.record_heartbeat(index, instance)
         else:
             known = self._gang.sync(index, instance, from_message(AgentState, request))
             self._last_requests[index] = request
-        news = self._data.news(request.data_version) if self._data else ""
+        news = self._data.text_since(request.data_version) if self._data else ""
         return pb.SyncReply(known=known, data_workers=news, heartbeat_s=self._gang.heartbeat_s)
 
     async def Append(self, request: Any, context: Any) -> Any:
@@ -167,7 +165,7 @@ class LauncherCoordinatorService:
         since = self._writing_since
         if since is None or time.monotonic() - since <= _WRITE_S:
             return False
-        self._complain(f"a write in {self._store.files.directory} has not ended for {_WRITE_S:g} s")
+        self._log_problem(f"a write in {self._store.files.directory} has not ended for {_WRITE_S:g} s")
         return True
 
     def append(self, request: Any) -> Any:
@@ -187,7 +185,7 @@ class LauncherCoordinatorService:
             try:
                 last = self._store.append(LogChunk(stream, chunk.rank, chunk.first, chunk.lines, chunk.data))
             except OSError as error:  # a full or hanging disk: the agent retains unacknowledged lines
-                self._complain(str(error))
+                self._log_problem(str(error))
                 self._store.refused = str(error)
                 break
             finally:
@@ -196,16 +194,16 @@ class LauncherCoordinatorService:
             reply.durable.append(pb.Durable(kind=chunk.kind, rank=chunk.rank, last=last))
         return reply
 
-    def _complain(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         self._complaints.say(f"log lines cannot be written, agents keep them for now: {problem}")
 
 
-class LauncherDataService:
+class DataService:
     """Implementation of the DataWorkers service for data workers (proto/ringtrain/v1/coordinator.proto)."""
 
-    def __init__(self, data: LauncherDataMembers) -> None:
+    def __init__(self, data: DataMembers) -> None:
         self._data = data
 
     async def Announce(self, request: Any, context: Any) -> Any:
         reason = self._data.announce(from_message(DataMember, request))
-        return pb.AnnounceReply(accepted=not reason, reason=reason, members=self._data.news(""))
+        return pb.AnnounceReply(accepted=not reason, reason=reason, members=self._data.text_since(""))

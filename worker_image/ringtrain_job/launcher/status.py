@@ -11,12 +11,12 @@ from ringtrain_job.control.model import Outcome, RankPhase, RankState, Verdict
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.metrics import MOST_RANKS
 from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.throughput import GangThroughput, Progress
 from ringtrain_job.launcher.verdict import GangView
-from ringtrain_job.logs.about import LogAboutFile
+from ringtrain_job.logs.about import AboutFile
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.samples import MachineSample
 from ringtrain_job.logs.store import LogStore
@@ -43,7 +43,7 @@ class LauncherReports:
 
 
 @dataclass
-class LauncherStatusSnapshot:
+class StatusSnapshot:
     """Data behind `/status`, `/metrics` and `/healthz`.
 
     `running_since`: time at which the gang was complete; None before. `last_progress`, `first_progress`: arrival of the
@@ -55,7 +55,7 @@ class LauncherStatusSnapshot:
     """
 
     config: LauncherConfig
-    gang: LauncherGang
+    gang: Gang
     store: LogStore
     reports: LauncherReports
     start_time: float = field(default_factory=time.time)
@@ -63,7 +63,7 @@ class LauncherStatusSnapshot:
     last_progress: float | None = None
     first_progress: float | None = None
     started_from: tuple[int, str] | None = None
-    about: LogAboutFile | None = None
+    about: AboutFile | None = None
     machines: dict[int, MachineSample] = field(default_factory=dict)
     verdict: Verdict | None = None
     backend: Backend | None = None
@@ -108,7 +108,7 @@ class LauncherStatusSnapshot:
             self.started_from = self.started_from or (int(report["step"]), path)
             return
         with self.reports:
-            counts, is_first = self.reports.voice.hear(rank, report)
+            counts, is_first = self.reports.voice.choose(rank, report)
             if not counts:
                 return
             if is_first:

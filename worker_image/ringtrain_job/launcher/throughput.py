@@ -260,7 +260,7 @@ class GangThroughput:
 
         return min(ranks, key=position, default=None)
 
-    def held_up_by(self, ranks: Collection[int]) -> int | None:
+    def delaying_rank(self, ranks: Collection[int]) -> int | None:
         """Return the slowest reporting rank of `ranks` if it delays others: the straggler, or a rank more than a step
         behind another. Otherwise None, because the report order within one step means nothing."""
         reporting = [rank for rank in ranks if rank in self._steps]
@@ -278,24 +278,22 @@ def throughput_step_line(progress: Progress, speed: Speed | None) -> str:
     """Return a progress line: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
-        form = _throughput_form(speed.mean)
+        form = _throughput_format(speed.mean)
         numbers = f"{speed.mean:{form}} +/- {speed.uncertainty:{form}} (jitter = {speed.jitter:{form}})"
         parts.append(f"{progress.unit}/sec: {numbers}")
-    return "  ".join(
-        part for part in (*parts, loss_beside_throughput(progress), *throughput_warnings(progress)) if part
-    )
+    return "  ".join(part for part in (*parts, loss_text(progress), *throughput_warnings(progress)) if part)
 
 
-def _throughput_form(rate: float) -> str:
+def _throughput_format(rate: float) -> str:
     return ".1f" if rate >= 1 else ".3g"  # a large model may take minutes for a sample
 
 
 def shown_throughput(rate: float) -> str:
     """Format a rate: `5120.3`."""
-    return f"{rate:{_throughput_form(rate)}}"
+    return f"{rate:{_throughput_format(rate)}}"
 
 
-def loss_beside_throughput(progress: Progress) -> str:
+def loss_text(progress: Progress) -> str:
     """Format the loss: `loss: 0.412`; empty if there is none."""
     if "loss" in progress.not_finite:
         return f"loss: {progress.not_finite['loss']}"

@@ -129,14 +129,14 @@ def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Ver
     failed = failures_by_time(view.exits)
     if view.succeeded == len(view.ranks) and not failed:
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
-    gone = _gone_workers(view, failed, now, patience)
+    gone = _lost_or_leaving_workers(view, failed, now, patience)
     if failed and not gone and not _settled_exits(view, failed, now, patience):
         return None
     failure = first_cause(view, failed, gone)
     if failure is None:
         if not all(state.phase in ENDED for state in view.ranks):
             return None
-        failure = _incomplete_gang(view)
+        failure = _gang_incomplete_failure(view)
     code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
 
@@ -179,7 +179,7 @@ def _settled_exits(view: GangView, failed: Sequence[RankExit], now: float, patie
     return now - failed[0].at >= (patience.settle_s / 2 if own_cause else patience.settle_s)
 
 
-def _gone_workers(
+def _lost_or_leaving_workers(
     view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience
 ) -> list[WorkerView]:
     """Return workers whose agent is lost or leaving. After a failure has settled, a shorter silence suffices."""
@@ -203,22 +203,22 @@ def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[Worke
         if _is_hard_failure(view, exit):
             return _rank_failure(view, exit)
     if gone:
-        return _agent_failure(view, min(gone, key=lambda worker: (_gone_since(worker), worker.index)))
+        return _agent_failure(view, min(gone, key=lambda worker: (_absent_since(worker), worker.index)))
     lost = {exit.state.rank: view.lost_by(exit.state) for exit in failed}
     own = [exit for exit in failed if lost[exit.state.rank] is None]
     if own:
         told = [exit for exit in own if exit.state.exit_code == view.command_code]
         return _rank_failure(view, (told or own)[0])
     if failed:
-        return _blamed_rank(view, failed, [rank for rank in lost.values() if rank is not None])
+        return _blamed_rank_failure(view, failed, [rank for rank in lost.values() if rank is not None])
     return None
 
 
-def _gone_since(worker: WorkerView) -> float:
+def _absent_since(worker: WorkerView) -> float:
     return worker.leaving_since if worker.silent_since is None else worker.silent_since
 
 
-def _blamed_rank(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
+def _blamed_rank_failure(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
     """Return the failure if all failed ranks lost a peer: blame the rank that most of them name, unless it failed
     itself."""
     witnesses = {exit.state.rank for exit in failed}
@@ -279,7 +279,7 @@ def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
     )
 
 
-def _incomplete_gang(view: GangView) -> Failure:
+def _gang_incomplete_failure(view: GangView) -> Failure:
     missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
     return Failure(
         reason=Reason.WORLD_INCOMPLETE,

@@ -39,7 +39,7 @@ def _about_scalar(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float) else _about_text(value) or ""
 
 
-class LogAboutFile:
+class AboutFile:
     """Description of the run, collected from agents and ranks and stored in the attempt's directory. `told`: entries of
     the launcher."""
 
@@ -47,11 +47,11 @@ class LogAboutFile:
         self._path = files.run
         self._by: dict[str, int] = {}
         self._lock = threading.Lock()
-        self.document: Found = {**kept_about(files), **told}
+        self.document: Found = {**read_run_description(files), **told}
         if told:
             self._write()
 
-    def tell(self, found: Mapping[str, str]) -> None:
+    def override(self, found: Mapping[str, str]) -> None:
         """Add entries of the operator, which override those of ranks."""
         with self._lock:
             self._by.update(dict.fromkeys(found, -1))
@@ -85,7 +85,7 @@ class LogAboutFile:
             log.debug("%s cannot be written: %s", self._path, exc)
 
 
-def kept_about(files: AttemptFiles) -> Found:
+def read_run_description(files: AttemptFiles) -> Found:
     """Return the content of `run.json`; empty if there is none that can be read."""
     try:
         return read_about(json.loads(files.run.read_text(encoding="utf-8"))) or {}

@@ -17,7 +17,7 @@ _MOST: Final = 1000
 KUBERNETES: Final = "Kubernetes"
 
 
-class LogEventsFile:
+class EventsFile:
     """Recorder of an attempt's events in `events.jsonl`: one {"time", "kind", "text"} per line. Never raises.
 
     `see` is called with the current state from one thread, at any rate; `hear` and `once` from any thread. Events from
@@ -36,7 +36,7 @@ class LogEventsFile:
         self._kinds = {str(event.get("kind")) for event in before}
         self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
-    def see(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
+    def record_state(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
         """Record changes: of the phase (as in /status; `why`: reason of a failure), a loss, a new generation."""
         now = backend.get("elastic", {})
         known = now if self._elastic is None else self._elastic
@@ -55,12 +55,12 @@ class LogEventsFile:
             self._phase = phase
         self._elastic = now
 
-    def once(self, kind: str, text: str, when: float | None = None) -> None:
+    def record_once(self, kind: str, text: str, when: float | None = None) -> None:
         """Record the first event of a kind; `when`: seconds since the epoch, default now."""
         if kind not in self._kinds:
             self._record_event(kind, text, when)
 
-    def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def record_pod_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Record the operator's events about the attempt's pods ({"time", "kind", "text"}), each once."""
         for event in events:
             with self._lock:

@@ -25,7 +25,7 @@ class LogStream(IntEnum):
 
 
 @dataclass(frozen=True)
-class LogJournalEntry:
+class JournalEntry:
     """State after one write: `last` sequence number of the stream, sizes of its own file and of `job.log`."""
 
     stream: LogStream
@@ -36,7 +36,7 @@ class LogJournalEntry:
 
 
 @dataclass(frozen=True)
-class RecoveredLogJournal:
+class RecoveredJournal:
     """Content of a journal: the newest entry of each stream, the files' sizes, and the size of the journal's valid
     part.
 
@@ -44,7 +44,7 @@ class RecoveredLogJournal:
     """
 
     uid: str | None
-    entries: dict[tuple[LogStream, int], LogJournalEntry] = field(default_factory=dict)
+    entries: dict[tuple[LogStream, int], JournalEntry] = field(default_factory=dict)
     job_size: int = 0
     metrics_size: int = 0
     good_bytes: int = 0
@@ -55,22 +55,22 @@ def journal_header(uid: str) -> bytes:
     return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
 
 
-def encode_journal_entry(entry: LogJournalEntry) -> bytes:
+def encode_journal_entry(entry: JournalEntry) -> bytes:
     """Return one record with its checksum."""
     body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
-def recover_journal(data: bytes) -> RecoveredLogJournal:
+def recover_journal(data: bytes) -> RecoveredJournal:
     """Read a journal up to its first incomplete or damaged record."""
     line, newline, _ = data.partition(b"\n")
     if not newline:
-        return RecoveredLogJournal(None)
+        return RecoveredJournal(None)
     try:
         uid = str(json.loads(line)["uid"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return RecoveredLogJournal(None)
-    entries: dict[tuple[LogStream, int], LogJournalEntry] = {}
+        return RecoveredJournal(None)
+    entries: dict[tuple[LogStream, int], JournalEntry] = {}
     job_size = metrics_size = 0
     position = len(line) + 1
     while (entry := _decode_journal_record(data[position : position + RECORD_SIZE])) is not None:
@@ -79,14 +79,14 @@ def recover_journal(data: bytes) -> RecoveredLogJournal:
         if entry.stream is LogStream.REPORT:
             metrics_size = entry.own_size
         position += RECORD_SIZE
-    return RecoveredLogJournal(uid, entries, job_size, metrics_size, position)
+    return RecoveredJournal(uid, entries, job_size, metrics_size, position)
 
 
-def _decode_journal_record(record: bytes) -> LogJournalEntry | None:
+def _decode_journal_record(record: bytes) -> JournalEntry | None:
     if len(record) < RECORD_SIZE:
         return None
     body, (checksum,) = record[: _RECORD.size], _CHECKSUM.unpack(record[_RECORD.size :])
     if zlib.crc32(body) != checksum:
         return None
     stream, rank, last, own_size, job_size = _RECORD.unpack(body)
-    return LogJournalEntry(LogStream(stream), rank, last, own_size, job_size)
+    return JournalEntry(LogStream(stream), rank, last, own_size, job_size)

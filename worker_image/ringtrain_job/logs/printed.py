@@ -69,7 +69,7 @@ class _PrintedLines:
         step = found.step if found.step is not None else before if found.sums_up else before + 1
         if max(step, found.total or 0, found.epoch or 0) > _MOST:
             return None
-        if self._says_nothing_new(found, step):
+        if self._repeats(found, step):
             return None
         self._step = step
         self._skipped += found.samples or 0.0
@@ -100,7 +100,7 @@ class _PrintedLines:
         self._last_line, self._last = (step, now), {name: told[name] for name in told if name != "samples"}
         return told
 
-    def _says_nothing_new(self, found: PrintedProgress, step: int) -> bool:
+    def _repeats(self, found: PrintedProgress, step: int) -> bool:
         """Return whether the line repeats a step that is not the last without new values: tqdm redraws its bar for a
         new loss, and increases the step later."""
         said = {"loss", *self._last.get("metrics", ()), *self._last.get("notFinite", ())}
@@ -208,7 +208,7 @@ class PrintedReportsChoice:
         if self._best is not None and len(self._best) > 1 and self._best[1] not in ranks:
             self._best = None
 
-    def hear(self, rank: int, report: Mapping[str, Any]) -> tuple[bool, bool]:
+    def choose(self, rank: int, report: Mapping[str, Any]) -> tuple[bool, bool]:
         """Return whether this report counts, and whether it is the first one: earlier ones are then invalid."""
         series = report.get("printed")
         place = (0,) if series is None else (1, rank, -int(series))

@@ -136,7 +136,7 @@ class LogShipping:
                 if ends:
                     self._ship_notes()
             except Exception as error:  # any error: a thread that ended would look like one that is done
-                self._complain(error)
+                self._report_problem(error)
                 self._wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
@@ -147,7 +147,7 @@ class LogShipping:
                 return
             self._wait(SEGMENT_S + _FILE_S * len(self._shipped))
 
-    def _complain(self, error: Exception) -> None:
+    def _report_problem(self, error: Exception) -> None:
         """Log a problem once, and again if its class differs. The text may name different objects."""
         if self._since is None:
             self._since = time.time()

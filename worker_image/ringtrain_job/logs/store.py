@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ringtrain_job.logs import journal
-from ringtrain_job.logs.journal import LogJournalEntry, LogStream
+from ringtrain_job.logs.journal import JournalEntry, LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.records import TAIL_BYTES, last_record_lines, prefixed_records, rank_of_line, skip_records
 from ringtrain_job.logs.reports import BadReport, parse_report
@@ -167,11 +167,11 @@ class LogStore:
         own = self._file(self.files.rank_log(rank))
         job_log = self._file(self.files.job_log)
         merged = prefixed_records(rank, data)
-        entry = LogJournalEntry(LogStream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
+        entry = JournalEntry(LogStream.LOG, rank, newest, own.tell() + len(data), job_log.tell() + len(merged))
         _write_logs_together((own, data), (job_log, merged), (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.LOG, rank] = newest
         self._merged[rank] += merged.count(b"\n")
-        self._tell(self.on_merged, merged)
+        self._notify(self.on_merged, merged)
 
     def _append_reports(self, rank: int, newest: int, data: bytes) -> None:
         every = list(self._reports(rank, data))
@@ -183,13 +183,13 @@ class LogStore:
         if reports or self.files.metrics.exists():  # no file for a job without reports
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
-        entry = LogJournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
+        entry = JournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
         _write_logs_together(*written, (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.REPORT, rank] = newest
         for report in reports:
-            self._tell(self.on_report, rank, report)
+            self._notify(self.on_report, rank, report)
         for about in filter(None, (report.get("about") for report in every)):
-            self._tell(self.on_about, rank, about)
+            self._notify(self.on_about, rank, about)
         self._keep_samples(samples)
 
     def _keep_samples(self, samples: Sequence[MachineSample]) -> None:
@@ -200,9 +200,9 @@ class LogStore:
                 with self.files.machine.open("ab") as file:
                     file.write(text.encode())
         for sample in samples:
-            self._tell(self.on_machine, sample)
+            self._notify(self.on_machine, sample)
 
-    def _tell(self, listener: Callable[..., None], *what: Any) -> None:
+    def _notify(self, listener: Callable[..., None], *what: Any) -> None:
         """Call `listener`. An exception does not prevent further writes and calls."""
         try:
             listener(*what)
@@ -270,8 +270,8 @@ def _missing_log_records(last: int, chunk: LogChunk) -> bytes:
     return (text + "the launcher that had them is gone with its files\n").encode()
 
 
-def _read_journal(path: Path) -> journal.RecoveredLogJournal:
-    return journal.recover_journal(path.read_bytes()) if path.exists() else journal.RecoveredLogJournal(None)
+def _read_journal(path: Path) -> journal.RecoveredJournal:
+    return journal.recover_journal(path.read_bytes()) if path.exists() else journal.RecoveredJournal(None)
 
 
 def _move_log_aside(directory: Path, uid: str | None) -> None:

@@ -20,7 +20,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.gen import daemons_pb2_grpc
 from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.rank_env import formation_variables, pod_defaults, rank_variables, usable_cores
+from ringtrain_job.agent.rank_env import generation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.agent.ranks import NO_PROGRAM
 from ringtrain_job.agent.starters import RankSink
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
@@ -142,7 +142,7 @@ class MpiWorkerAgent:
         self._pod.collect(process)
         own = range(config.first_rank, config.first_rank + config.slots)
         if world.members:
-            variables = formation_variables(config, world, slot)
+            variables = generation_variables(config, world, slot)
         else:
             variables = rank_variables(config, world, slot)
         check_in = self._directory / f"check-in-{arrival.rank}"

@@ -12,8 +12,8 @@ from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, 
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticBackend
-from ringtrain_job.launcher.formation import Formed
-from ringtrain_job.launcher.formation_state import FormationPhase
+from ringtrain_job.launcher.generation import Formed
+from ringtrain_job.launcher.generation_state import GenerationPhase
 from ringtrain_job.launcher.members import WorldView
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.ring import RingBackend
@@ -97,7 +97,7 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
 
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
         """Return the verdict if mpirun has ended although no rank and no agent was lost."""
-        if self._mpirun.end is None or self._state.phase is not FormationPhase.RUNNING:
+        if self._mpirun.end is None or self._state.phase is not GenerationPhase.RUNNING:
             return None
         slots = [process.slot for process in self._state.members]
         if any(view.slots[slot].silent for slot in slots):

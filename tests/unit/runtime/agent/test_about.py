@@ -15,7 +15,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.run_config import report_config
 from ringtrain.shared.masking import shown_command
 from ringtrain_job.agent.commit import agent_commit_of
-from ringtrain_job.logs.about import LogAboutFile, kept_about, read_about
+from ringtrain_job.logs.about import AboutFile, read_about, read_run_description
 from ringtrain_job.logs.layout import AttemptFiles
 
 
@@ -123,24 +123,24 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
 def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:
     """Whoever comes first, and what it says later adds to it; another launcher goes on with what is kept."""
     files = AttemptFiles(tmp_path)
-    about = LogAboutFile(files, {"image": "train:1"})
+    about = AboutFile(files, {"image": "train:1"})
     about.add(3, {"config": {"lr": 3}})
     about.add(1, {"config": {"lr": 1}})
     about.add(2, {"config": {"lr": 2}})
     about.add(1, {"config": {"seed": 7}})
-    assert kept_about(files) == {"image": "train:1", "config": {"lr": 1, "seed": 7}}
-    assert LogAboutFile(files, {}).document == about.document
+    assert read_run_description(files) == {"image": "train:1", "config": {"lr": 1, "seed": 7}}
+    assert AboutFile(files, {}).document == about.document
 
 
 def test_no_rank_knows_the_image_better_than_the_kubelet(tmp_path: Path) -> None:
     """What the operator has told stays, whoever comes before it or after it; it is kept for the next launcher."""
     files = AttemptFiles(tmp_path)
-    about = LogAboutFile(files, {"image": "train:1"})
+    about = AboutFile(files, {"image": "train:1"})
     about.add(0, {"imageID": "train@sha256:aa", "commit": "c"})
-    about.tell({"image": "reg/train:1", "imageID": "reg/train@sha256:bb"})
+    about.override({"image": "reg/train:1", "imageID": "reg/train@sha256:bb"})
     about.add(0, {"imageID": "train@sha256:cc"})
     expected = {"image": "reg/train:1", "imageID": "reg/train@sha256:bb", "commit": "c"}
-    assert kept_about(files) == about.document == expected
+    assert read_run_description(files) == about.document == expected
 
 
 @pytest.mark.parametrize("wrong", [None, 3, {}, {"command": "x"}, {"config": [1]}, {"directory": 4}])

@@ -10,7 +10,7 @@ from support.small_job import environment
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.main import allow_open_files, most_logs_open
+from ringtrain_job.launcher.main import allow_open_files, open_log_limit
 
 JOB = environment(3, 2, 2, BACKEND="ring")
 WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350"}
@@ -130,6 +130,6 @@ def test_too_few_open_files_are_said_at_the_start() -> None:
     """With what is needed and who may raise it; where the workers fit, logs take what is left."""
     launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "10000"})
     with pytest.raises(ConfigurationError, match=r"may open 4096 files .* needs 10272 for 10000 workers; raise"):
-        most_logs_open(launcher, 4096)
-    assert most_logs_open(launcher, 10_300) == 44
-    assert most_logs_open(launcher, 1 << 20) == launcher.world_size
+        open_log_limit(launcher, 4096)
+    assert open_log_limit(launcher, 10_300) == 44
+    assert open_log_limit(launcher, 1 << 20) == launcher.world_size

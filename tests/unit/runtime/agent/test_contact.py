@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain_job.agent.contact import AgentWorldContact
+from ringtrain_job.agent.contact import WorldContact
 from ringtrain_job.control.model import World
 
 
@@ -13,8 +13,8 @@ def _world(ring: int, master: int) -> World:
     return World(1, (f"127.0.0.1:{ring}", "h1:1"), ("h0:2", "h1:3"), "127.0.0.1", master)
 
 
-def _contact(port: int, kind: str, **options: Path) -> AgentWorldContact:
-    return AgentWorldContact(_world(port, 4) if kind == "ring" else _world(5, port), **options)
+def _contact(port: int, kind: str, **options: Path) -> WorldContact:
+    return WorldContact(_world(port, 4) if kind == "ring" else _world(5, port), **options)
 
 
 @pytest.mark.parametrize("kind", ["ring", "master"])
@@ -51,4 +51,4 @@ def test_a_port_that_is_not_known_is_none() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        assert not AgentWorldContact(World(1, ("127.0.0.1:1",), ("127.0.0.1:2",), "127.0.0.1", 0)).look()
+        assert not WorldContact(World(1, ("127.0.0.1:1",), ("127.0.0.1:2",), "127.0.0.1", 0)).look()

@@ -6,7 +6,7 @@ from support.small_job import of_agent
 
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.rank_env import formation_variables, rank_variables, slot_environment
+from ringtrain_job.agent.rank_env import generation_variables, rank_variables, slot_environment
 from ringtrain_job.control.model import Member, World
 
 CONFIG = AgentConfig.from_env(of_agent(ELASTIC="Shrink"))
@@ -20,7 +20,7 @@ def world(*slots: int) -> World:
 def test_a_whole_world_has_the_variables_of_a_gang() -> None:
     """With all slots in order, a formation differs from a world that does not change by its number alone."""
     whole = world(*range(6))
-    own = formation_variables(CONFIG, whole, 3)
+    own = generation_variables(CONFIG, whole, 3)
     assert (own.pop("RINGTRAIN_FORMATION"), own.pop("RINGTRAIN_SLOT")) == ("4", "3")
     assert own.pop("RINGTRAIN_COMMITTED") == "0"
     assert own["RINGTRAIN_GENERATION"] == "2000004"
@@ -35,7 +35,7 @@ def test_places_in_a_world_with_gaps() -> None:
     formed = world(2, 3, 1)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     cross = ("RINGTRAIN_CROSS_RANK", "RINGTRAIN_CROSS_SIZE")
-    found = {slot: formation_variables(CONFIG, formed, slot) for slot in (2, 3, 1)}
+    found = {slot: generation_variables(CONFIG, formed, slot) for slot in (2, 3, 1)}
     assert {slot: [int(own[name]) for name in (*names, *cross)] for slot, own in found.items()} == {
         2: [0, 3, 0, 2, 0, 0, 2],
         3: [1, 3, 1, 2, 0, 0, 1],
@@ -52,7 +52,7 @@ def test_a_process_keeps_its_local_rank_and_a_newcomer_takes_the_free_one() -> N
         configs = {}
         for slot in slots:
             config = replace(CONFIG, index=slot // 2)
-            variables = formation_variables(config, formed, slot)
+            variables = generation_variables(config, formed, slot)
             chosen.setdefault(slot, set()).add(variables["LOCAL_RANK"])
             assert variables["RINGTRAIN_LOCAL_RANK"] == variables["LOCAL_RANK"]
             configs[slot] = WorkerConfig.from_env(variables)
@@ -68,5 +68,5 @@ def test_a_process_that_lives_on_starts_without_a_place() -> None:
     assert (found["RINGTRAIN_SLOT"], found["RINGTRAIN_AGENT_SOCKET"]) == ("3", "/run/3-1")
     assert found["RINGTRAIN_ATTEMPT"] == "2"
     job = {"RINGTRAIN_ATTEMPT", "RINGTRAIN_TIMEOUT", "RINGTRAIN_JOB_NAME", "RINGTRAIN_JOB_NAMESPACE"}
-    told_later = formation_variables(CONFIG, world(3), 3)
+    told_later = generation_variables(CONFIG, world(3), 3)
     assert told_later.keys() & found.keys() == {*job, "RINGTRAIN_SLOT"}

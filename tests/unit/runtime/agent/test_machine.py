@@ -16,7 +16,7 @@ import pytest
 from support.commands import completed
 from support.needs import need
 
-from ringtrain_job.agent.machine import AgentGpus, AgentMachineSampler, AgentMachineThread
+from ringtrain_job.agent.machine import Gpus, MachineSampler, MachineThread
 from ringtrain_job.agent.memory import MemoryCgroup
 from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, read_sample
@@ -97,9 +97,9 @@ def test_a_rank_that_ended_for_want_of_memory(
     """Its message says how much there was, if the kernel counted a kill: of the rank, or of a process of it."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     ranks = AgentRanks(3, 1)
-    machine = AgentMachineSampler(0, ranks.pids, memory(tmp_path, "v2"))
+    machine = MachineSampler(0, ranks.pids, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=6 * GIB))
-    ranks.why_ended = machine.why_ended
+    ranks.end_cause = machine.end_cause
     (tmp_path / "pod/container/memory.events").write_text(f"oom {counted}\noom_kill {counted}\n")
     ranks.note_exit(3, code)
     message = ranks.state(3).message
@@ -108,10 +108,10 @@ def test_a_rank_that_ended_for_want_of_memory(
 
 def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: Path) -> None:
     """As where the runtime does not show the container its own group."""
-    machine = AgentMachineSampler(0, dict, memory(tmp_path, "v2"))
+    machine = MachineSampler(0, dict, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=7.9 * GIB))
-    assert machine.why_ended(4, -9) == "rank 4 was killed by SIGKILL: memory 7.9 of 8.0 GiB"
-    assert machine.why_ended(4, 1) == ""
+    assert machine.end_cause(4, -9) == "rank 4 was killed by SIGKILL: memory 7.9 of 8.0 GiB"
+    assert machine.end_cause(4, 1) == ""
 
 
 @pytest.mark.slow
@@ -125,12 +125,12 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
         if sample.ranks[0].cpu > 0.1 and sample.ranks[0].rss > 64 << 20:
             enough.set()
 
-    machine = AgentMachineSampler(0, lambda: {0: rank.pid})
+    machine = MachineSampler(0, lambda: {0: rank.pid})
     spent, looks = time.thread_time(), 20
     for _ in range(looks):
         machine.look()
     cost = (time.thread_time() - spent) / looks
-    thread = AgentMachineThread(machine, tell)
+    thread = MachineThread(machine, tell)
     thread.start()
     try:
         assert enough.wait(60)
@@ -160,10 +160,10 @@ int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memo
 def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     """NVIDIA's package asks a stand-in for the driver, with two GPUs; without a driver there are none."""
     need("pynvml")
-    assert AgentGpus().look() == ()
+    assert Gpus().look() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(build, input=DRIVER, text=True, check=True)
-    program = "from ringtrain_job.agent.machine import AgentGpus; print(AgentGpus().look())"
+    program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().look())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     asked = completed([sys.executable, "-c", program], env=env, check=True)
     assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtrain_job.agent.spool import AgentLogSpool, coalesce_spooled_chunks
+from ringtrain_job.agent.spool import LogSpool, coalesce_spooled_chunks
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
@@ -18,7 +18,7 @@ NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
 
 def test_the_same_until_it_is_durable() -> None:
     """What was taken is given again until it is acknowledged, and not after."""
-    spool = AgentLogSpool()
+    spool = LogSpool()
     spool.put(LogStream.LOG, 0, b"a\nb\n")
     first = spool.take(1 << 20, 0)
     assert first == spool.take(1 << 20, 0) == [LogChunk(LogStream.LOG, 0, 1, 2, b"a\nb\n")]
@@ -31,7 +31,7 @@ def test_the_same_until_it_is_durable() -> None:
 
 def test_neighbours_are_joined() -> None:
     """Runs of one rank become one chunk; the order of ranks stays."""
-    spool = AgentLogSpool()
+    spool = LogSpool()
     for rank, data in ((0, b"a\n"), (0, b"b\n"), (1, b"x\n"), (0, b"c\n")):
         spool.put(LogStream.LOG, rank, data)
     assert [(c.rank, c.first, c.lines, c.data) for c in spool.take(1 << 20, 0)] == [
@@ -42,7 +42,7 @@ def test_neighbours_are_joined() -> None:
 
 def test_beyond_memory_comes_the_disk() -> None:
     """Order holds across memory and disk, and back."""
-    spool = AgentLogSpool(memory_bytes=1000, disk_bytes=100_000)
+    spool = LogSpool(memory_bytes=1000, disk_bytes=100_000)
     lines = [b"line %d\n" % number for number in range(50)]
     for line in lines:
         spool.put(LogStream.LOG, 0, line)
@@ -53,7 +53,7 @@ def test_beyond_memory_comes_the_disk() -> None:
 
 def test_the_bound_is_on_what_waits() -> None:
     """A disk part that is never quite empty drops nothing, however much passes through it."""
-    spool = AgentLogSpool(memory_bytes=250, disk_bytes=1000)
+    spool = LogSpool(memory_bytes=250, disk_bytes=1000)
     lines = [b"line %d\n" % number for number in range(500)]
     read = b""
     for number, line in enumerate(lines):
@@ -70,7 +70,7 @@ def test_the_bound_is_on_what_waits() -> None:
 @pytest.mark.parametrize("stream", [LogStream.LOG, LogStream.REPORT])
 def test_what_is_dropped_is_said(stream: LogStream) -> None:
     """The next line that fits is preceded by how many are missing."""
-    spool = AgentLogSpool(memory_bytes=700, disk_bytes=0)
+    spool = LogSpool(memory_bytes=700, disk_bytes=0)
     spool.put(stream, 3, b"kept\n")
     spool.put(stream, 3, b"x" * 600 + b"\n" + b"y\n")
     assert spool.dropped() == ({3: 2} if stream is LogStream.LOG else {})
@@ -85,7 +85,7 @@ def test_what_is_dropped_is_said(stream: LogStream) -> None:
 
 def test_what_nobody_misses_is_dropped_without_a_word() -> None:
     """What an agent itself adds to a rank's reports is no report of the rank's."""
-    spool = AgentLogSpool(memory_bytes=250, disk_bytes=0)
+    spool = LogSpool(memory_bytes=250, disk_bytes=0)
     spool.put(LogStream.LOG, 0, b"a" * 40 + b"\n")
     spool.offer(LogStream.REPORT, 0, b"{}\n")
     (chunk,) = spool.take(1 << 20, 0.0)
@@ -98,7 +98,7 @@ def test_what_nobody_misses_is_dropped_without_a_word() -> None:
 
 def test_what_is_dropped_last_is_said_at_the_end() -> None:
     """A rank that ends says what was dropped of it even when the spool is still full."""
-    spool = AgentLogSpool(memory_bytes=300, disk_bytes=0)
+    spool = LogSpool(memory_bytes=300, disk_bytes=0)
     spool.put(LogStream.LOG, 0, b"x" * 90 + b"\n")
     spool.put(LogStream.LOG, 0, b"dropped\n")
     spool.finish(0)
@@ -119,7 +119,7 @@ def test_every_line_is_stored_once_or_counted(steps: list[tuple[str, int, int]])
     once and in order, and those that are not are exactly as many as the notices say."""
     with tempfile.TemporaryDirectory() as directory:
         files = AttemptFiles.of(Path(directory), "default", "job", 1)
-        spool, store = AgentLogSpool(memory_bytes=900, disk_bytes=300), LogStore(files, "uid", 1)
+        spool, store = LogSpool(memory_bytes=900, disk_bytes=300), LogStore(files, "uid", 1)
         written = [0, 0, 0]
         for what, first, second in steps:
             if what == "write":
@@ -150,13 +150,13 @@ def _check(path: Path, rank: int, written: int, dropped: int) -> None:
     assert sum(int(match[1]) for match in notices) == dropped == written - len(numbers)
 
 
-def _ship(spool: AgentLogSpool, store: LogStore, *, answer_lost: bool) -> None:
+def _ship(spool: LogSpool, store: LogStore, *, answer_lost: bool) -> None:
     durable = {(chunk.stream, chunk.rank): store.append(chunk) for chunk in spool.take(200, 0)}
     if not answer_lost:
         spool.done(durable)
 
 
-def _drain(spool: AgentLogSpool) -> bytes:
+def _drain(spool: LogSpool) -> bytes:
     data = b""
     while chunks := spool.take(1 << 20, 0):
         data += b"".join(chunk.data for chunk in chunks)

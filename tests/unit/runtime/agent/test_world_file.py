@@ -10,7 +10,7 @@ import pytest
 
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.agent.world_file import MOST_BYTES, AgentWorldFiles
+from ringtrain_job.agent.world_file import MOST_BYTES, WorldFiles
 from ringtrain_job.control.model import Member, World
 
 MANY = 8000
@@ -33,21 +33,21 @@ def variables(size: int, rank: int = 1) -> dict[str, str]:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentWorldFiles]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorldFiles]:
     """An agent's files, in a temporary directory; nothing of them is there after the agent."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with ExitStack() as stack:
-        yield AgentWorldFiles(stack)
+        yield WorldFiles(stack)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_small_world_keeps_its_variables(files: AgentWorldFiles) -> None:
+def test_a_small_world_keeps_its_variables(files: WorldFiles) -> None:
     """Nothing is changed, and no file is written."""
     assert files.fitted(variables(100), world(100)) == variables(100)
 
 
 @pytest.mark.slow
-def test_what_is_too_long_alone_gives_way(files: AgentWorldFiles) -> None:
+def test_what_is_too_long_alone_gives_way(files: WorldFiles) -> None:
     """TF_CONFIG is longer than the list of addresses, which stays where it fits; ranks find the same world."""
     size = next(n for n in range(1, MANY) if len(variables(n)["TF_CONFIG"]) > MOST_BYTES)
     fitted = files.fitted(variables(size), world(size))
@@ -56,7 +56,7 @@ def test_what_is_too_long_alone_gives_way(files: AgentWorldFiles) -> None:
     assert WorkerConfig.from_env(fitted) == WorkerConfig.from_env(variables(size))
 
 
-def test_a_rank_finds_a_large_world_in_the_file(files: AgentWorldFiles) -> None:
+def test_a_rank_finds_a_large_world_in_the_file(files: WorldFiles) -> None:
     """The configuration is that of the same world in variables."""
     fitted = files.fitted(variables(MANY), world(MANY))
     assert max(len(value) for value in fitted.values()) < 1000
@@ -64,14 +64,14 @@ def test_a_rank_finds_a_large_world_in_the_file(files: AgentWorldFiles) -> None:
     assert json.loads(Path(fitted["RINGTRAIN_WORLD_FILE"]).read_bytes())["tfAddresses"] == list(ADDRESSES)
 
 
-def test_files_of_earlier_formations_are_removed(files: AgentWorldFiles) -> None:
+def test_files_of_earlier_formations_are_removed(files: WorldFiles) -> None:
     """The ranks of a pod read one file; that of the formation before stays for who is still reading it."""
     paths = [Path(files.fitted(variables(MANY), world(MANY, n))["RINGTRAIN_WORLD_FILE"]) for n in (1, 1, 2, 3)]
     assert paths[0] == paths[1]
     assert [path.exists() for path in paths] == [False, False, True, True]
 
 
-def test_a_formation_that_fits_again_is_found(files: AgentWorldFiles) -> None:
+def test_a_formation_that_fits_again_is_found(files: WorldFiles) -> None:
     """A rank adds the variables of each formation to those that it has: an earlier file does not count."""
     own = files.fitted(variables(MANY), world(MANY, 1)) | files.fitted(variables(3), world(3, 2))
     assert WorkerConfig.from_env(own).addresses == ADDRESSES[:3]
@@ -86,7 +86,7 @@ def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyP
         ExitStack() as stack,
         pytest.raises(ConfigurationError, match=r"addresses of 8000 ranks .* writable /tmp"),
     ):
-        AgentWorldFiles(stack).fitted(variables(MANY), world(MANY))
+        WorldFiles(stack).fitted(variables(MANY), world(MANY))
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,17 @@ from support.small_job import environment
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
-from ringtrain_job.agent.spool import AgentLogSpool
+from ringtrain_job.agent.spool import LogSpool
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain_job.control.termination import termination_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.console import LauncherConsole
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.progress import ConsoleObserver
-from ringtrain_job.launcher.service import LauncherCoordinatorService
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.service import CoordinatorService
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.launcher.verdict import lost_peer
 from ringtrain_job.logs.journal import LogStream, recover_journal
 from ringtrain_job.logs.layout import AttemptFiles
@@ -94,7 +94,7 @@ def test_a_report_or_none(line: bytes) -> None:
 @given(pieces=st.lists(st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"x" * 70_000]), max_size=20))
 def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
     """However a rank's output is cut, the records in the spool joined are what it wrote."""
-    splitter, spool = LogRecordSplitter(), AgentLogSpool()
+    splitter, spool = LogRecordSplitter(), LogSpool()
     for piece in pieces:
         spool.put(LogStream.LOG, 0, splitter.feed(piece))
     spool.put(LogStream.LOG, 0, splitter.flush())
@@ -145,7 +145,7 @@ def _a_line_stops_nothing(line: bytes) -> None:
     os.set_blocking(read, False)
     with TemporaryDirectory() as directory:
         snapshot, console = _launcher(Path(directory), write)
-        service = LauncherCoordinatorService(snapshot.gang, snapshot.store, 1)
+        service = CoordinatorService(snapshot.gang, snapshot.store, 1)
         service.close()
         sent = _send(service, 0, line + b"\n" + GOOD, b"before\n") + _send(service, 1, GOOD, b"after\n")
         assert sent == ["REPORT", "LOG"] * 2
@@ -163,18 +163,18 @@ def _a_line_stops_nothing(line: bytes) -> None:
     os.close(read)
 
 
-def _launcher(directory: Path, console: int) -> tuple[LauncherStatusSnapshot, LauncherConsole]:
+def _launcher(directory: Path, console: int) -> tuple[StatusSnapshot, Console]:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = LauncherStatusSnapshot(CONFIG, LauncherGang(CONFIG, time.monotonic), store, LauncherReports(2))
-    shown = LauncherConsole(console)
+    snapshot = StatusSnapshot(CONFIG, Gang(CONFIG, time.monotonic), store, LauncherReports(2))
+    shown = Console(console)
     snapshot.observers = Observers([ConsoleObserver(snapshot, shown)])
     snapshot.follow()
     return snapshot, shown
 
 
-def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
+def _send(service: CoordinatorService, rank: int, reports: bytes, log: bytes) -> list[str]:
     """Send both through a spool as an agent does; returns the kinds that became durable whole."""
-    spool = AgentLogSpool()
+    spool = LogSpool()
     spool.put(LogStream.REPORT, rank, reports)
     spool.put(LogStream.LOG, rank, log)
     request = pb.AppendRequest(attempt=1, worker_index=rank)
@@ -185,7 +185,7 @@ def _send(service: LauncherCoordinatorService, rank: int, reports: bytes, log: b
     return [pb.Chunk.Kind.Name(durable.kind) for durable in reply.durable]
 
 
-def _everything_is_shown(snapshot: LauncherStatusSnapshot, console: LauncherConsole) -> None:
+def _everything_is_shown(snapshot: StatusSnapshot, console: Console) -> None:
     snapshot.observers.ended(Verdict(Outcome.SUCCEEDED, 0, 2))
     console.close(10.0)
     with closing(StatusServer(0, snapshot.status, snapshot.brief_status, lambda: True, everywhere=False)) as server:

@@ -4,14 +4,14 @@ import os
 import pty
 from pathlib import Path
 
-from ringtrain_job.launcher.console import ConsoleProgressBar, LauncherConsole
+from ringtrain_job.launcher.console import Console, ConsoleProgressBar
 from ringtrain_job.launcher.throughput import Progress
 
 
 def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:
     """What is shown is written all the same."""
     ours, theirs = pty.openpty()
-    console = LauncherConsole(theirs, person=True)
+    console = Console(theirs, person=True)
     with (tmp_path / "shown").open("wb") as file:
         os.dup2(file.fileno(), theirs)
     console.show_progress(ConsoleProgressBar(Progress(1, None, None, None, "samples", None, {}), None, None), "")

@@ -18,17 +18,15 @@ from ringtrain.shared.data_members import (
     read_members,
 )
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.data_members import LauncherDataMembers
+from ringtrain_job.launcher.data_members import DataMembers
 from ringtrain_job.launcher.throughput import GangThroughput, throughput_step_line
 from ringtrain_job.logs.step_times import StepTimes
 
 MEMBER = DataMember("u", 0, "first", "digits-data-0", "10.0.0.9:7370", "ringtrain", 2)
 
 
-def members(clock: Clock, **changed: str) -> LauncherDataMembers:
-    return LauncherDataMembers(
-        LauncherConfig.from_env({**environment(1, JOB_UID="u", DATA_WORKERS="2"), **changed}), clock
-    )
+def members(clock: Clock, **changed: str) -> DataMembers:
+    return DataMembers(LauncherConfig.from_env({**environment(1, JOB_UID="u", DATA_WORKERS="2"), **changed}), clock)
 
 
 def workers(text: str) -> list[tuple[int, str]]:
@@ -39,9 +37,9 @@ def test_who_announces_itself_is_told_to_the_agents() -> None:
     """Once: an agent that has this list gets no other."""
     data = members(Clock())
     assert data.announce(MEMBER) == ""
-    text = data.news("")
+    text = data.text_since("")
     assert workers(text) == [(0, "first")]
-    assert data.news(digest(text)) == ""
+    assert data.text_since(digest(text)) == ""
     assert data.status() == {
         "wanted": 2,
         "registered": 1,
@@ -58,9 +56,9 @@ def test_silence_is_loss() -> None:
     data = members(clock)
     data.announce(MEMBER)
     clock.now = 14.9
-    assert workers(data.news("")) == [(0, "first")]
+    assert workers(data.text_since("")) == [(0, "first")]
     clock.now = 15.1
-    assert workers(data.news("")) == []
+    assert workers(data.text_since("")) == []
     assert data.status()["registered"] == 0
 
 
@@ -69,16 +67,16 @@ def test_a_new_process_takes_the_place_of_the_one_before() -> None:
     data = members(Clock())
     data.announce(MEMBER)
     data.announce(replace(MEMBER, instance="second"))
-    assert workers(data.news("")) == [(0, "second")]
+    assert workers(data.text_since("")) == [(0, "second")]
 
 
 def test_a_launcher_that_has_just_started_takes_nobody_out() -> None:
     """It cannot know who is there: ranks keep their list until somebody has announced itself, or nobody will."""
     clock = Clock()
     data = members(clock)
-    assert data.news("whatever the launcher before has told") == ""
+    assert data.text_since("whatever the launcher before has told") == ""
     clock.now = 15.1
-    assert workers(data.news("whatever the launcher before has told")) == []
+    assert workers(data.text_since("whatever the launcher before has told")) == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_a_job_without_data_workers_has_no_list() -> None:
     data = members(clock, RINGTRAIN_DATA_WORKERS="")
     assert "no data workers" in data.announce(MEMBER)
     clock.now = 1000.0
-    assert data.news("") == ""
+    assert data.text_since("") == ""
 
 
 def test_the_file_is_what_ranks_read(tmp_path: Path) -> None:

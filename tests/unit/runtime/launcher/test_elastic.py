@@ -14,13 +14,13 @@ from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import AgentState, Form, Prepare, RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.elastic import ElasticBackend
-from ringtrain_job.launcher.formation_state import FormationPhase
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.generation_state import GenerationPhase
 from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.registry import Attempt, BackendContext
 from ringtrain_job.launcher.ring import RingBackend
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failures_by_time, first_cause
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
@@ -42,10 +42,8 @@ class Job:
         self.files = AttemptFiles(directory)
         self.clock = Clock()
         self.store = LogStore(self.files, "uid-1", 1)
-        self.gang = LauncherGang(self.config, self.clock)
-        self.snapshot = LauncherStatusSnapshot(
-            self.config, self.gang, self.store, LauncherReports(self.config.world_size)
-        )
+        self.gang = Gang(self.config, self.clock)
+        self.snapshot = StatusSnapshot(self.config, self.gang, self.store, LauncherReports(self.config.world_size))
         context = BackendContext(self.snapshot, sites or WorkerSites({}, False))
         self.world = self.snapshot.backend = ElasticBackend(context, self.clock)
 
@@ -211,7 +209,7 @@ def test_another_launcher_process_goes_on(start: Start) -> None:
     assert not prepare.urgent
     job.close()
     again = start()
-    assert again.world.status()["elastic"]["phase"] == FormationPhase.PREPARING
+    assert again.world.status()["elastic"]["phase"] == GenerationPhase.PREPARING
     told = again.order()
     assert isinstance(told, Prepare)
     assert (told.formation, told.slots, told.urgent) == (2, (0, 1, 2, 3), False)

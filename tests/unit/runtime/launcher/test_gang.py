@@ -7,7 +7,7 @@ from support.small_job import Clock, environment
 
 from ringtrain_job.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang, make_world
+from ringtrain_job.launcher.gang import Gang, make_world
 
 CONFIG = LauncherConfig.from_env(environment(2, 2))
 ELASTIC = LauncherConfig.from_env(environment(2, 2, ELASTIC="Replace"))
@@ -24,7 +24,7 @@ def worker(index: int, instance: str = "first") -> Registration:
 
 def test_the_world_of_a_complete_gang() -> None:
     """Addresses by rank, brackets around IPv6, the master on worker 0."""
-    gang = LauncherGang(CONFIG, Clock())
+    gang = Gang(CONFIG, Clock())
     for index in (1, 0):
         assert gang.register(worker(index)) is None
     world = make_world(list(gang.registrations().values()))
@@ -45,13 +45,13 @@ def test_the_world_of_a_complete_gang() -> None:
 )
 def test_an_agent_that_was_told_something_else(change: dict[str, object], reason: str) -> None:
     """Refused for good, naming both values."""
-    gang = LauncherGang(CONFIG, Clock())
+    gang = Gang(CONFIG, Clock())
     assert gang.register(replace(worker(0), **change)) == Refusal(reason, misconfigured=True)  # type: ignore[arg-type]
 
 
 def test_registering_again() -> None:
     """The same instance may; another only while the gang assembles and the first has left."""
-    gang = LauncherGang(CONFIG, Clock())
+    gang = Gang(CONFIG, Clock())
     assert gang.register(worker(0)) is None
     assert gang.register(worker(0)) is None
     assert gang.attach(0, "first")
@@ -68,7 +68,7 @@ def test_registering_again() -> None:
 def test_a_restarted_worker_proves_that_the_first_is_gone() -> None:
     """A disconnected agent counts as lost as soon as another comes in its place."""
     clock = Clock()
-    gang = LauncherGang(CONFIG, clock)
+    gang = Gang(CONFIG, clock)
     gang.register(worker(1))
     gang.give(Start(WORLD))
     gang.register(worker(1, "second"))
@@ -78,7 +78,7 @@ def test_a_restarted_worker_proves_that_the_first_is_gone() -> None:
 def test_silence_and_heartbeats() -> None:
     """An attached agent is heard of; one whose heartbeats end is not, though its stream seems open."""
     clock = Clock()
-    gang = LauncherGang(CONFIG, clock)
+    gang = Gang(CONFIG, clock)
     gang.register(worker(0))
     gang.attach(0, "first")
     assert gang.view().workers[0].silent_since is None
@@ -93,7 +93,7 @@ def test_silence_and_heartbeats() -> None:
 def test_a_launcher_that_is_behind_loses_nobody() -> None:
     """While others come, agents whose calls may have to wait are not lost, nor one that may be on its way back."""
     clock, many = Clock(), replace(CONFIG, workers=4000)
-    gang = LauncherGang(many, clock)
+    gang = Gang(many, clock)
     for index in range(3):
         gang.register(worker(index))
     gang.attach(1, "first")
@@ -110,7 +110,7 @@ def test_a_launcher_that_is_behind_loses_nobody() -> None:
 def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
     """Not even where others come all the time."""
     clock, many = Clock(), replace(CONFIG, workers=4000)
-    gang = LauncherGang(many, clock)
+    gang = Gang(many, clock)
     gang.register(worker(0))
     while clock.now < many.behind_s + many.lost_after_s:
         assert not gang.lost_workers()
@@ -122,7 +122,7 @@ def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
 def test_slots_show_what_is_new_and_keep_the_rest() -> None:
     """Where nothing is new they are the same objects; silence, orders and new states show at once."""
     clock = Clock()
-    gang = LauncherGang(ELASTIC, clock)
+    gang = Gang(ELASTIC, clock)
     gang.vacancy_s = ELASTIC.vacancy_s
     for index in range(2):
         gang.register(worker(index))
@@ -144,7 +144,7 @@ def test_slots_show_what_is_new_and_keep_the_rest() -> None:
 def test_exits_are_dated_when_they_are_first_seen() -> None:
     """By the age that the agent gave; repeated states do not move them."""
     clock = Clock()
-    gang = LauncherGang(CONFIG, clock)
+    gang = Gang(CONFIG, clock)
     gang.register(worker(0))
     failed = RankState(1, RankPhase.FAILED, 1, exited_ago_s=2.0)
     gang.sync(0, "first", AgentState((failed,)))
@@ -157,7 +157,7 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
 
 def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
     """Whatever was seen before: ranks that start and end, and a worker that is replaced."""
-    gang = LauncherGang(ELASTIC, Clock())
+    gang = Gang(ELASTIC, Clock())
     gang.vacancy_s = ELASTIC.vacancy_s
     for index in range(2):
         gang.register(worker(index))
@@ -182,7 +182,7 @@ def ended(phase: RankPhase, code: int, order: int) -> AgentState:
 
 def test_a_rank_that_runs_again_and_fails() -> None:
     """A script's second mpirun: its ranks are other processes, whose ends count."""
-    gang = LauncherGang(MPI, Clock())
+    gang = Gang(MPI, Clock())
     gang.ranks_move = True
     gang.register(worker(0))
     gang.sync(0, "first", ended(RankPhase.SUCCEEDED, 0, 2))
@@ -192,7 +192,7 @@ def test_a_rank_that_runs_again_and_fails() -> None:
 
 def test_a_rank_that_failed_and_runs_again() -> None:
     """Its failure stays, whatever a script starts after it and however soon that ends well."""
-    gang = LauncherGang(MPI, Clock())
+    gang = Gang(MPI, Clock())
     gang.ranks_move = True
     gang.register(worker(0))
     gang.sync(0, "first", ended(RankPhase.FAILED, 3, 1))
@@ -203,7 +203,7 @@ def test_a_rank_that_failed_and_runs_again() -> None:
 
 def test_a_rank_that_runs_again_on_another_worker() -> None:
     """A script's second mpirun may map ranks as the first one did not; where a rank was seen last, it is."""
-    gang = LauncherGang(MPI, Clock())
+    gang = Gang(MPI, Clock())
     gang.ranks_move = True
     for index in range(2):
         gang.register(worker(index))
@@ -219,7 +219,7 @@ def test_a_rank_that_runs_again_on_another_worker() -> None:
 def test_seldom_heartbeats() -> None:
     """In a large gang agents call seldom: silence counts later, but not of one whose connection has ended."""
     clock, config = Clock(), replace(CONFIG, workers=10_000)
-    gang = LauncherGang(config, clock)
+    gang = Gang(config, clock)
     for index in range(2):
         gang.register(worker(index))
         gang.attach(index, "first")

@@ -19,7 +19,7 @@ from support.deadlines import patient
 
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.launcher import http
-from ringtrain_job.launcher.console import LauncherConsole
+from ringtrain_job.launcher.console import Console
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.sites import WorkerSites
 
@@ -199,7 +199,7 @@ def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
 def test_a_reader_that_does_not_read() -> None:
     """Showing never blocks; what was left out is counted; everything shown is in order."""
     read, write = os.pipe()
-    console = LauncherConsole(write, bound=300_000)
+    console = Console(write, bound=300_000)
     for number in range(100):
         console.show(b"%d %s\n" % (number, b"x" * 10_000))
     shown: list[bytes] = []
@@ -226,7 +226,7 @@ def test_a_reader_that_is_gone() -> None:
     before = len(os.listdir("/proc/self/fd"))
     read, write = os.pipe()
     os.close(read)
-    console = LauncherConsole(write)
+    console = Console(write)
     console.show(b"nobody hears\n")
     console.close(60)
     os.close(write)
@@ -288,7 +288,7 @@ def test_what_became_of_pods_is_put() -> None:
     """By who shows the token; what is no event is refused whole, and texts are bounded."""
     heard: list[Any] = []
     event = {"time": 5.5, "kind": "Scheduled", "text": "all pods have a node"}
-    with serving(tokens=("t",), hear_pods=lambda events, about: heard.append((events, about))) as server:
+    with serving(tokens=("t",), on_pods=lambda events, about: heard.append((events, about))) as server:
         assert _put(server, {"events": [event]}, token="other")[0] == 401
         assert _put(server, {"events": [event], "imageID": "i@sha256:1", "more": 1}) == (204, "")
         assert heard == [([event], {"imageID": "i@sha256:1"})]

@@ -13,7 +13,7 @@ from support.small_job import environment
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.control.model import Outcome, Verdict
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.observers import AttemptObserver, Observers
 from ringtrain_job.launcher.registry import (
     BACKENDS,
@@ -24,17 +24,17 @@ from ringtrain_job.launcher.registry import (
     open_observers,
 )
 from ringtrain_job.launcher.sites import WorkerSites
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 
 ROOT = Path(__file__).parents[4]
 
 
-def small_status(directory: Path, **settings: str) -> LauncherStatusSnapshot:
+def small_status(directory: Path, **settings: str) -> StatusSnapshot:
     config = LauncherConfig.from_env(environment(1, **settings))
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    return LauncherStatusSnapshot(config, LauncherGang(config, time.monotonic), store, LauncherReports(1))
+    return StatusSnapshot(config, Gang(config, time.monotonic), store, LauncherReports(1))
 
 
 class Noted(AttemptObserver):

@@ -13,11 +13,11 @@ from support.small_job import environment
 
 from ringtrain_job.control.model import RankPhase, RankState, Registration
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.console import LauncherConsole
-from ringtrain_job.launcher.gang import LauncherGang
+from ringtrain_job.launcher.console import Console
+from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.observers import Observers
 from ringtrain_job.launcher.progress import ConsoleObserver
-from ringtrain_job.launcher.status import LauncherReports, LauncherStatusSnapshot
+from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
@@ -26,29 +26,29 @@ CONFIG = LauncherConfig.from_env(environment(1))
 
 
 @pytest.fixture
-def console() -> Iterator[LauncherConsole]:
+def console() -> Iterator[Console]:
     null = os.open(os.devnull, os.O_WRONLY)
-    shown = LauncherConsole(null)
+    shown = Console(null)
     yield shown
     shown.close(10)
     os.close(null)
 
 
-def begin(directory: Path, console: LauncherConsole) -> LauncherStatusSnapshot:
+def begin(directory: Path, console: Console) -> StatusSnapshot:
     store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-    snapshot = LauncherStatusSnapshot(CONFIG, LauncherGang(CONFIG, time.monotonic), store, LauncherReports(1))
+    snapshot = StatusSnapshot(CONFIG, Gang(CONFIG, time.monotonic), store, LauncherReports(1))
     snapshot.observers = Observers([ConsoleObserver(snapshot, console)])
     snapshot.follow()
     return snapshot
 
 
-def send(snapshot: LauncherStatusSnapshot, first: int, **report: float | str) -> None:
+def send(snapshot: StatusSnapshot, first: int, **report: float | str) -> None:
     data = json.dumps(report).encode() + b"\n"
     assert snapshot.store.append(LogChunk(LogStream.REPORT, 0, first, 1, data)) == first
 
 
 @pytest.mark.parametrize("ago_s", [3600, -3600], ids=["behind", "ahead"])
-def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: LauncherConsole, ago_s: float) -> None:
+def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: Console, ago_s: float) -> None:
     """Nodes' clocks may be wrong by any amount: what counts is when the report came."""
     snapshot = begin(tmp_path, console)
     assert snapshot.status()["lastProgressTime"] is None
@@ -57,15 +57,15 @@ def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: LauncherCons
     assert before <= snapshot.status()["lastProgressTime"] <= time.time()
 
 
-def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: LauncherConsole) -> None:
+def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Console) -> None:
     """The rank at the lowest step, the longest silent of several there, of those that still run."""
     config = replace(CONFIG, slots=4)
-    gang = LauncherGang(config, time.monotonic)
+    gang = Gang(config, time.monotonic)
     ranks = (*(RankState(rank, RankPhase.RUNNING) for rank in range(3)), RankState(3, RankPhase.SUCCEEDED, 0))
     joined = Registration("uid-1", 1, 0, 4, "i", "digits-worker-0", "node-a", "::1", 1, (), (), 0, ranks)
     assert gang.register(joined) is None
     store = LogStore(AttemptFiles.of(tmp_path, "default", "digits", 1), "uid-1", 1)
-    snapshot = LauncherStatusSnapshot(config, gang, store, LauncherReports(4))
+    snapshot = StatusSnapshot(config, gang, store, LauncherReports(4))
     snapshot.observers = Observers([ConsoleObserver(snapshot, console)])
     snapshot.follow()
     assert snapshot.status()["runningSince"] is None
@@ -78,7 +78,7 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Launch
     store.close()
 
 
-def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console: LauncherConsole) -> None:
+def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console: Console) -> None:
     """It does not know when the reports in its files came: a deadline for progress begins anew."""
     first = begin(tmp_path, console)
     send(first, 1, step=1, time=1000.0)
@@ -91,7 +91,7 @@ def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console:
     second.store.close()
 
 
-def test_what_training_went_on_from(tmp_path: Path, console: LauncherConsole) -> None:
+def test_what_training_went_on_from(tmp_path: Path, console: Console) -> None:
     """It is in the status from the first word on, also of a launcher that was restarted, and counts as no step."""
     first = begin(tmp_path, console)
     send(first, 1, step=140, time=1000.0, startedFrom="/c/a-uid/attempt-0001/ckpt-0000000140.npz")
@@ -108,7 +108,7 @@ def test_what_training_went_on_from(tmp_path: Path, console: LauncherConsole) ->
     second.store.close()
 
 
-def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: LauncherConsole) -> None:
+def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: Console) -> None:
     """That is said, too: a restart that begins at 0 is worth knowing of."""
     snapshot = begin(tmp_path, console)
     send(snapshot, 1, step=0, time=1000.0, startedFrom="")
@@ -120,7 +120,7 @@ def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: Laun
 def test_colours_are_for_a_person(person: bool, shown: bool) -> None:
     """A pod's terminal (`tty: true`) is read by `kubectl logs`, and gets lines alone."""
     reader, terminal = os.openpty()
-    console = LauncherConsole(terminal, person=person)
+    console = Console(terminal, person=person)
     console.show(b"[0] Step 1/2\n")
     console.close(10)
     os.close(terminal)

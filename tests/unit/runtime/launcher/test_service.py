@@ -21,12 +21,12 @@ from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.messages import message_fields
 from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain.shared.secrets import Secrets
-from ringtrain_job.control.async_server import ControlAsyncServer
+from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
 from ringtrain_job.control.wire import order_from_message
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import LauncherGang
-from ringtrain_job.launcher.service import LauncherCoordinatorService
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.service import CoordinatorService
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogStore
 
@@ -62,10 +62,10 @@ class Served:
     """A service, its gang and its store."""
 
     def __init__(self, directory: Path, config: LauncherConfig = CONFIG) -> None:
-        self.gang = LauncherGang(config, time.monotonic)
+        self.gang = Gang(config, time.monotonic)
         self.gang.vacancy_s = config.vacancy_s if config.elastic else 0.0
         self.store = LogStore(AttemptFiles.of(directory, "default", "digits", 1), "uid-1", 1)
-        self.service = LauncherCoordinatorService(self.gang, self.store, 1)
+        self.service = CoordinatorService(self.gang, self.store, 1)
 
     def close(self) -> None:
         self.service.close()
@@ -85,15 +85,13 @@ def worker(index: int, instance: str = "first") -> Registration:
 
 
 @contextmanager
-def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[ControlAsyncServer, Any]]:
+def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[AsyncServer, Any]]:
     """A server for so many agents, which the test closes, and a stub of one who has no token."""
 
     def register(server: grpc.aio.Server) -> None:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server)
 
-    server = ControlAsyncServer.start(
-        0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, register=register
-    )
+    server = AsyncServer.start(0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, register=register)
     with dial(f"127.0.0.1:{server.port}", Secrets(), RpcPeer("launcher", "uid-1")) as channel:
         yield server, coordinator_pb2_grpc.CoordinatorStub(channel)
 

@@ -267,9 +267,11 @@ def test_rules(rule: str) -> None:
 def test_whose_reports_count() -> None:
     """Those that ranks make; before them those that were read, of the lowest rank and its newest series."""
     voice = PrintedReportsChoice()
-    heard = [voice.hear(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))]
+    heard = [
+        voice.choose(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))
+    ]
     assert heard == [(True, True), (True, False), (False, False), (True, True), (False, False), (True, True)]
-    assert [voice.hear(5, {}), voice.hear(1, {}), voice.hear(0, {"printed": 9})] == [
+    assert [voice.choose(5, {}), voice.choose(1, {}), voice.choose(0, {"printed": 9})] == [
         (True, True),
         (True, False),
         (False, False),
@@ -279,6 +281,6 @@ def test_whose_reports_count() -> None:
 def test_another_rank_goes_on_where_the_one_that_spoke_is_gone() -> None:
     """What was said until then still counts."""
     voice = PrintedReportsChoice()
-    assert voice.hear(0, {"printed": 1}) == (True, True)
+    assert voice.choose(0, {"printed": 1}) == (True, True)
     voice.keep([1, 2])
-    assert voice.hear(1, {"printed": 1}) == (True, False)
+    assert voice.choose(1, {"printed": 1}) == (True, False)

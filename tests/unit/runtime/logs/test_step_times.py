@@ -87,7 +87,7 @@ def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
     for rank in range(3):
         throughput.add(rank, _report(12, 48.0))
     assert throughput.slowest(range(4)) == 3
-    assert throughput.held_up_by(range(4)) == 3
+    assert throughput.delaying_rank(range(4)) == 3
 
 
 def test_no_rank_is_slow_where_a_step_is_alike() -> None:
@@ -96,4 +96,4 @@ def test_no_rank_is_slow_where_a_step_is_alike() -> None:
     _trained(alike, [0.155, 0.1541, 0.155], 10)
     _trained(uneven, [0.1, 0.3, 0.1], 10)
     _trained(alone, [0.1], 10)
-    assert [one.held_up_by(range(3)) for one in (alike, uneven, alone)] == [None, 1, None]
+    assert [one.delaying_rank(range(3)) for one in (alike, uneven, alone)] == [None, 1, None]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtrain_job.logs.journal import (
-    LogJournalEntry,
+    JournalEntry,
     LogStream,
-    RecoveredLogJournal,
+    RecoveredJournal,
     encode_journal_entry,
     journal_header,
     recover_journal,
@@ -19,9 +19,9 @@ from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
 
 ENTRIES = [
-    LogJournalEntry(LogStream.LOG, 0, 3, 30, 42),
-    LogJournalEntry(LogStream.REPORT, 1, 1, 80, 42),
-    LogJournalEntry(LogStream.LOG, 0, 5, 50, 70),
+    JournalEntry(LogStream.LOG, 0, 3, 30, 42),
+    JournalEntry(LogStream.REPORT, 1, 1, 80, 42),
+    JournalEntry(LogStream.LOG, 0, 5, 50, 70),
 ]
 
 
@@ -29,7 +29,7 @@ def test_a_journal_says_how_far_files_are_good() -> None:
     """The newest entry of each stream, and the sizes."""
     data = journal_header("uid") + b"".join(map(encode_journal_entry, ENTRIES))
     expected = {(LogStream.LOG, 0): ENTRIES[2], (LogStream.REPORT, 1): ENTRIES[1]}
-    assert recover_journal(data) == RecoveredLogJournal(
+    assert recover_journal(data) == RecoveredJournal(
         "uid", expected, job_size=70, metrics_size=80, good_bytes=len(data)
     )
 

@@ -30,7 +30,7 @@ from ringtrain_job.agent.elastic.orders import (
 )
 from ringtrain_job.agent.elastic.sockets import ElasticRankSockets
 from ringtrain_job.agent.rank_env import (
-    formation_variables,
+    generation_variables,
     pod_defaults,
     slot_environment,
     usable_cores,
@@ -65,7 +65,7 @@ class ElasticSlotHost(Protocol):
     def started(self, process: RankProcess) -> None:
         """Record a started process."""
 
-    def say(self, slot: int, line: str) -> None:
+    def write_line(self, slot: int, line: str) -> None:
         """Add `line` to the slot's log."""
 
     def changed(self) -> None:
@@ -76,7 +76,7 @@ class ElasticSlotHost(Protocol):
 
 
 @dataclass(frozen=True)
-class _Said:
+class _SlotRecord:
     """Messages sent to the newest process of a slot, and start times of its deadlines.
 
     `without_world`: number of consecutive processes that ended without a world. `start_at`: earliest time of the next
@@ -110,7 +110,7 @@ class ElasticSlots:
         self._clock = clock
         self._cores = usable_cores()
         self._own = range(config.first_rank, config.first_rank + config.slots)
-        self._said = dict.fromkeys(self._own, _Said())
+        self._records = dict.fromkeys(self._own, _SlotRecord())
         self._current: ElasticSlotOrder | None = None
         self._number = 0
         self.order = 0
@@ -154,23 +154,23 @@ class ElasticSlots:
             caller = Member(slot, state.life)
             self._sockets.forget(caller)
             signal_marked(str(self._sockets.path(caller)), signal.SIGKILL, contract.ENV_AGENT_SOCKET)
-        said = self._said[slot]
-        barren = 0 if state.formation else said.without_world + 1
+        record = self._records[slot]
+        barren = 0 if state.formation else record.without_world + 1
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (barren - 2)) if barren > 1 else 0.0
-        self._said[slot] = _Said(without_world=barren, start_at=self._clock() + pause_s)
+        self._records[slot] = _SlotRecord(without_world=barren, start_at=self._clock() + pause_s)
 
     def _next_action(self, order: ElasticSlotOrder, slot: int, starting: bool, now: float) -> ElasticSlotAction | None:
         return next_slot_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:
         """Record whether a signal has stopped the process in `slot`. It cannot react to messages then."""
-        said = self._said[slot]
-        since = (now if said.stopped_since is None else said.stopped_since) if self._ranks.stopped(slot) else None
-        if since != said.stopped_since:
-            self._said[slot] = replace(said, stopped_since=since)
+        record = self._records[slot]
+        since = (now if record.stopped_since is None else record.stopped_since) if self._ranks.stopped(slot) else None
+        if since != record.stopped_since:
+            self._records[slot] = replace(record, stopped_since=since)
 
     def _view(self, slot: int, starting: bool, now: float) -> OwnSlot:
-        state, said = self._ranks.state(slot), self._said[slot]
+        state, record = self._ranks.state(slot), self._records[slot]
         running = state.phase is RankPhase.RUNNING
         fresh = state.phase is RankPhase.WAITING
         # An order with this slot may be older than the end of its program.
@@ -181,13 +181,13 @@ class ElasticSlots:
             running=running,
             startable=starting
             and not (running or finished)
-            and now >= said.start_at
+            and now >= record.start_at
             and (fresh or self._ranks.reported(slot)),
             formation=state.formation,
             parked=state.parked,
-            last_change=said.last_change,
-            left_since=said.left_since,
-            stopped_since=said.stopped_since,
+            last_change=record.last_change,
+            left_since=record.left_since,
+            stopped_since=record.stopped_since,
         )
 
     def _do(self, order: ElasticSlotOrder, slot: int, action: ElasticSlotAction, now: float) -> bool:
@@ -200,11 +200,11 @@ class ElasticSlots:
             case ElasticSlotAction.CHANGE:
                 urgent = order.urgent_since is not None
                 self._send_to_slot(slot, slot_change_message(order.formation, urgent, order.leaving))
-                self._said[slot] = replace(self._said[slot], last_change=(order.formation, urgent))
+                self._records[slot] = replace(self._records[slot], last_change=(order.formation, urgent))
             case ElasticSlotAction.LEAVE:
                 self._send_to_slot(slot, slot_leave_message(_UNWANTED))
                 self._ranks.dismiss(slot, f"left: {_UNWANTED}")
-                self._said[slot] = replace(self._said[slot], left_since=now)
+                self._records[slot] = replace(self._records[slot], left_since=now)
                 if order.world is not None:
                     self._forget_leaver(slot)
             case ElasticSlotAction.TERMINATE:
@@ -218,7 +218,7 @@ class ElasticSlots:
     def _forget_leaver(self, slot: int) -> None:
         """Remove a leaving process from the candidates for a world once the next generation is formed. Otherwise, if
         its slot is requested again before it ends, it would be taken for a process that joins."""
-        if self._said[slot].left_since is not None:
+        if self._records[slot].left_since is not None:
             life = self._ranks.state(slot).life
             self._ranks.update(slot, life, parked=False, formation=0, joined=False)
 
@@ -232,23 +232,23 @@ class ElasticSlots:
         else:
             assert order.world is not None, "in this job processes start with their world"
             state = replace(state, formation=order.formation)
-            own = self._host.fitted(formation_variables(config, order.world, slot), order.world)
+            own = self._host.fitted(generation_variables(config, order.world, slot), order.world)
             environment = {**pod_defaults(config.slots, self._cores), **inherited, **own}
-        self._said[slot] = _Said(without_world=self._said[slot].without_world)
+        self._records[slot] = _SlotRecord(without_world=self._records[slot].without_world)
         self._host.prepare_start(slot)
         process = self._ranks.start_life(state, self._program.command, environment)
         if process is None:
-            self._host.say(slot, self._ranks.state(slot).log_tail[-1])
+            self._host.write_line(slot, self._ranks.state(slot).log_tail[-1])
             self.ended(slot)
         else:
             if life > 1:
-                self._host.say(slot, f"[ringtrain] process {life} of slot {slot} begins")
+                self._host.write_line(slot, f"[ringtrain] process {life} of slot {slot} begins")
             self._host.started(process)
         self._host.changed()
 
     def _give_world(self, order: ElasticSlotOrder, slot: int) -> None:
         assert order.world is not None, "a step of orders that have one"
-        variables = self._host.fitted(formation_variables(self._config, order.world, slot), order.world)
+        variables = self._host.fitted(generation_variables(self._config, order.world, slot), order.world)
         self._send_to_slot(slot, slot_world_message(order.formation, variables))
         self._ranks.update(
             slot,
@@ -261,24 +261,24 @@ class ElasticSlots:
         self._host.changed()
 
     def _kill(self, order: ElasticSlotOrder, slot: int) -> None:
-        said = self._said[slot]
-        if not said.killed:
-            reason = self._why_killed(order, slot)
+        record = self._records[slot]
+        if not record.killed:
+            reason = self._kill_reason(order, slot)
             log.warning("slot %d: %s", slot, reason)
-            self._host.say(slot, f"[ringtrain] {reason}")
-            self._said[slot] = replace(said, killed=True)
+            self._host.write_line(slot, f"[ringtrain] {reason}")
+            self._records[slot] = replace(record, killed=True)
             self._ranks.kill(reason, [slot])
 
-    def _why_killed(self, order: ElasticSlotOrder, slot: int) -> str:
-        state, said = self._ranks.state(slot), self._said[slot]
-        if said.stopped_since is not None and said.left_since is None and not state.formation:
+    def _kill_reason(self, order: ElasticSlotOrder, slot: int) -> str:
+        state, record = self._ranks.state(slot), self._records[slot]
+        if record.stopped_since is not None and record.left_since is None and not state.formation:
             return "killed: a signal has stopped it before it was in any formation"
         seconds = f"within {self._deadlines.fence_s:g} s"
-        if said.left_since is not None or not state.formation:
+        if record.left_since is not None or not state.formation:
             return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
-        if said.stopped_since is not None and state.formation >= order.formation:
+        if record.stopped_since is not None and state.formation >= order.formation:
             return f"killed: a signal stopped it in formation {state.formation}, {self._deadlines.fence_s:g} s ago"
-        if said.stopped_since is not None:
+        if record.stopped_since is not None:
             was, follows = state.formation, order.formation
             return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
         return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
@@ -303,7 +303,7 @@ class ElasticSlots:
         if self._ranks.state(caller.slot).life != caller.life:
             return
         if opened:
-            self._said[caller.slot] = replace(self._said[caller.slot], last_change=None)
+            self._records[caller.slot] = replace(self._records[caller.slot], last_change=None)
         else:
             self._ranks.update(caller.slot, caller.life, parked=False)
             self._host.changed()
@@ -334,6 +334,7 @@ class ElasticSlots:
             adopted=message.adopted,
             joined=False,
         )
-        if self._said[caller.slot].left_since is not None:  # it received the message on a connection that it has closed
+        if self._records[caller.slot].left_since is not None:
+            # The process received the message on a connection that it has closed since.
             self._send_to_slot(caller.slot, slot_leave_message(_UNWANTED))
         self._host.changed()

@@ -170,7 +170,7 @@ class ElasticRankSockets:
             for line in connection.received.feed(data):
                 self._take(connection, line)
             if len(connection.received.rest) > MOST_BYTES:
-                self._complain(connection, f"a line of more than {MOST_BYTES} bytes")
+                self._report_problem(connection, f"a line of more than {MOST_BYTES} bytes")
                 connection.closing = True
                 self._write(connection)
 
@@ -178,11 +178,11 @@ class ElasticRankSockets:
         try:
             message = parse_slot_message(line)
         except ConfigurationError as exc:
-            self._complain(connection, str(exc))
+            self._report_problem(connection, str(exc))
             return
         self._on_message(connection.caller, message)
 
-    def _complain(self, connection: _RankConnection, text: str) -> None:
+    def _report_problem(self, connection: _RankConnection, text: str) -> None:
         log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read gets no further errors
             self._queue(connection, line_of(slot_error_message(text)))

@@ -8,14 +8,14 @@ from support.elastic_world import LOST_AFTER, RULES, World
 
 from ringtrain_job.control.model import Prepare, RankPhase
 from ringtrain_job.launcher.elastic_end import AttemptEnd, Ruin
-from ringtrain_job.launcher.formation import Formed
-from ringtrain_job.launcher.formation_state import FormationPhase, FormationRules
+from ringtrain_job.launcher.generation import Formed
+from ringtrain_job.launcher.generation_state import GenerationPhase, GenerationRules
 
 SHRINKS = replace(RULES, shrinks=True)
 RESTARTS = replace(RULES, restarts=True)
 
 
-def running(rules: FormationRules = RULES, workers: int = 3) -> World:
+def running(rules: GenerationRules = RULES, workers: int = 3) -> World:
     """A job whose first formation has met."""
     world = World(1, rules, asked=workers)
     world.prompt = True
@@ -64,7 +64,7 @@ def test_shrink_goes_on_with_those_that_live() -> None:
     """The next formation has the survivors alone; the replacement comes with the one after."""
     world = running(SHRINKS)
     world.lose(1)
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     world.start(1)
     world.until(lambda: met(world))
@@ -76,7 +76,7 @@ def test_replace_goes_on_smaller_when_nobody_comes_in_time(world: World) -> None
     """After `replace_timeout_s` the formation is made with those that are there."""
     world.lose(1)
     lost_at = world.now
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     assert world.now - lost_at >= RULES.replace_timeout_s
 
@@ -95,7 +95,7 @@ def test_too_few_for_too_long_is_the_end() -> None:
 def test_a_leaving_pod_costs_no_loss(world: World) -> None:
     """Ranks leave at their next commit, nothing counts as lost, and the pod's slots are not waited for."""
     world.agents[2].leaving = True
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING, seconds=20)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING, seconds=20)
     assert slots_of(world) == [0, 1, 2, 3]
     assert (world.state.times.lost_at, world.state.losses.recoveries) == (None, 0)
     world.lose(2)
@@ -150,7 +150,7 @@ def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
 def test_a_drain_while_a_loss_is_made_good(world: World) -> None:
     """The pod that is to end is in the next formation, which waits for no one else, and hands over in it."""
     world.lose(2)
-    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
+    world.until(lambda: world.state.phase is GenerationPhase.PREPARING)
     began = world.now
     world.agents[1].leaving = True
     world.until(lambda: len(world.formed) == 2)
@@ -186,14 +186,14 @@ def test_newcomers_are_gathered_into_one_change() -> None:
     world.until(lambda: world.state.times.newcomer_at is not None)
     world.step()
     world.start(2)
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_newcomer_that_dies_while_joining_costs_nothing_else(world: World) -> None:
     """Its slot gets another process, the survivors keep theirs, and the formation's number stays."""
     world.kill(4)
-    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
+    world.until(lambda: world.state.phase is GenerationPhase.PREPARING)
     for _ in range(4):
         world.until(lambda: bool((rank := world.rank(4)) and rank.phase is RankPhase.RUNNING))
         world.kill(4)
@@ -212,14 +212,14 @@ def test_fewer_workers_are_asked_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
-def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: FormationRules) -> None:
+def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: GenerationRules) -> None:
     """No formation begins while a process that may wake up is in the former one."""
     world = running(way)
     world.hold(2)
     world.until(lambda: world.state.number == 2)
     world.step()
-    assert world.state.phase is FormationPhase.PREPARING
-    world.until(lambda: world.state.phase is FormationPhase.RUNNING)
+    assert world.state.phase is GenerationPhase.PREPARING
+    world.until(lambda: world.state.phase is GenerationPhase.RUNNING)
     assert {p.slot: p.life for p in world.state.members}.get(2, 2) == 2
 
 
@@ -227,7 +227,7 @@ def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
     """And its ranks cannot be in the next formation, also when it is heard of again."""
     world = running(SHRINKS)
     world.agents[1].cut = True
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 4, 5]
     world.agents[1].cut = False
     world.until(lambda: met(world))
@@ -241,7 +241,7 @@ def test_the_formation_limit() -> None:
     world.until(lambda: met(world) and world.state.number == 2)
     world.kill(0)
     world.until(lambda: world.end is not None)
-    assert world.end == AttemptEnd(Ruin.FORMATION_LIMIT)
+    assert world.end == AttemptEnd(Ruin.GENERATION_LIMIT)
 
 
 def test_a_program_that_always_fails(world: World) -> None:
@@ -256,7 +256,7 @@ def test_a_program_that_always_fails(world: World) -> None:
 
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
-def test_ranks_that_all_fail_end_the_attempt(way: FormationRules) -> None:
+def test_ranks_that_all_fail_end_the_attempt(way: GenerationRules) -> None:
     """An error that every rank meets is the program's: it is not tried again."""
     world = running(way)
     world.kill(*range(6), code=1, tail=("KeyError: 'a typo of mine'",))
@@ -331,7 +331,7 @@ def test_all_ranks_end_with_0(world: World) -> None:
     """The attempt has succeeded; a rank that ends before the others is no loss."""
     world.process(0).end(RankPhase.SUCCEEDED, 0)
     world.step(5)
-    assert (world.state.phase, world.end) == (FormationPhase.RUNNING, None)
+    assert (world.state.phase, world.end) == (GenerationPhase.RUNNING, None)
     for slot in range(1, 6):
         world.process(slot).end(RankPhase.SUCCEEDED, 0)
     world.until(lambda: world.end is not None)
@@ -448,12 +448,12 @@ def _cut(world: World, *workers: int) -> None:
     world.until(lambda: all(world.view().slots[worker * world.slots].lost for worker in workers))
 
 
-def _cut_off_and_back(rules: FormationRules) -> World:
+def _cut_off_and_back(rules: GenerationRules) -> World:
     """Worker 2 was cut off, and 0 and 1 trained on; then these were cut off, and 2 is back."""
     world = running(rules)
     world.until(lambda: _all_committed(world, 1))
     _cut(world, 2)
-    world.until(lambda: world.state.number == 2 and world.state.phase is FormationPhase.RUNNING)
+    world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
     assert slots_of(world) == [0, 1, 2, 3]
     world.until(lambda: _all_committed(world, 2))
     _cut(world, 0, 1)
@@ -467,7 +467,7 @@ BOTH = pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"
 
 
 @BOTH
-def test_members_of_the_last_world_are_waited_for(way: FormationRules) -> None:
+def test_members_of_the_last_world_are_waited_for(way: GenerationRules) -> None:
     """Who was not in it has not what it committed: nothing is lost if one that has it comes back in time."""
     world = _cut_off_and_back(way)
     for _ in range(int(RULES.replace_timeout_s) - 5):
@@ -481,7 +481,7 @@ def test_members_of_the_last_world_are_waited_for(way: FormationRules) -> None:
 
 
 @BOTH
-def test_members_of_the_last_world_are_not_waited_for_for_ever(way: FormationRules) -> None:
+def test_members_of_the_last_world_are_not_waited_for_for_ever(way: GenerationRules) -> None:
     """After `replace_timeout_s` the others begin at their checkpoint, and wait for nobody of before any more."""
     world = _cut_off_and_back(way)
     began = world.now
@@ -558,7 +558,7 @@ def test_programs_that_are_started_anew_wait_for_nobody() -> None:
     assert world.now - began < RULES.replace_timeout_s
 
 
-def _joined_by_one(rules: FormationRules) -> World:
+def _joined_by_one(rules: GenerationRules) -> World:
     """Worker 0 has trained alone; 1 has joined it, and nothing was committed since."""
     world = running(rules, workers=1)
     world.until(lambda: _all_committed(world, 9))
@@ -588,13 +588,13 @@ def test_a_newcomer_has_the_state_when_its_world_has_committed() -> None:
 
 @BOTH
 @pytest.mark.parametrize("adopted", [2, 1], ids=["it-has-it", "of-an-older-world"])
-def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: FormationRules, adopted: int) -> None:
+def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: GenerationRules, adopted: int) -> None:
     """Its world has committed nothing since, as that takes all of its members: no one is waited for who has it."""
     world = _joined_by_one(way)
     for slot in (2, 3):
         world.process(slot).adopted, world.process(slot).committed = adopted, 9
     _cut(world, 0)
-    world.until(lambda: world.state.phase is FormationPhase.PREPARING)
+    world.until(lambda: world.state.phase is GenerationPhase.PREPARING)
     began = world.now
     world.until(lambda: len(world.formed) == 3)
     waited = world.now - began
@@ -634,7 +634,7 @@ def test_a_planned_change_waits_for_the_member_that_stays() -> None:
     world.until(lambda: _all_committed(world, 5))
     world.asked = frozenset({0, 1, 6, 7})
     world.start(3)
-    world.until(lambda: world.state.phase is FormationPhase.PREPARING and not world.state.orders.urgent)
+    world.until(lambda: world.state.phase is GenerationPhase.PREPARING and not world.state.orders.urgent)
     world.step()
     world.hold(5)
     world.until(lambda: all(world.view().slots[slot].state.parked for slot in (0, 1, 2, 3, 4, 6, 7)))

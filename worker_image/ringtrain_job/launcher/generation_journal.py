@@ -4,21 +4,21 @@ import json
 import logging
 from dataclasses import asdict
 
-from ringtrain_job.launcher.elastic_end import FormationSteps, LossRecord, OwnFailures
-from ringtrain_job.launcher.formation_state import FormationOrders, FormationPhase, FormationState
+from ringtrain_job.launcher.elastic_end import LossRecord, OwnFailures, TrainingSteps
+from ringtrain_job.launcher.generation_state import GenerationOrders, GenerationPhase, GenerationState
 from ringtrain_job.launcher.members import MemberProcess
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
 
 
-class FormationJournal:
+class GenerationJournal:
     """State of the generations in a file, for a launcher process that restarts."""
 
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.formation
 
-    def write(self, state: FormationState, asked: frozenset[int]) -> None:
+    def write(self, state: GenerationState, asked: frozenset[int]) -> None:
         """Replace the file. If the disk is full, log an error; a new process then learns the state from the agents."""
         orders = {**asdict(state.orders), "slots": sorted(state.orders.slots)}
         document = {**asdict(state), "orders": orders, "asked": sorted(asked)}
@@ -27,7 +27,7 @@ class FormationJournal:
         except OSError as exc:
             log.error("a launcher that is started again will have to make the world anew: %s", exc)
 
-    def read(self) -> tuple[FormationState, frozenset[int]] | None:
+    def read(self) -> tuple[GenerationState, frozenset[int]] | None:
         """Return the last written state; None if there is none that can be read.
 
         Its times are reset, because the clock of the previous process has ended. `orders.given` is False, because this
@@ -38,13 +38,13 @@ class FormationJournal:
             asked = frozenset(document["asked"])
             orders, losses = document["orders"], document["losses"]
             failures = tuple(OwnFailures(**mark) for mark in losses["failures"])
-            state = FormationState(
-                phase=FormationPhase(document["phase"]),
+            state = GenerationState(
+                phase=GenerationPhase(document["phase"]),
                 number=document["number"],
                 members=tuple(MemberProcess(**member) for member in document["members"]),
                 formed=document["formed"],
-                orders=FormationOrders(**{**orders, "slots": frozenset(orders["slots"]), "given": False}),
-                steps=FormationSteps(**document["steps"]),
+                orders=GenerationOrders(**{**orders, "slots": frozenset(orders["slots"]), "given": False}),
+                steps=TrainingSteps(**document["steps"]),
                 losses=LossRecord(**{**losses, "failures": failures, "fruitless": tuple(losses["fruitless"])}),
             )
         except FileNotFoundError:

@@ -7,13 +7,13 @@ from operator import attrgetter
 from ringtrain.shared import contract
 from ringtrain.shared.settings import Settings, choice, integer, seconds
 from ringtrain_job.control.model import FORMATIONS
-from ringtrain_job.launcher.elastic_end import FormationSteps, LossRecord
+from ringtrain_job.launcher.elastic_end import LossRecord, TrainingSteps
 from ringtrain_job.launcher.members import MemberProcess
 
 _WORLD_SIZE = attrgetter("world_size")
 
 
-class FormationPhase(StrEnum):
+class GenerationPhase(StrEnum):
     """Phase of a generation; the words of `/status`."""
 
     ASSEMBLING = "Assembling"
@@ -22,7 +22,7 @@ class FormationPhase(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormationRules(Settings):
+class GenerationRules(Settings):
     """The user's rules for an elastic world of at most `world_size` ranks.
 
     `shrinks`: after a loss the job continues at once with fewer ranks. `restarts`: processes are restarted in every
@@ -43,7 +43,7 @@ class FormationRules(Settings):
 
 
 @dataclass(frozen=True)
-class FormationOrders:
+class GenerationOrders:
     """Orders that were sent to agents.
 
     `number`: number of the last order. `prepared`: number of the order since which a process's state counts. `slots`:
@@ -59,7 +59,7 @@ class FormationOrders:
 
 
 @dataclass(frozen=True)
-class FormationTimes:
+class GenerationTimes:
     """Start times of conditions, on the clock of this launcher process.
 
     `began`: the current phase. `lost_at`: the loss that the new generation repairs. `newcomer_at`: a process could
@@ -78,17 +78,17 @@ class FormationTimes:
 
 
 @dataclass(frozen=True)
-class FormationState:
+class GenerationState:
     """State of the generations, which survives a restart of the launcher process.
 
     `number`: the generation that is being prepared or runs. `members`: members of `formed`, the last generation formed.
     """
 
-    phase: FormationPhase = FormationPhase.ASSEMBLING
+    phase: GenerationPhase = GenerationPhase.ASSEMBLING
     number: int = 1
     members: tuple[MemberProcess, ...] = ()
     formed: int = 0
-    orders: FormationOrders = FormationOrders()
-    times: FormationTimes = FormationTimes()
-    steps: FormationSteps = field(default_factory=FormationSteps)
+    orders: GenerationOrders = GenerationOrders()
+    times: GenerationTimes = GenerationTimes()
+    steps: TrainingSteps = field(default_factory=TrainingSteps)
     losses: LossRecord = field(default_factory=LossRecord)
