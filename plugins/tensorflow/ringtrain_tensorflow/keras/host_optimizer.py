@@ -156,7 +156,7 @@ class HostKerasMixin(OnHostOptimizer):
         wrapped.load_own_variables(store)
 
     @property
-    def _host(self) -> ArrayOptimizer:  # exists once the optimizer is built
+    def _host(self) -> ArrayOptimizer:  # type: ignore[override]  # exists once the optimizer is built
         return self._part.host
 
     def _numbers(self) -> dict[str, Any]:
