@@ -70,8 +70,8 @@ def trains(step: str = "", rank: int = -1) -> Any:
 
 @pytest.mark.sampled(one_in=2)
 def test_ranks_meet_and_their_results_come_in_order(tmp_path: Path) -> None:
-    """What they have printed is in the given stream, and in a log of each rank. Ranks of this machine's two nodes
-    share its memory, so they have local ranks from 0 to 3."""
+    """Output of the ranks appears in `stdout` and in a log per rank. Ranks of both local nodes share the machine's
+    memory, so their local ranks are 0 to 3."""
     out = io.StringIO()
     results = ringtrain.ray.run(
         *(trains(), (2.0,), {"offset": 1.0}),

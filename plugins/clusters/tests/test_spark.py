@@ -81,8 +81,8 @@ def trains(step: str = "", rank: int = -1) -> Any:
 @pytest.mark.sampled(one_in=3)
 @both
 def test_ranks_meet_and_their_results_come_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    """What they have printed is in the given stream, and in a log of each rank. Every rank has a task of its
-    own, and yet a local rank, by which a script picks its device."""
+    """Output of the ranks appears in `stdout` and in a log per rank. Every rank has a separate task and nevertheless a
+    local rank, by which a script selects its device."""
     out = io.StringIO()
     keywords = {"offset": 1.0}
     results = ringtrain.spark.run(

@@ -172,7 +172,7 @@ def test_what_has_no_counterpart_is_refused(
 
 
 def torchx(folder: Path, *words: str) -> str:
-    """What a command of TorchX prints."""
+    """Return the output of a TorchX command."""
     done = completed(
         [sys.executable, "-m", "torchx.cli.main", *words], env=environment(), cwd=folder, timeout=patient(200)
     )

@@ -44,7 +44,7 @@ def main_container(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(obj: dict[str, Any]) -> str:
-    """Why the job is refused."""
+    """Return the reason why the job is refused."""
     with pytest.raises(Invalid) as refused:
         convert_trainingjob(obj)
     return str(refused.value)
@@ -159,7 +159,7 @@ def test_tensorflow() -> None:
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_run_policy(kind: str) -> None:
-    """What the source does where nothing is said, and what is said."""
+    """Unset fields get the source's defaults; set fields are copied, and notes name the ones left out."""
     made = convert_trainingjob(job(kind, {"Worker": 1})).manifest["spec"]["runPolicy"]
     assert made == {"cleanPodPolicy": "None", "backoffLimit": DEFAULT_RETRIES[kind]}
     policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 9, "suspend": True}

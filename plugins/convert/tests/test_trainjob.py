@@ -42,7 +42,7 @@ def documents() -> list[dict[str, Any]]:
 
 
 def test_torch() -> None:
-    """What the job says is laid over what its runtime says; torchrun's own words are left out."""
+    """The job's fields override its runtime's; torchrun's own arguments are left out."""
     job, runtime = documents()
     made = convert_trainjob(job, runtime).manifest
     spec, container = made["spec"], made["spec"]["worker"]["template"]["spec"]["containers"][0]
@@ -282,7 +282,7 @@ def test_variables_are_those_of_the_source(source: str) -> None:
 
 
 def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
-    """Whatever devices it has, and without variables."""
+    """One process per node, whatever devices the node has, without torch's variables."""
     made = of_source({}, ["./train"], numNodes=2, **GPUS).manifest["spec"]
     assert (made["worker"]["replicas"], made["slotsPerWorker"]) == (2, 1)
     assert made["worker"]["template"]["spec"]["containers"][0]["command"] == ["./train"]

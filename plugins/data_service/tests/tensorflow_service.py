@@ -48,12 +48,12 @@ def compute_job(ranks: int, *words: str) -> Iterator[tuple[str, Ranks]]:
 
 
 def training(function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
-    """What `function(config, *args)` returns on each rank of training."""
+    """Return the result of `function(config, *args)` of each rank of training."""
     return run_ranks(function, ranks, *args, env=ENV, context=FORK)
 
 
 def all_of(read: Iterable[list[int]]) -> list[int]:
-    """What ranks have read together."""
+    """Return the elements that all ranks have read."""
     return sorted(itertools.chain.from_iterable(read))
 
 
@@ -452,7 +452,7 @@ def wrong_keys() -> None:
 
 
 def check_wrong_keys() -> None:
-    """Who has another key changes nothing; each dispatcher has workers of its own; who is gone is said to be."""
+    """Clients with a wrong key change nothing; each dispatcher has its own workers; missing ones are reported."""
     alone(wrong_keys)
 
 

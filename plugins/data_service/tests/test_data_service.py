@@ -414,7 +414,7 @@ def test_certificates_prove_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_wait_is_measured(service: DataWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loop waits for input is in its next report."""
+    """The next report contains the time for which the loop waited for input."""
     import ringtrain
 
     read, write = os.pipe()

@@ -47,7 +47,7 @@ def test_a_second_answer_is_a_duplicate() -> None:
 
 
 def test_crashes_are_counted_by_request() -> None:
-    """Whoever had it; after the answer there are none."""
+    """Crashes count for a request, no matter which data worker had it, until it is answered."""
     leases = DataWorkerLeases(again_s=1.0)
     leases.join("one", 1)
     leases.add(0)
@@ -69,7 +69,7 @@ def test_a_split_stays_where_it_is_open() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """What the data workers do, in any order."""
+    """Actions of data workers in any order."""
 
     def __init__(self) -> None:
         super().__init__()

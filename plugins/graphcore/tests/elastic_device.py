@@ -1,4 +1,4 @@
-"""What ranks run in tests/frameworks/test_device_elastic.py: found by path in a process of their own."""
+"""Programs of the ranks in tests/frameworks/test_device_elastic.py, which processes find by path."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "RINGTRAIN_TIM
 
 
 def in_one_process(function: Callable[..., Any], *args: Any, **env: str) -> Any:
-    """What `function(*args)` returns in a process whose only variables of ours are `env`."""
+    """Return the result of `function(*args)` in a process whose only variables of this project are `env`."""
     return run_ranks(function, 1, *args, env_of=lambda _: {**QUIET, **env}, context=FORK)[0]
 
 
@@ -213,7 +213,7 @@ def test_input_fn_gets_what_it_asks_for_by_name():
 
 
 class Counting:
-    """How often each of a session's hooks was called."""
+    """Hook that counts the calls of each of its methods."""
 
     def __init__(self) -> None:
         import tensorflow as tf

@@ -1,7 +1,7 @@
-"""What runs ordinary JAX scripts: on every rank with its own rows, and in one process on all of them.
+"""Run ordinary JAX scripts: on every rank with its own rows, and in one process on all rows.
 
-A script gets a `Run` and returns a pytree. Rank 0 runs it once more as one process, on the joined batches; both
-end with the same values, and all ranks with the same bits. Scripts that call `Run.fit` are also run with
+A script gets a `Run` and returns a pytree. Rank 0 runs it once more as one process, on the joined batches; both end
+with the same values, and all ranks with the same bits. Scripts that call `Run.fit` are also run with
 `hvd.HostOptimizer`.
 """
 

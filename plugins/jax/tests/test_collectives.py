@@ -279,7 +279,7 @@ def test_join_of_uneven_data():
 
 
 def test_another_world():
-    """What was compiled in the world before runs in the next one."""
+    """A function compiled in one world runs in the next world."""
     compiled = jax.jit(lambda x: hvd.allreduce(x, hvd.Sum))
     step = jax.jit(hvd.grad(lambda x: x * RANK))
     for _ in range(2):

@@ -47,7 +47,8 @@ def test_diloco_of_one_step_trains_like_one_process():
 
 
 def test_diloco_is_that_of_plain_arrays():
-    """Which a plain computation of all ranks has checked; with an exchange beside steps, and restarted, too."""
+    """Results equal those of the plain-array version, which other tests verify; also with overlap and after a
+    restart."""
     for options in (
         {"sync_every": 3},
         {"sync_every": 2, "fragments": 2},

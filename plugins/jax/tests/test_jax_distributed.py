@@ -24,7 +24,7 @@ print("process", mine, "of", size, "sum", multihost_utils.process_allgather(nump
 
 
 def lines_of_the_page() -> str:
-    """How a script finds its world."""
+    """Return the documentation's lines by which a script finds its world."""
     page = (ROOT / "docs/what-your-job-gets.md").read_text()
     found = re.search(r"```python\n(.*?jax.distributed.initialize.*?)```", page, re.S)
     assert found is not None

@@ -136,5 +136,5 @@ def python(script: str) -> tuple[str, ...]:
 
 
 def missing(*programs: str) -> str:
-    """Which of `programs` are not in PATH."""
+    """Return those of `programs` that are not in PATH."""
     return ", ".join(program for program in programs if not shutil.which(program))

@@ -1,4 +1,4 @@
-"""Which MPI libraries this machine has, and what a test needs to use one."""
+"""MPI libraries of this machine, and requirements of a test to use one."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ class Library:
     prefix: Path | None = None
 
     def is_there(self) -> bool:
-        """Whether a job of this MPI can be run."""
+        """Return whether a job can run with this MPI."""
         return bool(shutil.which(self.mpirun, path=self._path()))
 
     def need(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ os.write(1, f"rank {rt.rank()} of {rt.size()} sum {total}\\n".encode())  # in on
 
 
 def run(words: list[str], **variables: str) -> str:
-    """What `words` print; they must end well."""
+    """Return the output of the command `words`; it must succeed."""
     environment = {**os.environ, **AS_ROOT, **variables}
     done = completed(words, cwd=ROOT, env=environment, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr

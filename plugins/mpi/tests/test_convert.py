@@ -108,7 +108,7 @@ def test_what_is_not_the_same_is_said() -> None:
 
 
 def test_a_field_that_no_mpijob_has_is_said() -> None:
-    """Wherever it stands: a letter is missing, or another operator has it."""
+    """A note names an unknown field at any place: one with a spelling mistake, or one of another operator."""
     obj = changed(slotPerWorker=4, runPolicy={"ttl": 1})
     obj["spec"]["mpiReplicaSpecs"] |= {"Evaluator": {}}
     obj["spec"]["mpiReplicaSpecs"]["Worker"]["minReplicas"] = 1

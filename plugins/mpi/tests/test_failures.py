@@ -1,4 +1,4 @@
-"""What can go wrong with an MPI job, and the words in which its status says so."""
+"""Failures of an MPI job, and the messages about them in its status."""
 
 import shutil
 import signal

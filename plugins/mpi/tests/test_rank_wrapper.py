@@ -1,4 +1,4 @@
-"""What stands between mpirun and each rank: which process learns of a rank's end, and in which order."""
+"""The process between mpirun and each rank: which processes notice a rank's end, and in which order."""
 
 import os
 import queue

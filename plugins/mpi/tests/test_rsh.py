@@ -53,7 +53,7 @@ AS_MPIRUN = {"RINGTRAIN_MPI_WRAPPED": "1"}
 
 
 def asked(job: MpiGang, script: str, directory: Path) -> Any:
-    """What the launcher's `script` has found; the launcher has not ended yet."""
+    """Return the result of the launcher's `script`; the launcher is still running."""
     job.launcher(
         *python(f"import os; os.chdir({str(directory)!r})\n{script}\nimport time; time.sleep(600)"), **AS_MPIRUN
     )

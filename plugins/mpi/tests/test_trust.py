@@ -1,4 +1,4 @@
-"""Who may have an agent start a daemon: the job's own launcher, with a message made for this call. Nobody else."""
+"""Only the job's own launcher can make an agent start a daemon, with a message for this one call."""
 
 import logging
 import queue

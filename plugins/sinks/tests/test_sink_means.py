@@ -8,7 +8,8 @@ def report(step: int, time: float, **more: object) -> dict[str, object]:
 
 
 def test_a_step_is_the_mean_of_its_ranks() -> None:
-    """When all have reported; speeds are added up; names have no letters that a service refuses."""
+    """The mean exists when all ranks have reported; speeds are added; characters that a service refuses are
+    replaced."""
     means = SinkStepMeans(2)
     assert list(means.add(0, report(1, 10.0, loss=1.0, samples=8))) == []
     (first,) = means.add(1, report(1, 10.5, loss=3.0, samples=8))
@@ -33,7 +34,7 @@ def test_a_step_waits_for_a_while() -> None:
 
 
 def test_what_is_no_step_is_left_out() -> None:
-    """Where training went on from; a report without a value."""
+    """Reports of a start position and reports without a value produce no point."""
     means = SinkStepMeans(1)
     assert list(means.add(0, report(0, 1.0, startedFrom="a checkpoint"))) == []
     assert list(means.add(0, report(1, 2.0))) == []

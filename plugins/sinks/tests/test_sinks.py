@@ -1,4 +1,4 @@
-"""Where reports go beside a run's files: what MLflow's real server and W&B's files have of real runs."""
+"""Destinations of reports other than a run's files: content of MLflow's server and of W&B's files after real runs."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(url: str, path: str, **document: Any) -> Any:
-    """What MLflow's REST API answers."""
+    """Return the answer of MLflow's REST API."""
     body = json.dumps(document).encode()
     asked = urllib.request.Request(f"{url}/api/2.0/mlflow/{path}", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=patient(60)) as answer:
@@ -139,7 +139,7 @@ def run(gang: MakeGang, name: str, **settings: str) -> tuple[GangProcesses, int]
 
 
 def python(script: str, place: Path, **env: str) -> str:
-    """What a Python of its own prints that runs `script` with a path."""
+    """Return the output of a separate Python that runs `script` with a path."""
     command = [sys.executable, "-c", script, str(place)]
     done = completed(command, env={**os.environ, **env}, timeout=patient(120))
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def kept(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def convert(folder: Path, *words: str) -> str:
-    """What the command prints."""
+    """Return the output of the command."""
     done = CliRunner().invoke(main, ["tensorboard", str(folder / "runs"), "--convert", *words])
     assert done.exit_code == 0, done.output
     return done.output.strip()

@@ -111,7 +111,7 @@ def check_embedding():
 
 
 def check_constraint():
-    """What Keras makes of the new weights is what the next update begins with."""
+    """The next update starts from the weights after Keras' constraint."""
     like_keras(lambda: keras.optimizers.SGD(0.1), lambda: dense(kernel_constraint=keras.constraints.MaxNorm(0.5)))
 
 
@@ -147,7 +147,7 @@ def check_values_that_a_script_sets_count():
 
 
 def check_state_goes_on_at_another_number_of_ranks():
-    """What all ranks have saved one rank loads, as one process that was not interrupted."""
+    """One rank loads the state that all ranks saved, and continues like an uninterrupted process."""
     reference = fitted(compiled(schedule("steps")()), everyone(), 2)
     first = fitted(compiled(hvd.HostOptimizer(schedule("steps")())))
     state = first.optimizer.state_dict()

@@ -79,7 +79,7 @@ class UpdateGate(Gate):
 
 
 def gradients_reduced() -> int:
-    """How many reductions of gradients have ended on this rank, as the timeline has it."""
+    """Return the number of finished gradient reductions on this rank, according to the timeline."""
     import ringtrain as rt
 
     events = json.loads(Path(os.environ["RINGTRAIN_TIMELINE"]).read_text())

@@ -58,7 +58,8 @@ def check_process_sets():
 
 
 def check_objects_of_every_plain_kind():
-    """What numpy, Python and TensorFlow hold, in containers of them; what can't be sent fails everyone at once."""
+    """Values of numpy, Python and TensorFlow in containers arrive; a value that cannot be sent fails all ranks at
+    once."""
     value = {
         "array": np.arange(6).reshape(2, 3),
         "both": [np.float32(0.5), tf.constant([1, 2], tf.bfloat16), {1, 2}, tf.constant("text"), tf.int8],

@@ -1,4 +1,4 @@
-"""Which gradients travel together, and the memory in which they are reduced."""
+"""Gradients that are reduced together, and the memory in which they are reduced."""
 
 import pytest
 import torch

@@ -35,7 +35,8 @@ forked = functools.partial(run_ranks, context=FORK)
 
 
 def lose_one_in_mid_reduction(victim: int, number: int) -> tuple[str, str, float, bool]:
-    """What the others hear, what they were in then, after how many seconds, and whether the group has ended."""
+    """Return the other ranks' error, their activity at that time, the seconds until then, and whether the group has
+    ended."""
     hvd.init()
     hvd.allreduce(torch.ones(1))
     offers, groups = current()._member.offers, current().attached(TorchDeviceGroups, TorchDeviceGroups)
@@ -77,7 +78,8 @@ def test_a_rank_stopped_in_mid_reduction_is_named_within_the_timeout():
 
 
 def leave_before_the_second_of_two(leaver: int) -> tuple[str, float]:
-    """What a rank hears where all have agreed on two reductions, and `leaver` shuts down between them; when."""
+    """Agree on two reductions, of which `leaver` takes part in the first; return this rank's error and the seconds
+    until then."""
     hvd.init()
     hvd.allreduce(torch.ones(1))  # makes the group
     queue = queue_of(hvd.global_process_set)
@@ -100,7 +102,7 @@ def leave_before_the_second_of_two(leaver: int) -> tuple[str, float]:
 
 
 def test_a_rank_that_shuts_down_before_a_reduction_is_named_at_once():
-    """Whatever the library says of it: the others do not blame each other."""
+    """The other ranks do not blame each other, whatever error the library reports."""
     env = {**OVER_TORCH, "RINGTRAIN_TIMEOUT": "60"}
     told = forked(leave_before_the_second_of_two, 3, 1, env=env)
     needed = r"rank 1 has shut down, and rank \d needs it for device_allreduce #\d+ on 'allreduce.second'"
@@ -110,7 +112,8 @@ def test_a_rank_that_shuts_down_before_a_reduction_is_named_at_once():
 
 
 def lose_one_in_mid_step(victim: int) -> tuple[str, str]:
-    """What the others hear of a rank that ends while a node's devices add up gradients, and what they were in."""
+    """Let a rank end while a node's devices add gradients; return the other ranks' error and their activity at that
+    time."""
     hvd.init()
     net = torch.nn.Linear(LONG // 4, 4, bias=False)
     optimizer = hvd.HostOptimizer(net, SGD(1.0))
@@ -196,7 +199,7 @@ def test_a_backend_is_found_by_its_name_or_not_at_all():
 
 
 def train_in_pods(steps: int) -> tuple[bool, float]:
-    """Whether nodes gave sums, and what all the trained weights are."""
+    """Return whether nodes computed sums, and all trained weights."""
     hvd.init()
     net = torch.nn.Linear(700, 3, bias=False)
     with torch.no_grad():

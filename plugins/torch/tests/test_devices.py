@@ -75,7 +75,7 @@ def test_what_takes_the_group():
 
 
 def _calls_of(make: Callable[[], object]) -> int:
-    """How many collectives of the library `make` costs."""
+    """Return the number of calls of the library's collectives that `make` causes."""
     if SIZE == 1:
         make()
         return 0
@@ -136,7 +136,7 @@ def test_the_host_optimizer_of_a_node_has_the_bits_of_one_that_takes_every_gradi
 
 
 def test_only_a_share_of_the_sum_comes_to_the_host():
-    """What this rank updates, and nothing of the other ranks' shards."""
+    """The host receives the part that this rank updates, and nothing of the other ranks' shards."""
     optimizer, _ = trained(torch.float32, RULES["sgd"], {})
     context = optimizer._host._cut.context
     for bucket in context.layout.buckets:

@@ -132,7 +132,7 @@ def test_a_report_of_a_loss_that_requires_a_gradient():
 
 
 def test_error_layout():
-    """What has no elements one after the other is refused where it is submitted; the ranks go on."""
+    """Tensors without contiguous elements are refused when they are submitted; the ranks continue."""
     for tensor in (torch.eye(2).to_sparse_csr(), torch.ones(2, device="cpu").to_mkldnn()):
         error = error_of(lambda given=tensor: hvd.allreduce(given))
         assert_differs(error, f"a tensor with layout {tensor.layout} was given; call to_dense() first")

@@ -1,4 +1,4 @@
-"""Whether a gradient has changed since its reduction began, told without a copy of it."""
+"""Detection of changes to a gradient since its reduction began, without a copy of it."""
 
 import pytest
 import torch

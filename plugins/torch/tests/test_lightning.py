@@ -142,7 +142,7 @@ def test_a_loss_over_rows_of_all_ranks():
 
 
 def test_reductions():
-    """What a metric is logged with, and what a script reduces."""
+    """Logged metrics and reductions of a script are computed over all ranks."""
 
     class Logging(Regression):
         def training_step(self, batch, index):

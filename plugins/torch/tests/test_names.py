@@ -19,7 +19,7 @@ def test_names_arguments_and_defaults_are_those_of_horovod():
 
 
 def test_names_of_mpi_ops_and_util():
-    """What scripts import from Horovod's modules, by the same paths."""
+    """Scripts can import the names of Horovod's modules from the same paths."""
     from ringtrain.common import util
     from ringtrain.torch import mpi_ops
     from ringtrain_torch.mpi_ops import allreduce_async_, rank, synchronize

@@ -220,7 +220,7 @@ def test_gradients_that_change_while_they_are_reduced():
 
 
 def test_gradients_that_change_in_a_later_step():
-    """Where only a part of their bits is looked at: a scaled gradient is seen all the same."""
+    """A scaled gradient is detected although only a part of the bits is compared."""
     if SIZE == 1:
         return
     net = nn.Linear(100, 100)
@@ -270,7 +270,7 @@ def test_a_gradient_that_is_kept_over_a_step():
 
 
 def test_gradients_in_memory_of_the_user():
-    """What is reduced is there, in each step, although the optimizer has memory of its own."""
+    """Reduced gradients are in the user's memory after each step, although the optimizer has its own memory."""
     net, other = model(), model()
     optimizer, usual = distributed(net), distributed(other)
     memory = torch.zeros(sum(param.numel() for param in net.parameters()))
@@ -330,7 +330,7 @@ def test_a_parameter_that_one_rank_has_frozen():
 
 
 def test_gradients_that_change_in_a_later_step_after_they_were_reduced():
-    """Where gradients lie in the optimizer's memory, a change through `.data` is seen in what was reduced."""
+    """A change through `.data` of a gradient in the optimizer's memory affects the reduced values."""
     if SIZE == 1:
         return
     net = nn.Linear(100, 100)
@@ -361,8 +361,7 @@ def test_step_without_synchronize_within_skip_synchronize():
 
 
 def test_gradients_that_have_left_for_the_host():
-    """Where weights change during the backward pass, whatever is done with gradients raises and names the way
-    out."""
+    """If weights change during the backward pass, every use of gradients raises an error with the solution."""
     net = model()
     optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), accumulate=2, update_during_backward=True)
     uses = [

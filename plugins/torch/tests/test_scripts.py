@@ -73,7 +73,7 @@ def test_low_precision_muon(r: Run):
 
 
 def closure_of(model, optimizer, x, y):
-    """What torch's optimizers call once or several times a step."""
+    """Return the closure that torch's optimizers call once or several times a step."""
 
     def closure():
         optimizer.zero_grad()

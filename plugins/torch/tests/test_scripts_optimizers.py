@@ -113,7 +113,7 @@ def test_lookahead_inside(r: Run):
 
 
 def test_added_group_of_adam(r: Run):
-    """What was added has made no update: its bias correction begins."""
+    """Parameters added later have had no update: their bias correction begins at that time."""
     model = mlp()
     optimizer = r.wrap(torch.optim.Adam(model[0].parameters(), lr=0.05), model[0])
     train(r, model, optimizer, 3)

@@ -32,7 +32,8 @@ def wide():
 
 
 def _between(use):
-    """What `use`, called with the model between `backward()` and `step()`, does to the weights and returns."""
+    """Return the result of `use`, which is called with the model between `backward()` and `step()`, and the new
+    weights."""
 
     def script(r: Run):
         (model, optimizer), seen = begin(r, torch.optim.SGD, wide(), lr=0.05, momentum=0.9), []

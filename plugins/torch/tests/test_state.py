@@ -117,7 +117,7 @@ def test_a_training_that_goes_on_after_a_restart():
 
 
 def test_a_training_state_of_other_parts():
-    """What is missing and what is too much is named."""
+    """The error names missing and unknown parts."""
     state = hvd.TrainingState(model=nn.Linear(1, 1), epoch=0)
     with pytest.raises(ValueError, match=r"is without \['epoch'\] and has \['batch'\] besides"):
         state.load_state_dict({"model": {}, "batch": 1, "random": {}})

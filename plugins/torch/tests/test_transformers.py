@@ -51,7 +51,7 @@ def agree(trainer, expected, tolerance: float = 2e-5) -> None:
 
 
 def alone(name):
-    """What transformers' Trainer makes in one process, for worlds of any size: those of one server share it."""
+    """Return the results of transformers' Trainer in one process, which tests with worlds of all sizes share."""
     folder = Path(tempfile.gettempdir()) / "alone"
     if RANK == 0 and not folder.exists():
         making = folder.with_name("making")

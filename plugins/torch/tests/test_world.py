@@ -151,7 +151,7 @@ def test_objects():
 
 
 def test_objects_of_every_plain_kind():
-    """What numpy and Python hold travels beside tensors, in containers of both."""
+    """Values of numpy and Python arrive together with tensors, in containers of both."""
     value = {
         "array": np.arange(6).reshape(2, 3),
         "both": [np.float32(0.5), torch.ones(2, dtype=torch.bfloat16), {1, 2}, frozenset({"a"}), 1j],

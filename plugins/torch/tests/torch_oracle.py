@@ -59,7 +59,7 @@ _names = itertools.count()
 
 
 class Run:
-    """What a script sees. `rank` of `size` ranks; torch alone is rank 0 of 1, with all rows."""
+    """Environment of a script: `rank` of `size` ranks. Torch alone is rank 0 of 1, with all rows."""
 
     def __init__(self, rank: int, size: int, alone: bool) -> None:
         self.rank, self.size, self.alone = rank, size, alone

@@ -1,4 +1,4 @@
-"""What the page changes in Graphcore's two listings, and digits in the place of MNIST, which is not here."""
+"""Changes of Graphcore's two listings as in the documentation, with digits instead of MNIST, which is not available."""
 
 import sys
 from pathlib import Path

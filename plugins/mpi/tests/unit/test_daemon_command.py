@@ -1,4 +1,4 @@
-"""What mpirun wants started on a worker, before the worker's agent is asked for it."""
+"""Commands that mpirun wants to start on a worker, before they are sent to the worker's agent."""
 
 import pytest
 

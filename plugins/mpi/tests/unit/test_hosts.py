@@ -1,4 +1,4 @@
-"""What mpirun is told of workers."""
+"""Description of the workers for mpirun."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where an Intel MPI has its libraries, which its images say by an entrypoint that no pod runs."""
+"""Paths of an Intel MPI's libraries. Its images set them in an entrypoint that no pod runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whatever the variables of an MPI job hold, they are taken, or a ConfigurationError says what is wrong."""
+"""Any values of an MPI job's variables are accepted, or a ConfigurationError describes the problem."""
 
 import pytest
 from hypothesis import example, given

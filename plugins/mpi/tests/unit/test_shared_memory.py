@@ -1,4 +1,4 @@
-"""What a killed agent leaves in shared memory is removed, and nothing else."""
+"""Only files of killed agents are removed from shared memory."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How an MPI attempt ended, as a table: what ranks say, and what the command that started them says."""
+"""Outcome of an MPI attempt as a table: results of the ranks and of the command that started them."""
 
 from dataclasses import replace
 
@@ -109,7 +109,7 @@ def test_failed(
 
 
 def test_a_daemon_that_ends_before_any_rank() -> None:
-    """What mpirun said goes along: the daemon may have said nothing."""
+    """The verdict contains mpirun's output, because the daemon may have printed nothing."""
     daemon = DaemonEnd("10.0.0.2", 1, "", at=10.0)
     verdict = decide_mpi(gang(), CommandEnd(1, 10.0, ("no such directory",)), daemon, 14.5, PATIENCE)
     assert verdict.failure.message == "mpirun's daemon on 10.0.0.2 ended with 1: it said nothing"

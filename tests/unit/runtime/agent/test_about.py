@@ -1,4 +1,4 @@
-"""What ran: what ranks and agents say of it, and what is kept."""
+"""Description of a run: entries of ranks and agents, and the stored document."""
 
 import contextlib
 import json
@@ -121,7 +121,8 @@ def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
 
 
 def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:
-    """Whoever comes first, and what it says later adds to it; another launcher goes on with what is kept."""
+    """Entries of the lowest rank count, no matter which rank is first, and later entries are added; the document
+    survives a restart of the launcher."""
     files = AttemptFiles(tmp_path)
     about = AboutFile(files, {"image": "train:1"})
     about.add(3, {"config": {"lr": 3}})
@@ -133,7 +134,8 @@ def test_of_several_ranks_the_lowest_counts(tmp_path: Path) -> None:
 
 
 def test_no_rank_knows_the_image_better_than_the_kubelet(tmp_path: Path) -> None:
-    """What the operator has told stays, whoever comes before it or after it; it is kept for the next launcher."""
+    """Entries of the operator override those of ranks, whether earlier or later, and survive a restart of the
+    launcher."""
     files = AttemptFiles(tmp_path)
     about = AboutFile(files, {"image": "train:1"})
     about.add(0, {"imageID": "train@sha256:aa", "commit": "c"})

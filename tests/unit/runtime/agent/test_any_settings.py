@@ -1,4 +1,4 @@
-"""Whatever the environment holds, agent and launcher take it or say in a ConfigurationError what is wrong."""
+"""Agent and launcher accept any environment, or a ConfigurationError describes the problem."""
 
 from typing import Any
 

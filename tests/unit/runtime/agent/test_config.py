@@ -1,4 +1,4 @@
-"""What agent and launcher are told, and what they say when it is wrong."""
+"""Settings of agent and launcher, and the errors about wrong ones."""
 
 import resource
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "d
 
 
 def test_defaults_of_the_contract() -> None:
-    """What is not said is as docs/contract.md says."""
+    """Defaults are those of docs/contract.md."""
     agent, launcher = AgentConfig.from_env(WORKER), LauncherConfig.from_env(JOB)
     ports = agent.ports
     assert (ports.agent, ports.ring_base, ports.master, ports.tf_base) == (7360, 7400, 7390, 7500)

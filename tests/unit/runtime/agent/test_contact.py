@@ -1,4 +1,4 @@
-"""Whether ranks were in touch, by the kernel's own table."""
+"""Detection of connections between ranks in the kernel's tables."""
 
 import socket
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_where_the_kernel_tells_nothing_nothing_is_said(table: str, tmp_path: Pa
 
 
 def test_a_port_that_is_not_known_is_none() -> None:
-    """What only listens is connected to port 0, and would make each world one that has met."""
+    """A listening socket is in the kernel's table with port 0, which must not count as a connection."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

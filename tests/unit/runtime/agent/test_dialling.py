@@ -1,4 +1,4 @@
-"""How long a client waits for a server that has many to answer."""
+"""Time that a client waits for a server with many clients."""
 
 import contextlib
 import socket
@@ -14,7 +14,7 @@ _DEADLINE_S = patient(30.0)
 
 @pytest.mark.slow
 def test_clients_of_a_large_job_do_not_dial_twice() -> None:
-    """Where thousands wait for a server, one that gave up after a second would cost it two handshakes."""
+    """If thousands of clients wait, a client that gives up after a second would cost the server two handshakes."""
     with contextlib.ExitStack() as stack:
         small, large = (_silent_server(stack) for _ in range(2))
         for server, clients in ((small, 1), (large, 5000)):

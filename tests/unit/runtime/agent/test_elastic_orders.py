@@ -1,4 +1,4 @@
-"""What an agent does about a slot, given the launcher's newest order."""
+"""Actions of an agent for a slot that follow from the launcher's newest order."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlot
     ],
 )
 def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at: float) -> None:
-    """When its time is over, and not before."""
+    """A process is killed exactly when its time is over."""
     assert next_slot_action(order, slot, DEADLINES, now=at - 0.1) is None
     assert next_slot_action(order, slot, DEADLINES, now=at) is ElasticSlotAction.KILL
 
@@ -108,7 +108,7 @@ def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at
     ],
 )
 def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:
-    """Whoever holds up no formation that has lost a member, and is wanted."""
+    """A process that is wanted, and does not delay a generation that has lost a member, is never killed."""
     assert next_slot_action(order, slot, DEADLINES, now=1e9) is None
 
 

@@ -1,4 +1,4 @@
-"""Which variables the ranks of a formation get."""
+"""Variables of the ranks of a generation."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_a_process_keeps_its_local_rank_and_a_newcomer_takes_the_free_one() -> N
 
 
 def test_a_process_that_lives_on_starts_without_a_place() -> None:
-    """What the pod's own environment says of a world is not for it; what it says of anything else is."""
+    """The process does not get variables of the pod that describe a world; it gets all others."""
     left_over = {"RANK": "7", "WORLD_SIZE": "9", "TF_CONFIG": "{}", "HOME": "/"}
     found = slot_environment(CONFIG, 3, "/run/3-1", left_over, cores=4)
     assert found["HOME"] == "/"

@@ -1,4 +1,4 @@
-"""What an agent sees of its machine."""
+"""An agent's measurements of its machine."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What ranks are told, and what their exits mean."""
+"""Environment of ranks, and the meaning of their exit codes."""
 
 import errno
 import json
@@ -168,7 +168,7 @@ def test_exit_codes_of_an_agent(verdict: Verdict, code: int) -> None:
 
 
 def test_ports_of_connections_that_have_ended() -> None:
-    """What an earlier attempt's connections leave in the kernel for a minute does not hold up the next one."""
+    """Connections of an earlier attempt, which stay in the kernel for a minute, do not delay the next attempt."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:

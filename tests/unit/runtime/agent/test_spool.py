@@ -17,7 +17,7 @@ NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
 
 
 def test_the_same_until_it_is_durable() -> None:
-    """What was taken is given again until it is acknowledged, and not after."""
+    """Chunks are returned again until they are acknowledged."""
     spool = LogSpool()
     spool.put(LogStream.LOG, 0, b"a\nb\n")
     first = spool.take(1 << 20, 0)
@@ -84,7 +84,7 @@ def test_what_is_dropped_is_said(stream: LogStream) -> None:
 
 
 def test_what_nobody_misses_is_dropped_without_a_word() -> None:
-    """What an agent itself adds to a rank's reports is no report of the rank's."""
+    """Reports that an agent adds to a rank's own reports do not count as dropped."""
     spool = LogSpool(memory_bytes=250, disk_bytes=0)
     spool.put(LogStream.LOG, 0, b"a" * 40 + b"\n")
     spool.offer(LogStream.REPORT, 0, b"{}\n")
@@ -115,8 +115,8 @@ STEP = st.one_of(
 @settings(max_examples=150)
 @given(steps=st.lists(STEP, max_size=40))
 def test_every_line_is_stored_once_or_counted(steps: list[tuple[str, int, int]]) -> None:
-    """Whatever is written, shipped with its answer lost, or met by a restarted launcher: lines are in the file
-    once and in order, and those that are not are exactly as many as the notices say."""
+    """Every line is in the file once and in order, or counted in a notice, also after lost answers and restarts of the
+    launcher."""
     with tempfile.TemporaryDirectory() as directory:
         files = AttemptFiles.of(Path(directory), "default", "job", 1)
         spool, store = LogSpool(memory_bytes=900, disk_bytes=300), LogStore(files, "uid", 1)

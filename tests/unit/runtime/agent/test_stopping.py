@@ -1,4 +1,4 @@
-"""Who gets SIGTERM when a rank is asked to stop, and when the rank has ended: real processes, started in all ways."""
+"""Processes that get SIGTERM when a rank is stopped, and the rank's end: real processes, started in all ways."""
 
 import shutil
 import signal
@@ -104,7 +104,8 @@ class Rank:
         return "ready" in said and said.count("worker") == (2 if "loader" in self.log.name else 0)
 
     def has_ended(self) -> bool:
-        """Whether the agent would say so: its first process was reaped, and there is nothing more to wait for."""
+        """Return whether the agent would report the end: the first process was reaped, and nothing is left to wait
+        for."""
         ended = self.process.poll() is not None
         return self.stop.look() and ended
 
@@ -114,7 +115,8 @@ class Rank:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_who_gets_sigterm(start: str, tmp_path: Path) -> None:
-    """Whatever starts the program: it gets one SIGTERM if it listens, its workers and what is around it none."""
+    """However the program is started, it gets one SIGTERM if it handles it; its workers and enclosing scripts get
+    none."""
     if shutil.which("setsid") is None:
         pytest.skip("needs util-linux")
     (tmp_path / "program.py").write_text(PROGRAM)

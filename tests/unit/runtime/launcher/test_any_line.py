@@ -1,4 +1,5 @@
-"""Whatever a rank writes stops no other line and decides nothing: from the pipe to all that is shown."""
+"""A rank's output, whatever it is, stops no other line and changes no verdict: from the pipe to all views of the
+job."""
 
 import json
 import os
@@ -126,7 +127,7 @@ def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
 @example(data=b'{"uid": ' + b"[" * 100_000 + b"\n")
 @given(data=st.binary(max_size=300))
 def test_any_journal(data: bytes) -> None:
-    """What is no journal says nothing."""
+    """A file that is not a journal causes no error."""
     recover_journal(data)
     recover_journal(b'{"version": 1, "uid": "u"}\n' + data)
 

@@ -9,7 +9,7 @@ from ringtrain_job.launcher.throughput import Progress
 
 
 def test_a_terminal_that_no_longer_tells_its_width(tmp_path: Path) -> None:
-    """What is shown is written all the same."""
+    """Lines are written although the width is unknown."""
     ours, theirs = pty.openpty()
     console = Console(theirs, person=True)
     with (tmp_path / "shown").open("wb") as file:

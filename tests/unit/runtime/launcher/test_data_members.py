@@ -1,4 +1,4 @@
-"""Which data workers the launcher knows, what it tells the agents, and how long ranks wait for input."""
+"""The launcher's list of data workers, its copies for agents, and the time that ranks wait for input."""
 
 import json
 from dataclasses import replace

@@ -27,7 +27,7 @@ def test_a_script_that_fails_or_hangs() -> None:
 
 
 def test_a_script_that_hangs_holds_nobody_up() -> None:
-    """When the run ends, so does the script."""
+    """The script ends with the run."""
     discovery = HostDiscovery("sleep 600", HostTable(1, 8, 8), RULES, World([]))
     began = time.monotonic()
     discovery.close()
@@ -63,7 +63,7 @@ def hosts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(hosts: Path) -> Iterator[list[frozenset[int]]]:
-    """What the script has asked for so far."""
+    """Return the numbers of slots that the script has requested."""
     found: list[frozenset[int]] = []
     discovery = HostDiscovery(f"cat {hosts}", HostTable(1, 8, 8), RULES, World(found))
     yield found

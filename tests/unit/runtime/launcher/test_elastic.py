@@ -1,4 +1,4 @@
-"""What the launcher of an elastic job is told, who may register, and what it writes down."""
+"""The launcher of an elastic job: its settings, which agents may register, and its journal."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -160,7 +160,7 @@ def test_each_world_names_the_sites_of_its_nodes(start: Start) -> None:
 
 
 def test_a_status_without_formations_has_no_word_of_them(job: Job) -> None:
-    """What reads /status of other jobs reads what it always did."""
+    """Readers of /status of other jobs get the same fields as before."""
     job.snapshot.backend = RingBackend(BackendContext(job.snapshot, WorkerSites({}, False)))
     assert "elastic" not in job.snapshot.status()
     assert job.snapshot.status()["worldSize"] == 6
@@ -311,7 +311,7 @@ def test_a_lost_pod_is_named_after_another_has_taken_its_place(start: Start, cap
 
 
 def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
-    """Where no rank is left that has the state, the log says what is lost; where one is, it does not."""
+    """If no rank has the state, the log says which steps are lost; if one has it, the log does not."""
     job = start(RINGTRAIN_ELASTIC_START_RANKS="4")
     form = job.form(0, 1)
     for index in (0, 1):
@@ -341,8 +341,8 @@ def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
 
 
 def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog: Any) -> None:
-    """Where the one that is back was cut off before the last commit. It is said once, and ranks are told of the
-    lost commit until there is another one."""
+    """The rank that returned was disconnected before the last commit. One log line says so, and ranks receive the lost
+    commit until there is another one."""
     job = start(RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC="Shrink")
     form = job.form(0, 1)
     job.order()

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: formations only grow, nobody is in two, and every change has an end."""
+"""For any events in any order: generation numbers only grow, no process is in two generations, every change ends."""
 
 from dataclasses import replace
 

@@ -120,7 +120,7 @@ def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
 
 
 def test_slots_show_what_is_new_and_keep_the_rest() -> None:
-    """Where nothing is new they are the same objects; silence, orders and new states show at once."""
+    """Views of unchanged slots are the same objects; silence, orders and new states appear at once."""
     clock = Clock()
     gang = Gang(ELASTIC, clock)
     gang.vacancy_s = ELASTIC.vacancy_s
@@ -156,7 +156,7 @@ def test_exits_are_dated_when_they_are_first_seen() -> None:
 
 
 def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
-    """Whatever was seen before: ranks that start and end, and a worker that is replaced."""
+    """The view is correct after any earlier one: ranks start and end, and a worker is replaced."""
     gang = Gang(ELASTIC, Clock())
     gang.vacancy_s = ELASTIC.vacancy_s
     for index in range(2):

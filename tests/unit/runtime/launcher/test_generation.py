@@ -1,4 +1,4 @@
-"""When the world of an elastic job changes, one case at a time."""
+"""Changes of an elastic job's world, one case per test."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def world() -> World:
 
 
 def met(world: World) -> bool:
-    """Whether everyone that is asked for has met the others."""
+    """Return whether all requested ranks have joined the generation."""
     ranks = [world.rank(process.slot) for process in world.state.members]
     return world.settled() and all(rank and rank.joined for rank in ranks)
 
@@ -106,7 +106,8 @@ def test_a_leaving_pod_costs_no_loss(world: World) -> None:
 
 @pytest.mark.parametrize("leavers", [(1,), (0, 1), (1, 2), (0, 2), (0, 1, 2)], ids=str)
 def test_no_member_that_leaves_is_sent_away_before_the_next_formation(world: World, leavers: tuple[int, ...]) -> None:
-    """What it holds may be needed, so its process lives until the others have met without it; somebody stays."""
+    """Its state may be needed, so its process runs until the others have formed a generation without it; at least one
+    member stays."""
     world.until(lambda: _all_committed(world, 5))
     before = {process.slot: world.process(process.slot) for process in world.state.members}
     for worker in leavers:
@@ -468,7 +469,7 @@ BOTH = pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"
 
 @BOTH
 def test_members_of_the_last_world_are_waited_for(way: GenerationRules) -> None:
-    """Who was not in it has not what it committed: nothing is lost if one that has it comes back in time."""
+    """A process outside that world lacks its commits; nothing is lost if a member returns in time."""
     world = _cut_off_and_back(way)
     for _ in range(int(RULES.replace_timeout_s) - 5):
         world.step()

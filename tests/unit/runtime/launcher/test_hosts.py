@@ -46,7 +46,7 @@ def test_a_run_on_this_machine_alone() -> None:
 
 
 def test_a_host_keeps_its_slots() -> None:
-    """Whatever others do, for as long as it is listed."""
+    """Changes of other hosts do not matter as long as it is listed."""
     slots = HostSlots(6)
     assert slots.assign({"a": 2, "b": 2}) == {0, 1, 2, 3}
     assert slots.assign({"b": 2}) == {2, 3}

@@ -1,4 +1,4 @@
-"""Which rank is behind, from when ranks report the same step."""
+"""Detection of the slowest rank by the times at which ranks report the same step."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def _report(step: int, time: float) -> dict[str, float]:
 
 
 def test_the_lag_is_counted_from_the_first_rank_of_a_step() -> None:
-    """Whoever's report arrives first: the times count that ranks have given."""
+    """The times in the reports count, not the order of their arrival."""
     throughput = GangThroughput(2)
     for step in range(10):
         throughput.add(1, _report(step, step + 0.5))
@@ -31,7 +31,7 @@ def test_the_newest_steps_count() -> None:
 
 @pytest.mark.parametrize("steps", [10, 5000])
 def test_a_rank_that_hangs_fills_no_memory(steps: int) -> None:
-    """What others report meanwhile is timed for some steps alone."""
+    """Times of the other ranks' reports are stored for a limited number of steps."""
     throughput = GangThroughput(2)
     throughput.add(1, _report(0, 0))
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What agent and launcher say to each other arrives as it was."""
+"""Messages between agent and launcher arrive unchanged."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ FAILED = Verdict(
     ids=["state", "registration", "rank-failed", "no-rank-to-blame", "succeeded"],
 )
 def test_a_value_there_and_back(value: Any, message: Any) -> None:
-    """What is 0 or empty is told from what is not given."""
+    """A value of 0 or "" differs from a missing value."""
     sent = message(**message_fields(value)).SerializeToString()
     assert from_message(type(value), message.FromString(sent)) == value
 

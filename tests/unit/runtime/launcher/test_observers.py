@@ -1,4 +1,4 @@
-"""What watches an attempt: found by entry points, called in order, dropped when it fails."""
+"""Observers of an attempt: found by entry points, called in order, removed when they fail."""
 
 import subprocess
 import time

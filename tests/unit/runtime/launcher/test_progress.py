@@ -1,4 +1,4 @@
-"""What the launcher makes of reports while they arrive."""
+"""The launcher's evaluation of reports while they arrive."""
 
 import contextlib
 import json

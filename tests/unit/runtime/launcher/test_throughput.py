@@ -111,7 +111,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
-    """Where one rank's is NaN, the mean is; the line says since when, until all are finite again."""
+    """If one rank's loss is NaN, the mean is NaN; the line names the first such step until all are finite again."""
     throughput = GangThroughput(2)
 
     def line(step: int, losses: tuple[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What is read from lines that scripts print."""
+"""Progress that is read from lines printed by scripts."""
 
 import json
 import re
@@ -228,7 +228,7 @@ _PRINTED = re.compile(
 @given(st.lists(st.one_of(st.binary(max_size=80), st.from_regex(_PRINTED, fullmatch=True)), max_size=30))
 @example([b"0/sec: -1"])
 def test_any_line(parts: list[bytes]) -> None:
-    """Whatever ranks print, what is read from it are reports that the launcher takes."""
+    """From any output only reports are read that the launcher accepts."""
     printed = PrintedReports("", 2)
     for data in (b"\n".join(parts), b"".join(parts)):
         for line in printed.read(0, data).splitlines():
@@ -279,7 +279,7 @@ def test_whose_reports_count() -> None:
 
 
 def test_another_rank_goes_on_where_the_one_that_spoke_is_gone() -> None:
-    """What was said until then still counts."""
+    """Progress of the previous rank still counts."""
     voice = PrintedReportsChoice()
     assert voice.choose(0, {"printed": 1}) == (True, True)
     voice.keep([1, 2])

@@ -21,7 +21,7 @@ def test_records_joined_are_the_output(pieces: list[bytes]) -> None:
 
 @given(pieces=OUTPUT, count=st.integers(0, 40))
 def test_skipping_records(pieces: list[bytes], count: int) -> None:
-    """What is left after skipping n records has n records fewer."""
+    """After n records are skipped, n records fewer are left."""
     data = b"".join(pieces)
     rest = skip_records(data, count)
     assert data.endswith(rest)
@@ -48,7 +48,7 @@ def test_the_merged_log_has_a_line_for_every_record(pieces: list[bytes]) -> None
     ],
 )
 def test_prefixes(data: bytes, merged: bytes) -> None:
-    """How records look in job.log."""
+    """Records in job.log have a prefix."""
     assert prefixed_records(3, data) == merged
 
 

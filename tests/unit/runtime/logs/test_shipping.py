@@ -1,4 +1,4 @@
-"""What the log store has is in the object store, too: to the byte, also after the store was away."""
+"""The object store has the same bytes as the log store, also after the store was unavailable."""
 
 import json
 import logging
@@ -96,7 +96,7 @@ def test_logs_wait_for_credentials(
 
 
 def test_a_connection_that_is_cut_loses_nothing(tmp_path: Path, s3_proxy: Proxy) -> None:
-    """What was cut in the middle is sent again."""
+    """An upload that was interrupted is repeated."""
     uri = f"s3://{BUCKET}/logs/cut"
     store = _store(tmp_path)
     _write(store, 0, 1, ["x" * 99] * 2000)

@@ -1,4 +1,4 @@
-"""Where ranks' time goes, and which rank the others wait for."""
+"""Use of the ranks' time, and the rank for which the others wait."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def test_the_rank_that_works_longest_is_the_straggler() -> None:
     ],
 )
 def test_no_straggler(works: list[float], steps: int) -> None:
-    """Where the others lose little by it, or little is known."""
+    """There is no straggler if the others lose little time, or if there are few measurements."""
     times = StepTimes()
     _trained(times, works, steps)
     assert times.straggler() is None

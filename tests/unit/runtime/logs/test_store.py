@@ -36,7 +36,7 @@ def test_a_journal_says_how_far_files_are_good() -> None:
 
 @given(cut=st.integers(0, 200))
 def test_a_torn_journal(cut: int) -> None:
-    """Wherever the journal ends, what it says is what it said after its last whole record."""
+    """A journal that is cut at any byte has the content of its last complete record."""
     whole = journal_header("uid") + b"".join(map(encode_journal_entry, ENTRIES))
     torn = whole[:cut]
     state = recover_journal(torn)
@@ -165,7 +165,7 @@ def test_reports_become_rows(tmp_path: Path) -> None:
     ids=lambda row: row[:60].decode(errors="replace"),
 )
 def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a rank writes, its other reports arrive, and once a rank it is said what was wrong."""
+    """The rank's other reports arrive, and the log names the first invalid row of each rank."""
     store = LogStore(_files(tmp_path), "uid", 1)
     seen: list[object] = []
     store.on_report = lambda rank, report: seen.append(report["step"])
@@ -180,7 +180,7 @@ def test_a_row_that_is_no_report_is_left_out(tmp_path: Path, row: bytes, caplog:
 
 
 def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """When whoever is told of a line fails, the line is in the files once, and the next ones are told."""
+    """If a listener raises an exception, the line is in the files once, and the next lines reach the listener."""
     store = LogStore(_files(tmp_path), "uid", 1)
     told: list[object] = []
 
@@ -201,7 +201,7 @@ def test_who_listens_cannot_spoil_the_files(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one file cannot be written, none of them keeps anything, and the chunk may come again."""
+    """If one file cannot be written, no file has the chunk, and the chunk can be sent again."""
     store = LogStore(_files(tmp_path), "uid", 1)
     store.append(LogChunk(LogStream.LOG, 0, 1, 1, b"a\n"))
     whole = store.files.job_log
