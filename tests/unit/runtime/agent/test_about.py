@@ -84,7 +84,7 @@ def test_what_is_no_configuration(config: Any, says: str, pipe: int) -> None:
 
 
 def test_a_command_is_shown_without_secrets() -> None:
-    """In each way in which a secret is given on a command line; other words stay."""
+    """Secrets are hidden in every form in which a command line can contain them; other words are unchanged."""
     given = "env HF_TOKEN=a train.py --api-key b --token=c --key-file --lr 0.1 --tokenizer gpt2 s3://u:d@h"
     shown = "env HF_TOKEN=*** train.py --api-key *** --token=*** --key-file --lr 0.1 --tokenizer gpt2 s3://u:***@h"
     assert " ".join(shown_command(given.split())) == shown

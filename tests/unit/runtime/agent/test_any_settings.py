@@ -58,5 +58,5 @@ def test_any_variables(config: Any, changed: dict[str, str], missing: set[str]) 
 
 @pytest.mark.parametrize("config", [AgentConfig, LauncherConfig])
 def test_good_variables(config: Any) -> None:
-    """The settings that the others begin from are taken."""
+    """The settings from which the other tests start are valid."""
     config.from_env(GOOD)

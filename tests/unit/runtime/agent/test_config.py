@@ -46,7 +46,7 @@ def test_inner_deadlines_derive_from_one_knob() -> None:
 
 @pytest.mark.parametrize(("period", "drain_s"), [({}, 60), ({"RINGTRAIN_GRACE_PERIOD": "300"}, 300)])
 def test_the_launcher_waits_for_ranks_that_save(period: Mapping[str, str], drain_s: float) -> None:
-    """As long as their pods have from SIGTERM on: ranks that still run when it lets its agents go are killed."""
+    """The launcher waits for the pods' grace period: ranks that still run when it releases the agents are killed."""
     told = {"RINGTRAIN_CHECKPOINT_URI": "s3://bucket/job", **period}
     launcher = LauncherConfig.from_env({**JOB, **told})
     assert launcher.drain_s == drain_s > AgentConfig.from_env({**WORKER, **told}).save_s
@@ -112,7 +112,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_launcher_may_open_a_file_for_each_rank() -> None:
-    """However low the limit is that it was started with; more than is needed is not asked for."""
+    """The limit is raised from any value, but not higher than necessary."""
     launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "500"})
     assert launcher.open_files > 1000 + 500
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,7 +20,7 @@ def _contact(port: int, kind: str, **options: Path) -> WorldContact:
 @pytest.mark.parametrize("kind", ["ring", "master"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_an_address_that_is_used_is_found_also_afterwards(kind: str, host: str) -> None:
-    """From when somebody listens there, and still when the connection has ended."""
+    """An address counts as soon as it has a listener, and still after the connection has ended."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as server:
         server.bind((host, 0))

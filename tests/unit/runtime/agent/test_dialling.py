@@ -34,7 +34,7 @@ def test_clients_of_a_large_job_do_not_dial_twice() -> None:
 
 
 def _silent_server(stack: contextlib.ExitStack) -> socket.socket:
-    """Takes connections and never says a word."""
+    """Return a server that accepts connections and sends nothing."""
     server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     server.settimeout(_DEADLINE_S)
     return server

@@ -69,7 +69,7 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
     ],
 )
 def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlotAction | None) -> None:
-    """One step at a time; nothing when the order is fulfilled, or somebody else has to act."""
+    """There is one action at a time, and none if the order is fulfilled or another process has to act."""
     assert next_slot_action(order, slot, DEADLINES, now=111) is step
 
 
@@ -113,7 +113,7 @@ def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:
 
 
 def test_an_order_that_comes_again_keeps_its_times() -> None:
-    """An agent that registers again gets its order again: nobody's time begins anew."""
+    """An agent that registers again gets its order again; deadlines do not restart."""
     first = current_slot_order(Prepare(5, (1,), urgent=True), None, restart=False, now=100)
     assert current_slot_order(Prepare(5, (1,), urgent=True), first, restart=False, now=130) == first
     later = current_slot_order(Prepare(6, (1,), urgent=True), first, restart=False, now=140)

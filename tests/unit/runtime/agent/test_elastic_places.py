@@ -18,7 +18,8 @@ def world(*slots: int) -> World:
 
 
 def test_a_whole_world_has_the_variables_of_a_gang() -> None:
-    """With all slots in order, a formation differs from a world that does not change by its number alone."""
+    """With all slots in order, only its number distinguishes a generation from the world of a job that is not
+    elastic."""
     whole = world(*range(6))
     own = generation_variables(CONFIG, whole, 3)
     assert (own.pop("RINGTRAIN_FORMATION"), own.pop("RINGTRAIN_SLOT")) == ("4", "3")

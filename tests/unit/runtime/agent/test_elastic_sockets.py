@@ -28,7 +28,7 @@ DEADLINE_S = patient(30.0)
 
 
 class Server:
-    """Sockets, and a queue of what ranks said and did on them."""
+    """Sockets, and a queue of the ranks' messages and actions on them."""
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[tuple[Member, bool | FromRank]] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ def test_both_ways(server: Server) -> None:
 
 
 def test_nobody_else_reaches_it(server: Server) -> None:
-    """Folder and sockets are of this user alone; the files are gone when a process has ended."""
+    """Only this user can access directory and sockets; the files are removed when a process has ended."""
     path = server.sockets.open(CALLER)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -90,7 +90,7 @@ def test_nobody_else_reaches_it(server: Server) -> None:
 
 
 def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path that a socket cannot have is not taken."""
+    """A path that is too long for a socket is not used."""
     long = tmp_path / ("d" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
@@ -133,14 +133,14 @@ def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_is_no_message(text: bytes, problem: str) -> None:
-    """The error says which field, what it is, and what is expected."""
+    """The error names the field, its value, and the expected one."""
     with pytest.raises(ConfigurationError) as error:
         parse_slot_message(text)
     assert problem in str(error.value)
 
 
 def test_a_rank_is_told_what_is_wrong(server: Server) -> None:
-    """A bad line is answered and changes nothing: the next good one is taken."""
+    """The rank gets an answer to an invalid line, and the next valid line is accepted."""
     with server.connect(server.sockets.open(CALLER)) as rank:
         rank.sendall(b'nonsense\n{"type": "joined", "formation": 3}\n')
         assert [server.next(), server.next()] == [(CALLER, True), (CALLER, Joined(3))]
@@ -171,7 +171,8 @@ def test_bad_lines_without_end(server: Server) -> None:
 
 
 def test_one_connection_at_a_time(server: Server) -> None:
-    """A second one, as a forked worker of a data loader might open, is refused; after a close one is taken."""
+    """A second connection, for example of a data loader's forked worker, is refused; after the first is closed, another
+    one is accepted."""
     path = server.sockets.open(CALLER)
     with server.connect(path) as rank:
         assert server.next() == (CALLER, True)
@@ -186,7 +187,7 @@ def test_one_connection_at_a_time(server: Server) -> None:
 
 
 def test_a_rank_that_does_not_read(server: Server) -> None:
-    """A stopped process holds up nobody: others are answered, and it gets everything when it goes on."""
+    """A stopped process delays no other; it gets all messages when it continues."""
     world = {"type": "world", "formation": 1, "environment": {"A": "x" * 1_000_000}}
     with (
         server.connect(server.sockets.open(CALLER)) as stopped,

@@ -94,7 +94,7 @@ def test_without_groups_memory_is_the_machines(tmp_path: Path) -> None:
 def test_a_rank_that_ended_for_want_of_memory(
     counted: int, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its message says how much there was, if the kernel counted a kill: of the rank, or of a process of it."""
+    """The message contains the available memory if the kernel counted a kill of the rank or of one of its processes."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     ranks = AgentRanks(3, 1)
     machine = MachineSampler(0, ranks.pids, memory(tmp_path, "v2"))
@@ -158,7 +158,7 @@ int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memo
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of NVIDIA's driver")
 def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
-    """NVIDIA's package asks a stand-in for the driver, with two GPUs; without a driver there are none."""
+    """NVIDIA's package uses a replacement of the driver with two GPUs; without a driver there are no GPUs."""
     need("pynvml")
     assert Gpus().look() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]

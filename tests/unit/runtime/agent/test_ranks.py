@@ -104,7 +104,7 @@ def test_cores_of_a_limited_container(tmp_path: Path, limit: str, cores: int | N
     ],
 )
 def test_what_an_exit_means(code: int, sent: set[int], phase: RankPhase) -> None:
-    """Failed is what nobody asked for."""
+    """An exit that was not requested is a failure."""
     assert exit_phase(code, sent) is phase
 
 
@@ -182,7 +182,8 @@ def test_ports_of_connections_that_have_ended() -> None:
 
 
 def test_a_shared_port_is_for_those_who_ask() -> None:
-    """While it is held, only a process that was told of it listens on it, and gets all connections."""
+    """While the port is reserved, only processes that know the reservation can listen on it, and they get all
+    connections."""
     held = HeldPorts()
     (port,) = held.take(0, 1)
     held.share()
@@ -198,7 +199,7 @@ def test_a_shared_port_is_for_those_who_ask() -> None:
 
 
 def test_ports_are_held_until_released() -> None:
-    """Nobody else gets a port between its choice and its use; a taken one is named."""
+    """No other process gets a port between its choice and its use; the error names a port that is in use."""
     first, second = HeldPorts(), HeldPorts()
     ports = first.take(0, 3)
     assert len(set(ports)) == 3

@@ -27,7 +27,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_one_line_for_one_report(pipe: int) -> None:
-    """Everything given is in it, under the contract's names, as plain numbers."""
+    """The line contains all arguments under the contract's names, as plain numbers."""
     report(
         np.int64(12), total_steps=300, epoch=1, samples=128, loss=np.float32(0.5), unit="images",
         metrics={"accuracy": np.float64(0.97), "diverged": float("nan"), "beyond": 10**400},
@@ -55,7 +55,7 @@ def test_outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_pipe_does_not_block(pipe: int) -> None:
-    """Reports are dropped, and the next one that fits says how many."""
+    """Reports are dropped, and the next one that fits contains their number."""
     for step in range(5000):
         report(step)
     arrived = os.read(pipe, 1 << 20).count(b"\n")
@@ -91,7 +91,7 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> N
 
 
 def test_parts_of_a_step_are_in_the_next_report_that_is_written(pipe: int) -> None:
-    """Those that were ever measured, each once; a report that the full pipe drops keeps them for the one after."""
+    """Each measured part appears once; if the full pipe drops a report, the next one contains its parts."""
     report(0)
     with INPUT:
         pass
@@ -122,7 +122,7 @@ def test_parts_of_a_step_are_in_the_next_report_that_is_written(pipe: int) -> No
 
 @pytest.mark.parametrize(("loss", "word"), [(float("nan"), "NaN"), (float("-inf"), "-Infinity"), (10**400, "Infinity")])
 def test_a_loss_that_is_not_finite(pipe: int, loss: float, word: str) -> None:
-    """It is told what it is."""
+    """The report names the value."""
     report(3, loss=loss)
     document = json.loads(os.read(pipe, 1 << 16))
     assert document["notFinite"] == {"loss": word}

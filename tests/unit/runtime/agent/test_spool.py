@@ -41,7 +41,7 @@ def test_neighbours_are_joined() -> None:
 
 
 def test_beyond_memory_comes_the_disk() -> None:
-    """Order holds across memory and disk, and back."""
+    """Records stay in order when they move between memory and disk."""
     spool = LogSpool(memory_bytes=1000, disk_bytes=100_000)
     lines = [b"line %d\n" % number for number in range(50)]
     for line in lines:
@@ -97,7 +97,7 @@ def test_what_nobody_misses_is_dropped_without_a_word() -> None:
 
 
 def test_what_is_dropped_last_is_said_at_the_end() -> None:
-    """A rank that ends says what was dropped of it even when the spool is still full."""
+    """The number of dropped lines of a rank that ended is reported even if the spool is still full."""
     spool = LogSpool(memory_bytes=300, disk_bytes=0)
     spool.put(LogStream.LOG, 0, b"x" * 90 + b"\n")
     spool.put(LogStream.LOG, 0, b"dropped\n")

@@ -25,7 +25,7 @@ def test_an_agent_that_starts_its_ranks_needs_none() -> None:
 
 
 def test_a_missing_plugin_is_named() -> None:
-    """One line says what to install, and where."""
+    """One line names the package to install and its source."""
     with pytest.raises(ConfigurationError) as refused:
         open_starter(context("other"))
     assert str(refused.value) == (

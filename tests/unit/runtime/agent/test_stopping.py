@@ -182,7 +182,7 @@ def test_a_rank_that_is_stopped_by_a_signal(tmp_path: Path) -> None:
 
 
 def test_a_person_does_not_wait(tmp_path: Path) -> None:
-    """`kill` ends at once what was asked to stop."""
+    """`kill` immediately ends processes that have a stop request."""
     (tmp_path / "program.py").write_text(PROGRAM)
     rank = Rank.start(STARTS["list"], "ignores", tmp_path)
     until("the program", rank.is_ready)
@@ -194,7 +194,7 @@ def test_a_person_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_the_next_program_of_a_script(tmp_path: Path) -> None:
-    """It gets its own SIGTERM: the script was asked to stop, and goes on to it."""
+    """The second program gets a separate SIGTERM: the script had a stop request, and started it nevertheless."""
     (tmp_path / "program.py").write_text(PROGRAM)
     rank = Rank.start(["sh", "-c", f"{P}; {P}; echo end >> LOG"], "saves", tmp_path)
     until("the program", rank.is_ready)

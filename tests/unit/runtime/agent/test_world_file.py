@@ -65,14 +65,14 @@ def test_a_rank_finds_a_large_world_in_the_file(files: WorldFiles) -> None:
 
 
 def test_files_of_earlier_formations_are_removed(files: WorldFiles) -> None:
-    """The ranks of a pod read one file; that of the formation before stays for who is still reading it."""
+    """The ranks of a pod read one file; the file of the previous generation stays for ranks that still read it."""
     paths = [Path(files.fitted(variables(MANY), world(MANY, n))["RINGTRAIN_WORLD_FILE"]) for n in (1, 1, 2, 3)]
     assert paths[0] == paths[1]
     assert [path.exists() for path in paths] == [False, False, True, True]
 
 
 def test_a_formation_that_fits_again_is_found(files: WorldFiles) -> None:
-    """A rank adds the variables of each formation to those that it has: an earlier file does not count."""
+    """A rank adds the variables of each generation to its environment; files of earlier generations are ignored."""
     own = files.fitted(variables(MANY), world(MANY, 1)) | files.fitted(variables(3), world(3, 2))
     assert WorkerConfig.from_env(own).addresses == ADDRESSES[:3]
     own |= files.fitted(variables(MANY), world(MANY, 3))
@@ -80,7 +80,7 @@ def test_a_formation_that_fits_again_is_found(files: WorldFiles) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what for, and the way out."""
+    """The message contains the purpose and a solution."""
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with (
         ExitStack() as stack,

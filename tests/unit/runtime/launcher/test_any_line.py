@@ -66,7 +66,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("line", HOSTILE, ids=lambda line: repr(line[:60]))
 def test_a_report_line(line: bytes) -> None:
-    """Other ranks' logs and reports go on, and all that shows the job says what it did not say before it."""
+    """Other ranks' logs and reports continue, and all views of the job contain the report."""
     _a_line_stops_nothing(line)
 
 
@@ -74,7 +74,7 @@ def test_a_report_line(line: bytes) -> None:
 @settings(UNLIMITED, max_examples=15)
 @given(line=report_lines())
 def test_any_report_line(line: bytes) -> None:
-    """The same for lines that nobody has thought of."""
+    """The same is true for arbitrary lines."""
     _a_line_stops_nothing(line)
 
 
@@ -107,7 +107,8 @@ def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
 @UNLIMITED
 @given(lines=st.lists(TEXTS, max_size=5), end=st.binary(max_size=300))
 def test_the_end_of_a_log_travels(lines: list[str], end: bytes) -> None:
-    """A failed rank's last lines and its failure reach the launcher and back, whatever they hold."""
+    """A failed rank's last lines and its failure reach the launcher and return unchanged, whatever bytes they
+    contain."""
     tail = (*last_record_lines(end), *lines)
     state = RankState(1, RankPhase.FAILED, 3, log_tail=tail, message="".join(lines))
     there = from_message(RankState, pb.RankState.FromString(pb.RankState(**message_fields(state)).SerializeToString()))

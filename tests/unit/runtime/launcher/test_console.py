@@ -1,4 +1,4 @@
-"""The launcher's stdout goes on whatever becomes of the terminal."""
+"""Output of the launcher, which continues if the terminal is slow or closed."""
 
 import os
 import pty

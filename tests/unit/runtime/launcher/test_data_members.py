@@ -71,7 +71,8 @@ def test_a_new_process_takes_the_place_of_the_one_before() -> None:
 
 
 def test_a_launcher_that_has_just_started_takes_nobody_out() -> None:
-    """It cannot know who is there: ranks keep their list until somebody has announced itself, or nobody will."""
+    """A new launcher does not know the data workers: ranks use their old list until one has announced itself, or until
+    the time for it is over."""
     clock = Clock()
     data = members(clock)
     assert data.text_since("whatever the launcher before has told") == ""
@@ -105,7 +106,8 @@ def test_a_job_without_data_workers_has_no_list() -> None:
 
 
 def test_the_file_is_what_ranks_read(tmp_path: Path) -> None:
-    """By index; nobody before the agent has written it, and an empty message changes nothing."""
+    """The file lists data workers by index; it does not exist before the agent writes it, and an empty message changes
+    nothing."""
     file = DataMembersFile(tmp_path / "workers.json")
     assert read_members(file.path) == ()
     second = replace(MEMBER, index=1, instance="b", address="h:2", dispatchers=("h:3",))

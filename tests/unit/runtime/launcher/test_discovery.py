@@ -35,7 +35,7 @@ def test_a_script_that_hangs_holds_nobody_up() -> None:
 
 
 class World:
-    """Keeps what is asked of it; nothing runs there."""
+    """World that records requests and runs nothing."""
 
     def __init__(self, asked: list[frozenset[int]]) -> None:
         self._asked = asked
@@ -74,7 +74,7 @@ def asked(hosts: Path) -> Iterator[list[frozenset[int]]]:
 def test_answers_are_followed_and_bad_ones_change_nothing(
     asked: list[frozenset[int]], hosts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script that fails is said once, and its last answer holds."""
+    """A failure of the script is logged once, and its last answer stays valid."""
     until("the first answer", lambda: frozenset({0, 1}) in asked)
     hosts.write_text("elsewhere:4\n")
     until("the complaint", lambda: "'elsewhere', which is not this machine" in caplog.text)

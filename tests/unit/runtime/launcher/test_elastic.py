@@ -51,7 +51,7 @@ class Job:
         self.store.close()
 
     def order(self) -> Any:
-        """The order that holds, after the launcher has looked."""
+        """Return the current order after a tick of the launcher."""
         assert self.world.tick() is None
         return self.gang.order
 
@@ -66,7 +66,7 @@ class Job:
         assert self.gang.sync(index, registration.instance, AgentState(ranks, order=order))
 
     def form(self, *workers: int) -> Form:
-        """Have the first formation, of `workers`."""
+        """Form the first generation, of `workers`."""
         prepare = self.order()
         assert isinstance(prepare, Prepare)
         for index in workers:
@@ -116,7 +116,8 @@ def test_settings_that_cannot_be(change: dict[str, str], message: str) -> None:
 
 
 def test_defaults() -> None:
-    """Those of the contract; without RINGTRAIN_ELASTIC the job is not elastic, whatever else is set."""
+    """Defaults are those of the contract; without RINGTRAIN_ELASTIC the job is not elastic, even if other variables are
+    set."""
     elastic = LauncherConfig.from_env(JOB).elastic
     rules = elastic.rules
     assert (rules.min_ranks, rules.max_ranks, elastic.start_ranks) == (1, 6, 6)
@@ -127,7 +128,7 @@ def test_defaults() -> None:
 
 
 def test_the_world_of_a_formation(start: Start) -> None:
-    """Addresses and members by rank; the status says how many there are."""
+    """The world contains addresses and members by rank; the status contains their number."""
     job = start(RINGTRAIN_ELASTIC_START_RANKS="4")
     form = job.form(0, 1)
     assert form.world.ring_addresses == ("h0:7400", "h0:7401", "h1:7400", "h1:7401")
@@ -167,7 +168,7 @@ def test_a_status_without_formations_has_no_word_of_them(job: Job) -> None:
 
 
 def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(job: Job) -> None:
-    """Its first order is one that was given after it had come."""
+    """Its first order is one created after its registration."""
     job.form(0, 1, 2)
     job.gang.detach(1, "first-1")
     assert job.gang.register(worker(1, "second")) is None
@@ -200,7 +201,7 @@ def test_a_worker_that_is_silent_is_lost_in_the_status(job: Job) -> None:
 
 
 def test_another_launcher_process_goes_on(start: Start) -> None:
-    """It knows formation, members and the wanted number, and tells the agents again."""
+    """It reads generation, members and requested number from the journal, and repeats the order to the agents."""
     job = start()
     job.form(0, 1, 2)
     job.world.ask(2)
@@ -242,7 +243,7 @@ def _report(page: Any, slots: Iterable[int], step: int, time: float) -> None:
 
 
 def test_notes_that_cannot_be_read(start: Start) -> None:
-    """The launcher says so and learns from the processes: the formation after theirs is prepared."""
+    """The launcher logs the problem and learns the state from the processes: it prepares the next generation."""
     job = start()
     job.form(0, 1, 2)
     job.close()
@@ -256,7 +257,7 @@ def test_notes_that_cannot_be_read(start: Start) -> None:
 
 
 def test_a_launcher_whose_gang_does_not_change_looks_now_and_then(job: Job) -> None:
-    """At once when an agent says something new, and after half a second for what only time changes."""
+    """A changed agent state is handled at once; changes that depend on time alone within half a second."""
     job.form(0, 1, 2)
     assert job.world.tick() is None
     looked = job.gang.changes
@@ -276,7 +277,7 @@ def test_what_is_asked_for_has_bounds(start: Start) -> None:
 
 
 def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
-    """An exit that was seen once is not taken for that of a later process."""
+    """The exit of an earlier process does not count as the exit of a later one."""
     job.form(0, 1, 2)
     ended = RankState(0, RankPhase.FAILED, 1, life=1, formation=1)
     job.gang.sync(0, "first-0", AgentState((ended,)))
@@ -287,7 +288,7 @@ def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
 
 @pytest.mark.parametrize(("code", "by"), [(1, ""), (137, "SIGKILL")], ids=["raises", "mpirun-kills-it"])
 def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
-    """Ranks name each other by their numbers in the formation; the log and the failure name slots."""
+    """Ranks name each other by their numbers in the generation; log and failure contain slots."""
     tail = ("PeerLost: rank 0 (h1:7400) is silent",)
     exits = [RankExit(RankState(0, RankPhase.FAILED, code, by, log_tail=tail), 1.0)]
     workers = [WorkerView(0, "pod-0"), WorkerView(1, "pod-1")]
@@ -299,7 +300,7 @@ def test_who_was_lost_is_named_by_slot(code: int, by: str) -> None:
 
 
 def test_a_lost_pod_is_named_after_another_has_taken_its_place(start: Start, caplog: Any) -> None:
-    """The log has the pod that is gone, not the new one."""
+    """The log names the lost pod, not the new one."""
     caplog.set_level("INFO")
     job = start()
     job.form(0, 1, 2)
@@ -375,7 +376,7 @@ def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog
 
 
 def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
-    """A world that grows later says nothing of the seconds that the recovery before took."""
+    """When the world grows later, the log does not repeat the duration of the previous recovery."""
     caplog.set_level("INFO")
     job = start(RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0")
     first = job.form(0, 1)

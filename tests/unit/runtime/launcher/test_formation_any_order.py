@@ -46,7 +46,7 @@ def disturb(world: World) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("block", range(4))
 def test_any_order_of_faults(way: str, block: int) -> None:
-    """Invariants hold at every formation, and when the faults end, all that are asked for come together."""
+    """Invariants are true at every generation, and all requested slots join when the faults end."""
     for seed in range(block * 20, block * 20 + 20):
         world = World(seed, WAYS[way])
         for worker in range(3):

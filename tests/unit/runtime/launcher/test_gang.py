@@ -191,7 +191,7 @@ def test_a_rank_that_runs_again_and_fails() -> None:
 
 
 def test_a_rank_that_failed_and_runs_again() -> None:
-    """Its failure stays, whatever a script starts after it and however soon that ends well."""
+    """Its failure stays, even if a script starts another program afterwards that succeeds."""
     gang = Gang(MPI, Clock())
     gang.ranks_move = True
     gang.register(worker(0))

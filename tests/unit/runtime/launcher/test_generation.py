@@ -16,7 +16,7 @@ RESTARTS = replace(RULES, restarts=True)
 
 
 def running(rules: GenerationRules = RULES, workers: int = 3) -> World:
-    """A job whose first formation has met."""
+    """Return a job whose first generation is complete."""
     world = World(1, rules, asked=workers)
     world.prompt = True
     for worker in range(workers):
@@ -27,7 +27,7 @@ def running(rules: GenerationRules = RULES, workers: int = 3) -> World:
 
 @pytest.fixture
 def world() -> World:
-    """A job of three workers whose first formation has met."""
+    """Return a job of three workers whose first generation is complete."""
     return running()
 
 
@@ -61,7 +61,7 @@ def test_a_lost_rank_costs_one_formation_and_survivors_go_first(world: World) ->
 
 
 def test_shrink_goes_on_with_those_that_live() -> None:
-    """The next formation has the survivors alone; the replacement comes with the one after."""
+    """The next generation consists of the survivors; the replacement joins in the generation after it."""
     world = running(SHRINKS)
     world.lose(1)
     world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
@@ -73,7 +73,7 @@ def test_shrink_goes_on_with_those_that_live() -> None:
 
 
 def test_replace_goes_on_smaller_when_nobody_comes_in_time(world: World) -> None:
-    """After `replace_timeout_s` the formation is made with those that are there."""
+    """After `replace_timeout_s` the generation is formed of the available slots."""
     world.lose(1)
     lost_at = world.now
     world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
@@ -122,7 +122,7 @@ def test_no_member_that_leaves_is_sent_away_before_the_next_formation(world: Wor
 
 
 def test_a_leaver_that_dies_before_it_has_handed_over_keeps_the_other_leavers() -> None:
-    """The loss of one is the loss of one: the others are members of the next formation, and leave after it."""
+    """Only that member is lost: the others are members of the next generation, and leave after it."""
     world = running(SHRINKS, workers=4)
     world.asked = frozenset(range(4))
     world.step()
@@ -149,7 +149,8 @@ def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
 
 
 def test_a_drain_while_a_loss_is_made_good(world: World) -> None:
-    """The pod that is to end is in the next formation, which waits for no one else, and hands over in it."""
+    """The pod that will end is a member of the next generation, which waits for no other pod, and transfers its state
+    in it."""
     world.lose(2)
     world.until(lambda: world.state.phase is GenerationPhase.PREPARING)
     began = world.now
@@ -169,7 +170,7 @@ def _all_committed(world: World, step: int) -> bool:
 
 
 def test_lost_steps_are_all_steps_where_nobody_is_left(world: World) -> None:
-    """A training whose state is gone with all ranks has lost what it had committed, once."""
+    """If all ranks with the state are lost, their committed steps count as lost, once."""
     world.until(lambda: _all_committed(world, 17))
     for _ in range(2):
         world.kill(*range(6))
@@ -180,7 +181,7 @@ def test_lost_steps_are_all_steps_where_nobody_is_left(world: World) -> None:
 
 
 def test_newcomers_are_gathered_into_one_change() -> None:
-    """Two pods that come within `join_delay_s` cost one formation."""
+    """Two pods that register within `join_delay_s` cause one generation."""
     world = running(workers=1)
     world.asked = frozenset(range(8))
     world.start(1)
@@ -192,7 +193,7 @@ def test_newcomers_are_gathered_into_one_change() -> None:
 
 
 def test_a_newcomer_that_dies_while_joining_costs_nothing_else(world: World) -> None:
-    """Its slot gets another process, the survivors keep theirs, and the formation's number stays."""
+    """Its slot gets another process; the survivors' processes and the generation's number do not change."""
     world.kill(4)
     world.until(lambda: world.state.phase is GenerationPhase.PREPARING)
     for _ in range(4):
@@ -214,7 +215,7 @@ def test_fewer_workers_are_asked_for(world: World) -> None:
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
 def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: GenerationRules) -> None:
-    """No formation begins while a process that may wake up is in the former one."""
+    """No generation is formed while a stopped process, which may continue, is in the previous one."""
     world = running(way)
     world.hold(2)
     world.until(lambda: world.state.number == 2)
@@ -225,7 +226,7 @@ def test_a_stopped_process_is_waited_for_until_its_agent_has_killed_it(way: Gene
 
 
 def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
-    """And its ranks cannot be in the next formation, also when it is heard of again."""
+    """Its ranks cannot be members of the next generation, even if it connects again."""
     world = running(SHRINKS)
     world.agents[1].cut = True
     world.until(lambda: world.state.number == 2 and world.state.phase is GenerationPhase.RUNNING)
@@ -236,7 +237,7 @@ def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
 
 
 def test_the_formation_limit() -> None:
-    """One formation more than the limit is the end."""
+    """The attempt ends at one generation above the limit."""
     world = running(replace(RULES, formation_limit=2))
     world.kill(0)
     world.until(lambda: met(world) and world.state.number == 2)
@@ -258,7 +259,7 @@ def test_a_program_that_always_fails(world: World) -> None:
 
 @pytest.mark.parametrize("way", [RULES, SHRINKS], ids=["replace", "shrink"])
 def test_ranks_that_all_fail_end_the_attempt(way: GenerationRules) -> None:
-    """An error that every rank meets is the program's: it is not tried again."""
+    """An error of all ranks is an error of the program, and the attempt is not repeated."""
     world = running(way)
     world.kill(*range(6), code=1, tail=("KeyError: 'a typo of mine'",))
     world.until(lambda: world.end is not None)
@@ -267,14 +268,15 @@ def test_ranks_that_all_fail_end_the_attempt(way: GenerationRules) -> None:
 
 
 def test_ranks_that_disagree_after_a_loss_begin_anew(world: World) -> None:
-    """One had begun to take the state of those that were lost, the other begins: the next formation may help."""
+    """One rank had begun to receive the state of the lost ranks, the other starts anew: the next generation may
+    succeed."""
     world.kill(*range(6), code=1, tail=("ringtrain.errors.MismatchError: collective #2: rank 0 called elastic state",))
     world.until(lambda: world.state.number == 2 and met(world))
     assert world.end is None
 
 
 def test_ranks_that_are_all_killed_begin_anew(world: World) -> None:
-    """Nothing says that the program is at fault."""
+    """There is no evidence of an error of the program."""
     world.kill(*range(6))
     world.until(lambda: world.state.number == 2 and met(world))
     assert world.end is None
@@ -320,7 +322,7 @@ def test_a_training_that_began_anew_makes_progress_below_the_step_that_it_had_re
 
 
 def test_a_rank_that_only_lost_a_peer_has_no_error_of_its_own(world: World) -> None:
-    """Scripts that are not elastic end with PeerLost, and are started again as often as the formations last."""
+    """Scripts that are not elastic end with PeerLost, and are restarted until the limit on generations is reached."""
     for _ in range(5):
         world.kill(3, code=1, tail=("ringtrain.errors.PeerLost: rank 0 (10.0.0.7:7400) ended",))
         world.step()
@@ -410,7 +412,7 @@ def test_the_launcher_dies_while_all_is_well(world: World) -> None:
 
 
 def test_a_launcher_without_notes_learns_from_the_processes(world: World) -> None:
-    """The formation after the highest that any of them was in is the next one, and survivors stay first."""
+    """The next generation follows the highest number of any process, and survivors are first."""
     world.kill(1)
     world.until(lambda: world.state.number == 2 and met(world))
     world.forget()
@@ -432,7 +434,7 @@ def test_restart_stops_all_and_starts_all() -> None:
 
 
 def test_a_formation_is_told_again_when_other_slots_are_asked_for() -> None:
-    """Agents start newcomers, and those that are in the formation hear the same formation."""
+    """Agents start the new slots, and members receive an order for the same generation."""
     world = running(workers=1)
     world.start(1)
     world.asked = frozenset(range(4))
@@ -483,7 +485,7 @@ def test_members_of_the_last_world_are_waited_for(way: GenerationRules) -> None:
 
 @BOTH
 def test_members_of_the_last_world_are_not_waited_for_for_ever(way: GenerationRules) -> None:
-    """After `replace_timeout_s` the others begin at their checkpoint, and wait for nobody of before any more."""
+    """After `replace_timeout_s` the others start from their checkpoint, and wait for no previous member."""
     world = _cut_off_and_back(way)
     began = world.now
     world.until(lambda: len(world.formed) == 3)
@@ -605,7 +607,7 @@ def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: GenerationRules
 
 
 def test_what_a_training_that_began_anew_has_committed_is_told() -> None:
-    """Worlds are told the commit that was lost until there is a new one."""
+    """Worlds receive the commit that was lost until there is a new one."""
     world = running(SHRINKS)
     world.until(lambda: _all_committed(world, 7))
     for slot in range(6):

@@ -1,4 +1,4 @@
-"""Hosts of an elastic run: their places, what they are given, and what happens to those that fail."""
+"""Hosts of an elastic run: their slots, their agents, and the treatment of failures."""
 
 import re
 
@@ -26,7 +26,7 @@ from ringtrain_job.launcher.hosts import (
     ],
 )
 def test_lines(output: str, hosts: dict[str, int]) -> None:
-    """host:slots, or a host with as many as --slots-per-host says."""
+    """A line is host:slots, or a host, which then has --slots-per-host slots."""
     assert parse_hosts(output, 4) == hosts
     assert parse_hosts("here") == {"here": 1}
 

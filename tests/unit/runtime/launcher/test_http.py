@@ -1,4 +1,4 @@
-"""The launcher's HTTP port and its stdout: what they show, and that they hold nothing up."""
+"""The launcher's HTTP port: its content, and its limits on slow clients."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ BRIEF: dict[str, Any] = {"worldSize": 2, "attempt": 4}
 
 @pytest.fixture
 def server() -> Iterator[tuple[StatusServer, list[bool]]]:
-    """A status server, and what it holds for healthy."""
+    """Return a status server, and the flag that makes it healthy."""
     health = [True]
     server = StatusServer(0, lambda: STATUS, lambda: BRIEF, lambda: health[0], everywhere=False)
     yield server, health
@@ -124,7 +124,7 @@ def test_metrics_of_many_ranks() -> None:
 
 
 def test_health(server: tuple[StatusServer, list[bool]]) -> None:
-    """200 while the loops turn, 503 when they do not; other paths say what there is."""
+    """The status is 200 while the loops run, otherwise 503; other paths return a list of the existing ones."""
     assert _get(server[0], "/healthz") == (200, "ok\n")
     server[1][0] = False
     assert _get(server[0], "/healthz") == (503, "stalled\n")
@@ -169,7 +169,7 @@ def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
 def test_a_page_of_another_name_gets_nothing(
     server: tuple[StatusServer, list[bool]], host: str, code: int, method: str
 ) -> None:
-    """A browser that was given this address for another's name sends that name."""
+    """A browser that reached this address through another host's name sends that name."""
     connection = HTTPConnection("127.0.0.1", server[0].port, timeout=60)
     with contextlib.closing(connection):
         connection.request(method, "/status" if method == "GET" else "/workers", headers={"Host": host})
@@ -178,7 +178,7 @@ def test_a_page_of_another_name_gets_nothing(
 
 
 def test_what_ranks_wrote_is_for_who_shows_a_token() -> None:
-    """On loopback without tokens other users of the machine may ask, too; figures are for them, and lines not."""
+    """On loopback without tokens, other users of the machine may read numbers but no lines."""
     said = {"worldSize": 2, "failure": {"logTail": ["password: 1234"], "message": "rank 1 exited with 1"}}
     for tokens in ((), ("jobs",)):
         with serving(said, tokens=tokens, change_tokens=("jobs",)) as server:
@@ -234,7 +234,7 @@ def test_a_reader_that_is_gone() -> None:
 
 
 def test_connections_that_say_nothing_do_not_pile_up(server: tuple[StatusServer, list[bool]]) -> None:
-    """Each has a thread; for one too many the oldest goes, and whoever asks is answered at once."""
+    """Each connection has a thread; one too many closes the oldest, and a new request is answered at once."""
     before = threading.active_count()
     silent = [socket.create_connection(("127.0.0.1", server[0].port), 60) for _ in range(200)]
     try:

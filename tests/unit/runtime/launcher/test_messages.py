@@ -89,13 +89,13 @@ def test_a_compressed_order_there_and_back(order: Order) -> None:
 
 
 def test_a_word_that_does_not_exist() -> None:
-    """A phase that nobody knows is an error, not a rank that waits."""
+    """An unknown phase is an error, not a waiting rank."""
     with pytest.raises(ValueError, match="'Asleep' is not a valid RankPhase"):
         from_message(RankState, pb.RankState(phase="Asleep"))
 
 
 def test_generations_tell_worlds_apart() -> None:
-    """A formation has a number of its own among all attempts; a world without formations has its attempt's."""
+    """A generation's number is unique among all attempts; a world without generations has its attempt's number."""
     assert FORMED.generation == 2_000_004
     assert replace(FORMED, attempt=2**31 - 1).generation < 2**31
     assert Start(World(7, ("a:1",), ("a:2",), "a", 3)).world.generation == 7

@@ -59,7 +59,7 @@ class Noted(AttemptObserver):
 
 
 def test_calls_come_in_order() -> None:
-    """By `order`, whatever the entry points are called."""
+    """`order` determines the sequence, not the names of entry points."""
     calls: list[str] = []
     observers = Observers([Noted(20, calls), Noted(10, calls)])
     observers.wrote(b"line\n")
@@ -90,7 +90,7 @@ def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
-    """A job that asks for nothing has the console; an attempt that is over has none."""
+    """A job without options has the console; an attempt that has ended has no observer."""
     status = small_status(tmp_path)
     assert {point.name for point in entry_points(group=OBSERVERS)} >= {"console", "shipping", "timeline"}
     assert {point.name for point in entry_points(group=BACKENDS)} >= {"20-elastic", "90-ring"}
@@ -112,7 +112,7 @@ def test_the_backend_that_takes_the_job(tmp_path: Path, settings: dict[str, str]
 
 @pytest.mark.parametrize("settings", [{}, {"ELASTIC": "Restart"}], ids=["fixed", "elastic"])
 def test_a_backend_without_its_plugin(tmp_path: Path, settings: dict[str, str]) -> None:
-    """No other backend takes the job: one line says what to install."""
+    """No other backend accepts the job: one line names the package to install."""
     status = small_status(tmp_path, **settings)
     status = replace(status, config=replace(status.config, backend="other"))
     with pytest.raises(ConfigurationError, match=r"ringtrain-other, which this image does not have; pip install"):

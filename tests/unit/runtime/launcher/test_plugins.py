@@ -71,7 +71,7 @@ def test_a_launcher_without_a_plugin_refuses_its_variable(tmp_path: Path, variab
 
 
 def test_a_run_without_a_page_refuses_ui(tmp_path: Path) -> None:
-    """`ringtrain run --ui` starts nothing where no plugin serves pages, and says what to install."""
+    """Without a plugin for pages, `ringtrain run --ui` starts nothing and names the package to install."""
     code = "import importlib.metadata as metadata\nof_all = metadata.entry_points\n" + (
         "metadata.entry_points = lambda group: () if group == 'ringtrain.run.started' else of_all(group=group)\n"
         "from ringtrain_job.cli.main import main\nmain()"

@@ -109,7 +109,7 @@ def test_what_training_went_on_from(tmp_path: Path, console: Console) -> None:
 
 
 def test_training_that_begins_without_a_checkpoint(tmp_path: Path, console: Console) -> None:
-    """That is said, too: a restart that begins at 0 is worth knowing of."""
+    """A restart that begins at step 0 is logged, too."""
     snapshot = begin(tmp_path, console)
     send(snapshot, 1, step=0, time=1000.0, startedFrom="")
     assert snapshot.status()["progress"] == {"step": 0, "startedFrom": "nothing: there was no checkpoint"}

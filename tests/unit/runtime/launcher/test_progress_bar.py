@@ -34,7 +34,7 @@ def test_what_has_no_room_is_left_out(columns: int, line: str) -> None:
 
 
 def test_no_step_is_forestalled() -> None:
-    """Percents are rounded down: 100 is said when no step is left."""
+    """Percentages are rounded down: 100 appears only when no step is left."""
     almost = replace(PROGRESS, step=2999, total_steps=3000)
     assert "  99 %  [#######################################-]  0 s left" in ConsoleProgressBar(almost, None, 0.1).line(
         200

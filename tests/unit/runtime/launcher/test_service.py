@@ -1,4 +1,4 @@
-"""The launcher's service: coroutines on one thread, whatever the number of agents."""
+"""The launcher's service: coroutines on one thread for any number of agents."""
 
 import asyncio
 import logging
@@ -153,7 +153,7 @@ async def test_a_large_world_is_sent_compressed_to_who_reads_that(job: Served) -
 
 
 async def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(elastic_job: Served) -> None:
-    """In an elastic job it is taken in when that has ended, and nobody else waits for it."""
+    """In an elastic job the new pod registers when that connection has ended; other agents do not wait."""
     call = Call()
     await elastic_job.register(0)
     stream = elastic_job.follow(0, call)
@@ -183,7 +183,7 @@ async def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(ela
 
 
 async def test_what_all_agents_of_a_worker_have_dropped_counts(elastic_job: Served) -> None:
-    """Each tells its own number, again and again; one that takes another's place begins at 0."""
+    """Each agent reports its number repeatedly; an agent that replaces another one begins at 0."""
     for instance, numbers in (("first", (3, 5, 5)), ("second", (1, 4))):
         await elastic_job.register(0, instance)
         for lines in numbers:
@@ -195,7 +195,7 @@ async def test_what_all_agents_of_a_worker_have_dropped_counts(elastic_job: Serv
 
 @pytest.mark.slow
 async def test_a_disk_that_hangs_holds_up_nothing_but_lines(job: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """Heartbeats are answered; lines of others stay with their agents; when the disk is back they are taken."""
+    """Heartbeats are answered; agents store lines of other ranks until the disk works again."""
     pipe = job.store.files.rank_log(0)
     os.mkfifo(pipe)  # opened for writing, it waits for a reader as a file server does that is away
 
@@ -234,7 +234,7 @@ def test_open_streams_cost_no_threads(job: Served) -> None:
 
 
 async def test_what_is_new_in_a_heartbeat_counts(elastic_job: Served) -> None:
-    """One that says what the last one said keeps the agent alive; a registration between them counts."""
+    """A heartbeat equal to the previous one proves that the agent is alive; a registration in between counts."""
 
     async def sync(phase: str, instance: str = "first") -> bool:
         ranks = [pb.RankState(rank=0, phase=phase)]
@@ -256,7 +256,7 @@ async def test_what_is_new_in_a_heartbeat_counts(elastic_job: Served) -> None:
 
 @pytest.mark.parametrize(("workers", "told"), [(8, 0.0), (140, 0.0), (700, 10.0), (10_000, 15.0)])
 async def test_many_agents_are_told_to_call_seldom(tmp_path: Path, workers: int, told: float) -> None:
-    """With the answer to a heartbeat; few agents keep their own pace."""
+    """The answer to a heartbeat contains the interval; few agents use their own interval."""
     job = Served(tmp_path, replace(CONFIG, workers=workers))
     await job.register(0)
     reply = await job.service.Sync(pb.SyncRequest(worker_index=0, instance="first"), Call())
@@ -265,7 +265,7 @@ async def test_many_agents_are_told_to_call_seldom(tmp_path: Path, workers: int,
 
 
 def test_a_stranger_hears_why(job: Served) -> None:
-    """A stream without the token ends with the reason, before anything of the job is told."""
+    """A stream without the token ends with the reason, before it has received anything about the job."""
     with dialled(job, 4, Secrets(token="secret")) as (server, stub), pytest.raises(grpc.RpcError) as refused:
         list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S))
     server.close(0)

@@ -52,7 +52,7 @@ def test_never_more_than_a_pod_may_say(tail: list[str], message: str) -> None:
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A warning when it was asked for, silence for the default."""
+    """A path that was set causes a warning; the default path causes none."""
     absent = tmp_path / "absent" / "log"
     write_termination_message(TerminationPath(absent, required=False), b"{}")
     assert not caplog.records
@@ -72,7 +72,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
 def test_errors_become_exit_codes(
     error: Exception, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a termination message that says the same."""
+    """The termination message contains the same error."""
     monkeypatch.setenv("RINGTRAIN_TERMINATION_MESSAGE_PATH", str(tmp_path / "message"))
     monkeypatch.setenv("RINGTRAIN_ATTEMPT", "3")
     monkeypatch.setenv("RINGTRAIN_NUM_WORKERS", "bad")

@@ -45,7 +45,7 @@ def test_jitter_is_scaled_to_a_standard_deviation() -> None:
 
 
 def test_ranks_may_report_at_different_times() -> None:
-    """A step is complete with its last rank, in order, whoever's reports come first."""
+    """A step is complete with its last rank, in order, whatever the order of reports."""
     throughput = GangThroughput(2)
     for step in (1, 2, 3):
         assert throughput.add(0, report(step, step)) == []

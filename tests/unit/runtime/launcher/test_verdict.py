@@ -149,7 +149,7 @@ def test_a_lost_agent(view: GangView, now: float) -> None:
 
 
 def test_a_leaving_agent() -> None:
-    """An agent that was asked to stop decides at once, with the code of its signal."""
+    """An agent with a stop request decides the verdict at once, with the exit code of its signal."""
     view = gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED))
     workers = [view.workers[0], WorkerView(1, "job-worker-1", "", leaving="SIGTERM", leaving_since=10.0)]
     verdict = decide_verdict(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
@@ -165,7 +165,7 @@ def test_success_is_every_rank() -> None:
 
 @pytest.mark.parametrize(("size", "joined", "warns"), [(4, 0, True), (4, 1, False), (1, 0, False)])
 def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> None:
-    """A success of several ranks of which none was in touch with another one is said."""
+    """If several ranks succeed and none had a connection to another one, a warning says so."""
     states = [RankState(rank, SUCCEEDED, 0, joined=rank < joined) for rank in range(size)]
     view = GangView(size, [WorkerView(0, "job-worker-0")], states, [RankExit(state, 10.0) for state in states])
     verdict = with_warning(view, decide_verdict(view, 10.0, PATIENCE))

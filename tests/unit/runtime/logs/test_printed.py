@@ -69,7 +69,8 @@ def test_horovods_synthetic_benchmarks() -> None:
 
 
 def test_a_bar_that_begins_again_counts_on() -> None:
-    """It is the next epoch; what is left is known where the bar says how many there are."""
+    """A bar that starts again is the next epoch; the remaining time is known if the bar contains the number of
+    epochs."""
     bar = "{}: {:3d}%|████      | {}/100 [00:10<00:12, 45.2it/s, loss=0.{}, acc=91]"
     lines = [bar.format(f"Epoch {e}/3", n, n, n) for e in (1, 2) for n in (10, 50, 100)]
     found = Reader().read(f"{'Epoch 1/3'}:   0%|          | 0/100 [00:00<?, ?it/s]", *lines)
@@ -86,7 +87,7 @@ def test_a_bar_that_begins_again_counts_on() -> None:
 
 
 def test_the_longest_bar_is_the_one_that_trains() -> None:
-    """Loops before it are another series, those around and within it say nothing."""
+    """Earlier loops are a separate series; bars around it and inside it are ignored."""
     found = Reader().read(
         "100%|██████████| 2/2 [00:01<00:00, 1.20s/it]",
         " 10%|█         | 50/500 [00:10<01:30, 5.00it/s]",
@@ -146,7 +147,7 @@ def test_keras() -> None:
 
 
 def test_a_users_rule() -> None:
-    """Its groups say what is what; other lines, known forms among them, say nothing."""
+    """The rule's groups name the values; all other lines, even in known forms, are ignored."""
     rule = r"epoch (?P<epoch>\d+), (?P<step>\d+) of (?P<total>\d+): loss=(?P<loss>\S+) top1=(?P<top1>\S+)"
     found = Reader(rule).read(
         "I: epoch 0, 10 of 20: loss=0.5, top1=61.2%",
@@ -172,7 +173,8 @@ def test_a_rule_without_steps_counts_them() -> None:
 
 
 def test_the_lowest_rank_that_prints_speaks() -> None:
-    """Also if it begins later; in an elastic world another one when it is gone."""
+    """A lower rank that begins later replaces the current one; in an elastic world, another rank replaces one that is
+    lost."""
     for elastic in (False, True):
         reader = Reader(elastic=elastic)
         line = "450it [00:10, 45.2it/s]"
@@ -182,7 +184,7 @@ def test_the_lowest_rank_that_prints_speaks() -> None:
 
 
 def test_reports_end_it() -> None:
-    """Once a rank has reported a step by itself nothing is read; what else ranks tell of themselves is no end."""
+    """Once a rank has reported a step itself, no lines are read; other reports of ranks do not end the reading."""
     reader = Reader()
     reader.printed.see_reports(
         b'{"step": 3, "time": 1.0, "startedFrom": "/c"}\n{"step": 0, "time": 1.0, "about": {}}\n'
@@ -211,7 +213,8 @@ def test_a_flood_is_thinned() -> None:
     ids=["exponential", "polynomial"],
 )
 def test_a_slow_rule_is_off(rule: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is given up on the first line that takes long, also one that would never end; the log names the rule."""
+    """The rule is disabled at the first line that takes too long, even if matching would never end; the log names the
+    rule."""
     reader = Reader(rule)
     assert reader.read("1=2")
     reader.read(line)
@@ -246,7 +249,7 @@ def test_any_line(parts: list[bytes]) -> None:
     ids=["open", "bad-name", "unnamed", "long"],
 )
 def test_what_is_no_rule(rule: str, says: str) -> None:
-    """The error says what is wrong with it."""
+    """The error describes the problem."""
     assert says in metrics_rule_problem(rule)
     with pytest.raises(ConfigurationError, match=re.escape(says)):
         PrintedReports(rule, 1)

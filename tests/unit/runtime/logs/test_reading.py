@@ -1,4 +1,4 @@
-"""Reading the log store's files: what is there is read whole, what is not there is said."""
+"""Reading the log store's files: complete files are read in full, missing ones are reported."""
 
 import os
 import threading

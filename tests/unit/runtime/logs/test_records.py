@@ -1,4 +1,4 @@
-"""Cutting output into records: no byte changes, whatever the cuts between reads."""
+"""Splitting output into records does not change any byte, wherever reads end."""
 
 import pytest
 from hypothesis import given

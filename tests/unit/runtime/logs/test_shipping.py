@@ -73,7 +73,7 @@ def test_all_is_in_the_store_at_the_end(
 def test_logs_wait_for_credentials(
     tmp_path: Path, s3: Server, s3_proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log says that they are not shipped and why; nothing is lost, and later all is there."""
+    """The log contains the reason why they are not uploaded; nothing is lost, and all files are uploaded later."""
     uri = f"s3://{BUCKET}/logs/denied"
     store = _store(tmp_path)
     _write(store, 0, 1, ["first"])
@@ -109,7 +109,7 @@ def test_a_connection_that_is_cut_loses_nothing(tmp_path: Path, s3_proxy: Proxy)
 
 @pytest.mark.parametrize("volume", ["kept", "lost"])
 def test_another_launcher_goes_on(tmp_path: Path, volume: str) -> None:
-    """With the files of the one before it, behind what that has shipped; without them, beside it."""
+    """With the files of the previous launcher it appends to that one's uploads; without them it uses another folder."""
     uri = f"file://{tmp_path}/store"
     first = _store(tmp_path / "logs")
     _write(first, 0, 1, ["one"])
@@ -127,7 +127,8 @@ def test_another_launcher_goes_on(tmp_path: Path, volume: str) -> None:
 
 
 def test_two_launchers_that_know_nothing_of_each_other_share_no_folder(tmp_path: Path) -> None:
-    """One that was cut off goes on beside its successor: neither writes over what the other has."""
+    """A launcher that was disconnected continues at the same time as its successor; neither overwrites the other's
+    files."""
     uri = f"file://{tmp_path}/store"
     stores = [_store(tmp_path / name) for name in ("cut-off", "successor")]
     folders = []
@@ -179,7 +180,7 @@ def test_bytes_that_the_store_has_lost_are_named(tmp_path: Path, monkeypatch: py
 
 
 def test_a_problem_that_nobody_foresaw_does_not_look_like_the_end(tmp_path: Path) -> None:
-    """It is said with its trace, and what is left is known."""
+    """The log contains the traceback, and the number of bytes that are left is known."""
     store = _store(tmp_path / "logs")
     _write(store, 0, 1, ["one"])
     answers = iter([None, RuntimeError("unforeseen")])

@@ -76,7 +76,7 @@ def test_a_new_world_begins_anew() -> None:
 
 
 def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
-    """Of ranks in one step, which reported last says nothing; a rank that has stopped is named before it."""
+    """Among ranks in the same step, the order of reports does not matter; a rank that has stopped has priority."""
     throughput = GangThroughput(4)
     _trained(throughput, [1.0, 1.0, 4.0, 1.0], 10)
     assert throughput.slowest(range(4)) == 2
@@ -91,7 +91,7 @@ def test_the_slowest_rank_is_the_straggler_unless_one_is_behind() -> None:
 
 
 def test_no_rank_is_slow_where_a_step_is_alike() -> None:
-    """A millisecond's difference, or ranks that do not report, mark nobody; the straggler is marked."""
+    """No rank is marked for a difference of a millisecond or if ranks do not report; a straggler is marked."""
     alike, uneven, alone = GangThroughput(3), GangThroughput(3), GangThroughput(3)
     _trained(alike, [0.155, 0.1541, 0.155], 10)
     _trained(uneven, [0.1, 0.3, 0.1], 10)

@@ -110,7 +110,7 @@ def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
 
 
 def test_lines_that_went_with_an_earlier_launcher(tmp_path: Path) -> None:
-    """A gap means that acknowledged files are gone: the log says which lines."""
+    """A gap means that acknowledged files are missing: the log names the lines."""
     store = LogStore(_files(tmp_path), "uid", 1)
     assert store.append(LogChunk(LogStream.LOG, 0, 8, 1, b"h\n")) == 8
     store.close()
@@ -131,7 +131,7 @@ def test_another_job_of_the_same_name(tmp_path: Path) -> None:
 
 
 def test_reports_become_rows(tmp_path: Path) -> None:
-    """With rank and attempt added; what is no report is left out and said once to the log of the launcher."""
+    """Rank and attempt are added; an invalid report is left out, and the launcher's log mentions it once."""
     seen: list[tuple[int, object]] = []
     store = LogStore(_files(tmp_path), "uid", 4)
     store.on_report = lambda rank, report: seen.append((rank, report["step"]))
