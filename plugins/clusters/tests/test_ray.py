@@ -24,7 +24,7 @@ from ringtrain.ray import RayExecutor
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[Cluster]:
-    """Two nodes with two CPUs and two devices each, which nobody looks at."""
+    """Start a cluster with two nodes, each with two CPUs and two devices that no test uses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -130,7 +130,7 @@ def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.sampled
 def test_more_than_the_cluster_has() -> None:
-    """An error with what was asked for and what there is, where Ray would wait."""
+    """The error contains the requested and the available resources; Ray would wait."""
     expected = r"5 workers of {'CPU': 1} got no places within 0.5 s; Ray's nodes have .*'CPU': 4.* in all"
     with pytest.raises(ConfigurationError, match=expected):
         ringtrain.ray.run(trains(), num_workers=5, start_timeout=0.5)

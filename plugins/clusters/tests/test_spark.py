@@ -30,7 +30,7 @@ both = pytest.mark.parametrize("spark", [CLUSTER, "local[2]"], ids=["two-executo
 
 
 def test_without_a_session() -> None:
-    """The error says how to make one."""
+    """The error describes how to create a session."""
     with pytest.raises(ConfigurationError, match="there is no Spark session; make one first"):
         ringtrain.spark.run(trains(), num_proc=1)
 

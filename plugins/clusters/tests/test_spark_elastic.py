@@ -1,7 +1,5 @@
-"""ringtrain.spark.run_elastic on real Spark: executors are lost and come back while ranks train on.
-
-Judged by the samples of each step, and by the final weights' bits beside a training that nobody disturbs.
-"""
+"""ringtrain.spark.run_elastic on real Spark: executors are lost and replaced while ranks train. Tests compare the
+samples of each step and the bits of the final weights with an undisturbed training."""
 
 import inspect
 import io

@@ -49,7 +49,7 @@ run_in_tasks(options, work, ScheduledTasks(run, cancel, lambda _: None))
 
 
 def test_ranks_save_when_the_driver_is_interrupted(tmp_path: Path) -> None:
-    """They are asked to stop, once, before their tasks are cancelled."""
+    """Ranks get one stop request before their tasks are cancelled."""
     (tmp_path / "train.py").write_text(RANK)
     (tmp_path / "driver.py").write_text(DRIVER)
     log = tmp_path / "log"

@@ -124,7 +124,7 @@ def test_a_rejected_job_has_failed(client: ours.TrainerClient, tmp_path: Path) -
 
 
 def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
-    """Each job of the list is read after it: one that is gone by then takes nothing from the others."""
+    """Jobs of the list are read one by one: a job that is deleted in the meantime does not affect the others."""
 
     class Backend(LocalBackend):
         async def select(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ def test_torchx_keeps_its_own_schedulers(tmp_path: Path) -> None:
 
 
 def test_torchx_shows_what_it_would_create(tmp_path: Path) -> None:
-    """The manifest, with what the app asks for."""
+    """The output is the manifest, with the app's resources."""
     asked = "-j 2x1 --image x:1 --gpu 1 --memMB 100 --max_retries 2 -m mod"
     words = ("dist.ddp", *asked.split())
     output = torchx(tmp_path, "run", "-s", "ringtrain", "--dryrun", *words)

@@ -1,4 +1,4 @@
-"""`dtj convert`, as it is called."""
+"""The command `dtj convert`."""
 
 import yaml
 from click.testing import CliRunner

@@ -34,7 +34,7 @@ PYTHON = ("python", "-u")
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_torchrun_would_start(words: list[str], program: tuple[str, ...], per_node: str) -> None:
-    """The program with its own arguments; options with and without values are told apart."""
+    """The program keeps its arguments; the parser knows which options have values."""
     found = read_torchrun(words)
     assert (found.program, found.per_node) == (program, per_node)
 

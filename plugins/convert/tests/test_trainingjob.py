@@ -1,4 +1,4 @@
-"""`dtj convert` on PyTorchJob, TFJob, JAXJob and XGBoostJob, held against the training operator's own rules."""
+"""`dtj convert` on PyTorchJob, TFJob, JAXJob and XGBoostJob, compared with the training operator's rules."""
 
 import copy
 from pathlib import Path
@@ -71,7 +71,8 @@ def test_variables_are_those_of_the_source(kind: str) -> None:
 
 
 def test_elastic_variables() -> None:
-    """A script that starts torchrun finds how its nodes meet; sizes that a job may change to are named."""
+    """A script that starts torchrun gets the rendezvous of its nodes; a note names the sizes to which a job may
+    change."""
     policy = {"minReplicas": 1, "maxReplicas": 4, "rdzvId": 'a "b"', "maxRestarts": 3, "nProcPerNode": 2}
     converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, ["env"], elasticPolicy=policy))
     found = found_by(main_container(converted.manifest)["command"], 1, 2)
@@ -93,7 +94,7 @@ def test_elastic_variables() -> None:
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
 def test_where_a_scripts_torchrun_meets(backend: str) -> None:
-    """c10d at a node of the job, another backend at the service that the policy names; notes say so."""
+    """c10d uses a node of the job, another backend the service in the policy; notes mention it."""
     policy = {"rdzvBackend": backend, "rdzvHost": "store", "rdzvPort": 2379, "minReplicas": 2}
     policy["rdzvConf"] = [{"key": "timeout", "value": "9"}, {"key": "close", "value": "1"}]
     converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, ["env"], elasticPolicy=policy))
@@ -148,7 +149,7 @@ def test_a_process_has_all_devices_of_its_pod() -> None:
 
 
 def test_tensorflow() -> None:
-    """Chief and workers are ranks, the evaluator stands beside them; what TF_CONFIG has otherwise is said."""
+    """Chief and workers are ranks, the evaluator runs next to them; notes name the differences in TF_CONFIG."""
     converted = convert_trainingjob(job("TFJob", {"Worker": 2, "chief": 1, "Evaluator": 1, "PS": 0}))
     spec = converted.manifest["spec"]
     assert spec["worker"]["replicas"] == 3
@@ -229,7 +230,7 @@ def test_pods_have_the_sources_labels(kind: str) -> None:
 
 
 def test_args_without_a_command() -> None:
-    """They are the command where they can be, which is said; options are for the image's entrypoint."""
+    """Arguments become the command if possible, with a note; options belong to the image's entrypoint."""
     obj = job("TFJob", {"Worker": 1, "Evaluator": 1})
     path = "template.spec.containers[0]"
     containers = [replica["template"]["spec"]["containers"][0] for replica in obj["spec"]["tfReplicaSpecs"].values()]

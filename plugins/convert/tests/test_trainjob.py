@@ -74,13 +74,13 @@ def test_torch() -> None:
     ],
 )
 def test_what_is_left_out_is_named(expected: str) -> None:
-    """With the reason where there is one to tell."""
+    """Notes contain the reason if there is one."""
     assert any(expected in note for note in convert_trainjob(*documents()).notes)
 
 
 @pytest.mark.parametrize("unknown", ["spec.fresh", "spec.trainer.fresh", "runtime.spec.mlPolicy.torch.fresh"])
 def test_fields_of_later_versions_are_named(unknown: str) -> None:
-    """Nothing that is set goes unmentioned, whatever it is called."""
+    """A note mentions every field that is set, also unknown ones."""
     job, runtime = copy.deepcopy(documents())
     found: Any = runtime if unknown.startswith("runtime") else job
     *path, last = unknown.removeprefix("runtime.").split(".")
@@ -139,8 +139,8 @@ def test_the_index_of_a_pod() -> None:
 
 
 def test_what_the_job_patches_of_its_runtime() -> None:
-    """As Trainer has it, a strategic merge: maps and lists with names are merged, other lists replaced, in order;
-    what spec.trainer says goes before it."""
+    """A strategic merge as in Trainer: maps and named lists are merged, other lists replaced, in order; spec.trainer
+    overrides the result."""
     job, runtime = documents()
     env = [{"name": "OTHER", "value": "2"}, {"name": "NEW", "value": "1"}]
     main = {"name": "node", "env": env, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
@@ -215,7 +215,7 @@ def test_ranks_of_a_node(words: list[str], trainer: dict[str, Any], policy: obje
 
 @pytest.mark.parametrize(("of_job", "of_runtime", "ranks"), TRAINER_RANKS.values(), ids=TRAINER_RANKS)
 def test_ranks_of_a_node_are_trainers(of_job: dict[str, Any], of_runtime: dict[str, Any], ranks: int) -> None:
-    """As many as Trainer's torchrun starts, whatever other devices the node has."""
+    """The number equals that of Trainer's torchrun, even if the node has other devices."""
     job, runtime = documents()
     job["spec"] = {"runtimeRef": {"name": "x"}, "trainer": {"command": ["torchrun", "a.py"], **of_job}}
     containers = runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]
@@ -241,8 +241,8 @@ def test_slots_of_an_mpi_node(of_runtime: int | None, of_job: int | None, gpus: 
     [(None, None, 6), (0, None, 0), (2, None, 2), (0, 3, 3), (2, 3, 11)],
 )
 def test_retries(backoff: int | None, restarts: int | None, attempts: int) -> None:
-    """A Job retries its pods, 6 times unless it says otherwise, and a JobSet restarts all; here the gang starts again
-    (JobSet's and Kubernetes' defaults)."""
+    """A Job retries its pods, by default 6 times, and a JobSet restarts all; here the gang restarts (defaults of JobSet
+    and Kubernetes)."""
     job, runtime = documents()
     job_set = runtime["spec"]["template"]["spec"]
     job_set["failurePolicy"] = {} if restarts is None else {"maxRestarts": restarts}
@@ -255,7 +255,7 @@ def test_retries(backoff: int | None, restarts: int | None, attempts: int) -> No
 
 @pytest.mark.parametrize("source", TRAINER)
 def test_variables_are_those_of_the_source(source: str) -> None:
-    """One process runs on each of three nodes, with four devices, and finds what Trainer would tell it."""
+    """One process with four devices runs on each of three nodes, and has the variables that Trainer would set."""
     converted = of_source({source: {}}, ["env"], numNodes=3, **GPUS)
     spec = converted.manifest["spec"]
     assert (spec["worker"]["replicas"], spec["slotsPerWorker"]) == (3, 1)
@@ -368,7 +368,7 @@ def test_what_is_wrong_is_told_by_field(patch: dict[str, Any], expected: str) ->
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """The runtime is found in the file; without it the way out is told."""
+    """The runtime is in the file; otherwise the error describes the solution."""
     result = CliRunner().invoke(main, ["convert", str(FILE)])
     assert result.exit_code == 0, result.output
     assert yaml.safe_load(result.stdout)["kind"] == "DistributedTrainingJob"
@@ -384,7 +384,7 @@ STRANGERS = FILE.parents[1] / "strangers/trainjob.yaml"
 
 
 def test_runtimes_become_templates() -> None:
-    """Every job that can be converted names its runtime's, has less to say, and is the same job as without."""
+    """Every convertible job refers to its runtime's template, is shorter, and equals the job without templates."""
     plain, named = (CliRunner().invoke(main, ["convert", str(STRANGERS), *more]) for more in ([], ["--templates"]))
     whole = {spec_name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
     documents = list(yaml.safe_load_all(named.stdout))

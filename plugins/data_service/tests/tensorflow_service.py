@@ -1,6 +1,6 @@
-"""Scenarios of ringtrain.tensorflow.data: a compute job and a training job, whose ranks are forked from here.
+"""Scenarios of ringtrain.tensorflow.data: a compute job and a training job, whose ranks are forked here.
 
-Numbers of a range are the elements, so that what a rank read tells what was lost and what came twice.
+Elements are numbers of a range, so that the elements which a rank read show lost and repeated ones.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def begun(config: str) -> Any:
 
 
 def ended(config: Any) -> None:
-    """In a rank of training: tell the compute job to end, once all ranks have read."""
+    """Order the compute job to end, in a rank of training, when all ranks have read."""
     import ringtrain.tensorflow as hvd
 
     hvd.barrier()
@@ -117,7 +117,7 @@ def check_ranks_share_what_is_reused() -> None:
 
 
 def check_each_rank_has_its_dispatcher() -> None:
-    """As many dispatchers as ranks of training, each with workers of its own: all of it, once, on each rank."""
+    """There are as many dispatchers as ranks of training, with separate workers: each rank reads all elements once."""
     with compute_job(4, "--dispatchers", "2") as (config, _):
         assert [sorted(read) for read in training(reads, 2, config, False)] == [list(range(COUNT))] * 2
 
@@ -168,7 +168,7 @@ def reads_two(path: str) -> list[list[int]]:
 
 
 def check_two_shared_datasets_are_not_mixed_up() -> None:
-    """Training and evaluation, each shared by the ranks: TensorFlow tells them apart by the name alone."""
+    """Ranks share two datasets, for training and evaluation, which TensorFlow distinguishes only by name."""
     with compute_job(1) as (config, _):
         trained, tested = zip(*training(reads_two, 2, config), strict=True)
         assert all_of(trained) == list(range(10))
@@ -266,8 +266,8 @@ def reads_of_two_jobs(path: str) -> tuple[str, list[str], list[int]]:
 
 
 def check_a_compute_job_that_is_lost() -> None:
-    """All of it is killed: a line says that training waits, the config's timeout ends the dataset with an error
-    that names the job, and training reads from the next one."""
+    """When the whole compute job is killed, a line reports that training waits, the dataset ends with an error that
+    names the job after the config's timeout, and training reads from the next job."""
     with tempfile.TemporaryDirectory() as folder:
         config = f"{folder}/compute.json"
         with (
@@ -423,7 +423,7 @@ def files_of_a_config() -> None:
 
 
 def check_files_of_a_config() -> None:
-    """For the owner alone; one that nobody answers for is not found; what is no config is said to be none."""
+    """Only the owner can read the file; a file without a reachable job, and a file that is not a config, are errors."""
     alone(files_of_a_config)
 
 
@@ -476,7 +476,7 @@ def strangers() -> None:
 
 
 def check_strangers() -> None:
-    """Any number of connections that say nothing, or nonsense, keep nobody waiting."""
+    """Any number of silent or invalid connections delay no client."""
     alone(strangers)
 
 

@@ -27,7 +27,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_each_sample_is_committed_once(chaos: Chaos, seed: int) -> None:
-    """In the order of the shard, whatever is struck when."""
+    """Samples are committed in the order of the shard, whichever processes are killed."""
     chaos.run(seed)
     assert chaos.fired
 

@@ -71,7 +71,7 @@ def made() -> Iterator[list[Run]]:
 
 
 def test_data_workers_beside_two_ranks(tmp_path: Path, made: list[Run]) -> None:
-    """A loader beside the script is found; progress says that input is what is slow; nothing is left behind."""
+    """Data workers find the loader next to the script; progress reports slow input; no process is left."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code/my_data.py").write_text(
         "import time\n\ndef load(indices):\n    time.sleep(0.05)\n    return {'double': indices * 2}\n"
@@ -127,7 +127,7 @@ def test_the_only_data_worker_is_stopped(tmp_path: Path, made: list[Run]) -> Non
 def test_a_launcher_that_is_killed_learns_again_who_is_there(
     gang: Callable[..., GangProcesses], tmp_path: Path
 ) -> None:
-    """Ranks train on meanwhile, with the data workers that they know; one that was replaced is asked later."""
+    """Ranks train in the meantime with the data workers that they know, and use a replaced one later."""
     settings = {"RINGTRAIN_DATA_WORKERS": "2", "RINGTRAIN_TIMEOUT": "12", "RINGTRAIN_DATA_PORT": "0"}
     pods = gang(1, 2, **settings, DIRECTORY=str(tmp_path), PYTHONPATH=str(TESTS))
 
@@ -164,7 +164,7 @@ def test_a_launcher_that_is_killed_learns_again_who_is_there(
 
 
 def test_several_hosts_have_no_data_workers(tmp_path: Path, made: list[Run]) -> None:
-    """The error says where they are to be had."""
+    """The error names the commands that support data workers."""
     made.append(run := Run(tmp_path, "-np", "2", "-H", "a:1,b:1", "--data-workers", "2", "true"))
     code, _, err = run.finish()
     assert code == 2

@@ -135,7 +135,7 @@ def test_micro_batches_have_their_part_of_each_array(service: DataWorkers) -> No
     ],
 )
 def test_a_loader_that_fails(service: DataWorkers, function: str, said: str) -> None:
-    """The error is raised in its turn, and names the rank that asked, the indices and the data worker."""
+    """The error is raised at the failed batch, and names the requesting rank, the indices and the data worker."""
     seen = []
 
     def train() -> None:
@@ -179,14 +179,14 @@ def test_a_loader_process_that_ends_is_made_anew(service: DataWorkers, function:
     ],
 )
 def test_wrong_arguments(service: DataWorkers, arguments: tuple[str, Any, dict[str, Any]], said: str) -> None:
-    """Before any data worker is asked."""
+    """Errors are raised before any request is sent."""
     function, order, more = arguments
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         distribute(function, order, **more)
 
 
 def test_a_process_without_data_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is told how to have some."""
+    """The error describes how to start data workers."""
     monkeypatch.delenv("RINGTRAIN_DATA_WORKERS_FILE", raising=False)
     with pytest.raises(ConfigurationError, match=r"no data workers: .*--data-workers N.*spec\.dataWorkers"):
         distribute("m:load", one_rank(), epoch=0)
@@ -207,7 +207,7 @@ def test_death_and_replacement(own_service: Callable[..., DataWorkers]) -> None:
 
 
 def test_a_hang_is_noticed(own_service: Callable[..., DataWorkers]) -> None:
-    """A data worker that is stopped is silent: others get its requests. One that goes on is asked again."""
+    """The requests of a stopped data worker are sent to others; when it continues, it gets requests again."""
     workers = own_service(2)
     stream = iter(distribute("support.loaders:slow", one_rank(400), epoch=0))
     found = [next(stream).consumed for _ in range(5)]
@@ -222,7 +222,8 @@ def test_a_hang_is_noticed(own_service: Callable[..., DataWorkers]) -> None:
 def test_all_lost(
     own_service: Callable[..., DataWorkers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rank waits for its stall timeout and says who is missing; a data worker that comes in time is asked."""
+    """The rank waits for its stall timeout and names the missing data workers; one that appears in time gets
+    requests."""
     workers = own_service(1)
     monkeypatch.setenv("RINGTRAIN_STALL_TIMEOUT", "3")
     stream = iter(distribute("support.loaders:squares", one_rank(), epoch=0, prefetch=1))
@@ -240,7 +241,7 @@ def test_all_lost(
 def test_who_is_not_in_the_file_any_more_is_asked_as_long_as_it_answers(
     own_service: Callable[..., DataWorkers],
 ) -> None:
-    """A launcher that was started again may know nobody at first."""
+    """A restarted launcher may know no data workers at first."""
     workers = own_service(1)
     stream = iter(distribute("support.loaders:squares", one_rank(), epoch=0, prefetch=2))
     next(stream)
@@ -250,7 +251,7 @@ def test_who_is_not_in_the_file_any_more_is_asked_as_long_as_it_answers(
 
 
 def test_prefetch_bounds_memory(own_service: Callable[..., DataWorkers]) -> None:
-    """A slow loop over batches of 32 MiB: neither the rank nor the data worker holds more than was asked for."""
+    """With a slow loop over batches of 32 MiB, rank and data worker store no more than the requested batches."""
     workers = own_service(1, slots=2)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     stream = iter(distribute("support.loaders:large", one_rank(80, shuffle=False), epoch=0, prefetch=3))
@@ -345,7 +346,7 @@ def test_positions_of_one_rank_alone_are_refused(service: DataWorkers, tmp_path:
 
 
 def test_positions_of_what_is_no_split_are_refused(service: DataWorkers, tmp_path: Path) -> None:
-    """Another spelling of a URI would begin anew, or what is left of it be read by nobody."""
+    """Another spelling of a URI would restart the split, or its rest would not be read."""
     saved = {str(tmp_path / "a.txt"): 3, f"file://{tmp_path}/b.txt": 7}
     with pytest.raises(ConfigurationError, match=r"positions has 1 that are not in uris, 'file://.*b\.txt' first"):
         distribute_splits([str(tmp_path / "a.txt")], "support.loaders:lines", rank=0, size=1, positions=saved)
@@ -444,7 +445,7 @@ def command_line(**variables: str) -> tuple["subprocess.Popen[bytes]", int]:
 
 
 def end(worker: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM, and the exit code of a data worker that was told to stop."""
+    """Stop a data worker by SIGTERM, and return its exit code."""
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
     worker.stderr.close()

@@ -8,7 +8,7 @@ from ringtrain_data_service.leases import DataWorkerLeases
 
 
 def test_the_oldest_goes_to_who_has_least() -> None:
-    """Two slots take twice as much; nobody more than two for each slot."""
+    """A worker with two slots gets twice as many requests, and at most two for each slot."""
     leases = DataWorkerLeases(again_s=10.0)
     for key in range(8):
         leases.add(key)
@@ -23,7 +23,7 @@ def test_the_oldest_goes_to_who_has_least() -> None:
 
 
 def test_what_a_lost_worker_had_goes_to_another() -> None:
-    """A request that somebody else has, too, is not given again."""
+    """A request that another worker has, too, is not assigned again."""
     leases = DataWorkerLeases(again_s=10.0)
     leases.join("one", 1)
     leases.add(0)
@@ -38,7 +38,7 @@ def test_what_a_lost_worker_had_goes_to_another() -> None:
 
 
 def test_a_second_answer_is_a_duplicate() -> None:
-    """As one to what was never asked."""
+    """An answer without a request is a duplicate, too."""
     leases = DataWorkerLeases(again_s=1.0)
     leases.add(0)
     assert leases.answered(0)
@@ -59,7 +59,7 @@ def test_crashes_are_counted_by_request() -> None:
 
 
 def test_a_split_stays_where_it_is_open() -> None:
-    """As long as there is room; then anybody will do."""
+    """The split stays there while the worker has room; then any worker can get it."""
     leases = DataWorkerLeases(again_s=1.0)
     leases.join("one", 1)
     leases.join("two", 1)
@@ -122,7 +122,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.leases.keys | set(self.answered) == set(range(self.added))
 
     def teardown(self) -> None:
-        """One data worker that works is enough to answer all, after each that says nothing has had each once."""
+        """One working data worker answers all requests, after each silent one has had each request once."""
         self.leases.join("last", 1)
         for _ in range((self.added + 1) * (self.workers + 1) + 1):
             self.now += 100.0

@@ -1,4 +1,4 @@
-"""A rank and the data workers that it asks."""
+"""Session of a rank with its data workers."""
 
 import threading
 from pathlib import Path
@@ -14,7 +14,7 @@ from ringtrain_data_service.session import DataWorkerLink, DataWorkerLinkEvents
 
 
 class HastyLink(DataWorkerLink):
-    """A link to a data worker that says hello before the constructor returns, where it is not kept waiting."""
+    """Link to a data worker that answers before the constructor returns, unless the event handler blocks."""
 
     asked = threading.Event()
 

@@ -14,8 +14,8 @@ SAMPLES = 48
 
 
 def trains(told: tuple[int, ...]) -> tuple[list[Any], list[float]]:
-    """Train a simulated device for two epochs; tell the steps in `told`, and wait. Samples used, and the weights
-    on the device."""
+    """Train a simulated device for two epochs, report the steps in `told`, and wait there; return the used samples and
+    the weights on the device."""
     rt.init()
     generator = np.random.default_rng(1)
     x, y = (generator.normal(size=(SAMPLES, width)).astype(np.float32) for width in (6, 2))

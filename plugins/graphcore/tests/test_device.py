@@ -41,7 +41,7 @@ def test_weights_are_broadcast():
 
 
 def test_the_device_holds_no_optimizer_state():
-    """Memory that fits weights, activations and one gradient is enough, whatever the rule."""
+    """Memory for weights, activations and one gradient is sufficient for every rule."""
     plain = SimulatedSession(PROGRAM)
     plain.run(*batch(RANK, 0))
     session = SimulatedSession(PROGRAM, memory_bytes=plain.memory.peak_bytes)

@@ -119,7 +119,8 @@ def resolver(size: int, rank: int):
 
 
 def test_a_cluster_that_is_too_long_for_a_variable_is_refused():
-    """TensorFlow reads a large world's TF_CONFIG as an error that says where the cluster is, and not as none."""
+    """TensorFlow reads a large world's TF_CONFIG as an error that names the place of the cluster, not as a missing
+    cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_CONFIG", unusable_tf_config(20_000, {"type": "worker", "index": 3}))
         with pytest.raises(TypeError, match="20000 are too many for TF_CONFIG: see RINGTRAIN_WORLD_FILE"):

@@ -96,7 +96,7 @@ def test_a_resolver_keeps_every_setting_of_the_environment():
 
 
 def test_a_resolver_does_not_replace_the_addresses_of_a_job():
-    """A job's agent gives ranks addresses of their own, beside a TF_CONFIG with the ports of TensorFlow."""
+    """A job's agent gives ranks their addresses, and a TF_CONFIG with the ports of TensorFlow."""
     ring = ",".join(free_addresses(1))
     env = {"TF_CONFIG": tf_config("worker", 0, worker=["elsewhere:1"]), "RINGTRAIN_RING_ADDRESSES": ring}
     env |= {"RINGTRAIN_RANK": "0", "RINGTRAIN_SIZE": "1"}

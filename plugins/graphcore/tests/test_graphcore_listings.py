@@ -85,7 +85,7 @@ def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_keras_3_in_a_model_function_names_the_variable(tmp_path: Path) -> None:
-    """Its layers can't be made in a graph; the error says what to set."""
+    """Layers of Keras 3 cannot be created in a graph; the error names the variable to set."""
     process = started(command("multi_worker.txt", tmp_path / "model"), tmp_path, TF_USE_LEGACY_KERAS="0")
     said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 1

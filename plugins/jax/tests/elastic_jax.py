@@ -73,7 +73,7 @@ def compiled(host: Any, optimizer: Any) -> Any:
 
 
 def trains(kind: str, told: tuple[int, ...]) -> dict[str, Any]:
-    """Take STEPS steps; tell those in `told`, in their middle, and wait. Returns what is left, as text."""
+    """Take STEPS steps, report those in `told`, and wait in them; return the final values as text."""
     hvd.init()
     params = begun(hvd.rank())
     host = hvd.HostOptimizer(rt.optim.SGD(lr=0.25, momentum=0.5), elastic=True) if kind == "host" else None

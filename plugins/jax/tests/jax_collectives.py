@@ -1,4 +1,4 @@
-"""Ranks of a world with JAX, and what a rank is told."""
+"""Worlds of ranks with JAX, and assertions about results of each rank."""
 
 import contextlib
 

@@ -95,7 +95,7 @@ class Run:
 
 
 def run(script, name):
-    """Compare; by whatever name ranks differ, it is in the error."""
+    """Run and compare; an error names the value in which ranks differ."""
     expected = hvd.broadcast_object(plain(script(Run(whole=True))) if RANK == 0 else None)
     ways = [Run(whole=False)]
     for way in ways:

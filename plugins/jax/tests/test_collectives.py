@@ -208,7 +208,7 @@ def test_process_sets():
 
 
 def test_eager_calls_between_compiled_ones():
-    """They meet in the program's order, though JAX runs compiled functions beside it."""
+    """Calls are executed in the program's order, although JAX runs compiled functions at the same time."""
     compiled = jax.jit(lambda x: hvd.allreduce(hvd.allreduce(x @ x, hvd.Sum) / 300, hvd.Max))
     x = jnp.ones((300, 300)) * (RANK + 1)
     results = []
@@ -220,7 +220,7 @@ def test_eager_calls_between_compiled_ones():
 
 
 def test_errors_are_on_every_rank_and_the_world_goes_on():
-    """A rank with another shape, eagerly and under jit, where JAX has an error of its own with our words."""
+    """One rank has another shape, eagerly and under jit; under jit JAX raises its own error with our message."""
     if SIZE > 1:
         odd = jnp.ones(3 if RANK == 0 else 4)
         for way in (lambda f: f, jax.jit):
@@ -236,7 +236,7 @@ def test_errors_are_on_every_rank_and_the_world_goes_on():
 
 
 def test_vmap_is_refused():
-    """Ranks can't meet for each example."""
+    """Ranks cannot communicate for each example."""
     for call in (hvd.allreduce, hvd.grad(lambda x: (x**2).sum())):
         assert "vmap" in error_of(lambda call=call: jax.vmap(call)(value(RANK)))
     assert "vmap" in error_of(lambda: jax.jit(jax.vmap(hvd.allreduce))(value(RANK)))

@@ -1,4 +1,4 @@
-"""Scenarios of JAX in elastic worlds: ranks are lost, replaced, added and taken away while a model is trained."""
+"""Scenarios of JAX in elastic worlds: ranks are lost, replaced, added and removed during training."""
 
 import tempfile
 from typing import Any
@@ -93,7 +93,7 @@ def test_a_newcomer_that_reduces_first_is_met() -> None:
 
 
 def test_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
-    """Its error tells the way out, and the others go on without it."""
+    """Its error describes the solution, and the others continue without it."""
     with newcomer_that_calls(elastic_jax.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
         assert outcome.error is not None

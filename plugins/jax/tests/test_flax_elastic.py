@@ -59,7 +59,7 @@ def module(seed: int) -> tuple[Any, Any]:
 
 
 def trains(kind: str) -> dict[str, Any]:
-    """Six steps, told in the fourth, from values that ranks begin with each for itself; what is left."""
+    """Take six steps, report the fourth, from initial values of each rank; return the final values."""
     hvd.init()
     value, step = {"TrainState": train_state, "module": module}[kind](hvd.rank())
     state: Any = rt.elastic.State(trained=value)

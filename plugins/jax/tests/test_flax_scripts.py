@@ -152,7 +152,7 @@ def test_nnx_split(r: Run):
 
 
 def test_linen_frozen_and_masked(r: Run):
-    """The first layer keeps what it had, found by its path."""
+    """The first layer, selected by its path, does not change."""
     model = Mlp()
     labels = jax.tree.map_with_path(lambda path, _: "frozen" if path[1].key == "Dense_0" else "trained", begun(model))
     tx = optax.multi_transform({"trained": optax.adam(1e-2), "frozen": optax.set_to_zero()}, labels)

@@ -1,4 +1,4 @@
-"""Checks of ringtrain.jax.HostOptimizer: trainings beside optax's in one process on the joined batch."""
+"""Checks of ringtrain.jax.HostOptimizer: training is compared with optax in one process on the joined batch."""
 
 import functools
 import tempfile
@@ -80,7 +80,7 @@ def compared(make, peer, wrap=jax.jit, streams=True, params=None, rounding=2e-5)
 
 
 def test_updates_are_those_of_optax():
-    """Streamed from the backward pass, and given as whole gradients; the state is spread over the ranks."""
+    """Gradients are streamed from the backward pass, or passed whole; the state is distributed over the ranks."""
     for name, (make, peer) in PAIRS.items():
         optimizer = compared(make, peer)
         compared(make, peer, streams=False)
@@ -106,7 +106,8 @@ def copied(params):
 
 
 def test_parameters_of_numpy_are_what_jax_makes_of_them():
-    """float64 and Python's floats, which are float32 to JAX: given whole at first and, eagerly, at each step."""
+    """float64 and Python's floats are float32 in JAX; gradients are passed whole at first and, eagerly, in each
+    step."""
     params, rate = {"w": np.full(3, 0.5), "b": 0.25}, 0.1
 
     def loss(p, x):
@@ -233,7 +234,7 @@ def test_gradients_leave_while_the_backward_pass_runs():
 
 
 def test_what_cannot_be():
-    """Each is an error that says what to do."""
+    """Each error describes a solution."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'clip'"):
         hvd.HostOptimizer(Adam(lr=1e-2), clip=1.0)
     optimizer = hvd.HostOptimizer(Adam(lr=1e-2))

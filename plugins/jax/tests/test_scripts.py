@@ -185,7 +185,7 @@ def test_lbfgs(r: Run):
 
 
 def test_lbfgs_with_a_line_search(r: Run):
-    """Its searches ask for a loss and a gradient that are those of all ranks."""
+    """The line search uses the loss and the gradient of all ranks."""
     optimizer = optax.lbfgs(memory_size=3)
 
     def averaged(loss):
@@ -299,7 +299,7 @@ def test_statistics_over_all_ranks(r: Run):
 
 
 def test_dropout_by_rank(r: Run):
-    """Each rank has masks of its own: fold_in of its number into a typed key."""
+    """Each rank has separate masks: fold_in of its number into a typed key."""
 
     def loss(params, rank, x, y, step):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step[0]), rank)

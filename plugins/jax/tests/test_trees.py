@@ -126,7 +126,7 @@ def test_what_differs_is_named():
 
 
 def test_a_state_goes_back_to_its_commit():
-    """Trees with a node that is no plain data among them, whose buffers a step has taken since."""
+    """Trees contain a node that is not plain data, and a later step has reused their buffers."""
     taken = jax.jit(lambda params: jax.tree.map(lambda leaf: leaf + 1, params), donate_argnums=0)
     state = rt.elastic.State(plain=tree(1)["opt"], trained=tree(1)["trained"], key=jax.random.key(1), losses=[])
     for _ in range(2):

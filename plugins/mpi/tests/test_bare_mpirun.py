@@ -59,7 +59,7 @@ def test_digits_on_one_host(library: Library, transport: str, short_path: Path) 
 
 
 def test_one_world_after_another(short_path: Path) -> None:
-    """Ranks that call init() again, or run a second program, meet as they are now."""
+    """Ranks that call init() again, or run a second program, form a world of the current ranks."""
     OPEN_MPI.need()
     program = f"{sys.executable} -c '{SUM}rt.shutdown(){SUM}' && {sys.executable} -c '{SUM}'"
     command = [OPEN_MPI.mpirun, "-np", "2", "-H", "localhost:2", "--bind-to", "none", "sh", "-c", program]
@@ -77,7 +77,7 @@ def test_one_world_after_another(short_path: Path) -> None:
     ],
 )
 def test_two_hosts(library: Library, transport: str, short_path: Path) -> None:
-    """Ranks that can't see each other's files meet through MPI; then the ring, or MPI, carries the data."""
+    """Ranks on hosts without shared files find each other through MPI; then the ring, or MPI, transports the data."""
     if reason := why_not():
         pytest.skip(reason)
     variables = library.need_mpi4py(short_path) | {"TMPDIR": str(short_path), "RINGTRAIN_TRANSPORT": transport}

@@ -1,4 +1,4 @@
-"""`dtj convert`: kubeflow's MPIJobs become jobs that are valid and do the same; what is not the same is said."""
+"""`dtj convert`: kubeflow's MPIJobs become valid jobs with the same behaviour; notes name the differences."""
 
 import copy
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_field_that_no_mpijob_has_is_said() -> None:
 
 
 def test_a_job_without_workers_is_refused() -> None:
-    """With none (beside a launcher that has ranks) it became a job with one."""
+    """Without workers, but with ranks on the launcher, the source runs a job of one."""
     obj = changed(runLauncherAsWorker=True)
     obj["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 0
     with pytest.raises(Invalid, match=r"worker\.replicas: is 0"):
@@ -166,7 +166,7 @@ def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], message: str) 
 
 
 def test_the_command_writes_jobs_and_keeps_the_rest(tmp_path: Path) -> None:
-    """A file may hold other objects beside the MPIJob; notes go to stderr, YAML to stdout."""
+    """A file may contain objects other than the MPIJob; notes are written to stderr, YAML to stdout."""
     source = tmp_path / "mpijob.yaml"
     source.write_text(yaml.safe_dump_all([{"apiVersion": "v1", "kind": "ConfigMap"}, MPIJOB]))
     result = CliRunner().invoke(main, ["convert", str(source)])
@@ -207,7 +207,7 @@ def test_a_field_that_makes_no_sense_is_named(role: str, field: str, value: obje
 
 
 def test_a_queue_needs_no_suspension() -> None:
-    """Kueue's users, or its webhook, write suspend: true, and Kueue takes it back; here nobody would."""
+    """Kueue's users, or its webhook, set suspend: true, and Kueue resets it; here no component would."""
     queued = {"kueue.x-k8s.io/queue-name": "gpu"}
     for labels, suspended in ((queued, False), ({}, True)):
         obj = changed(runPolicy={"suspend": True})
@@ -278,7 +278,7 @@ def test_a_launcher_that_is_a_worker_keeps_its_devices(devices: dict[str, int], 
     ],
 )
 def test_what_a_command_names(text: str, said: str) -> None:
-    """The hostfile is where it was, and ssh is found by its name; what is not there is said."""
+    """The hostfile is at the same path, and ssh is found by name; a note names missing files."""
     obj = changed()
     launcher_of(obj).update(command=["bash", "-c", text], args=[])
     notes = [note for note in convert_mpijob(obj).notes if "the launcher's command has" in note]
@@ -287,7 +287,7 @@ def test_what_a_command_names(text: str, said: str) -> None:
 
 
 def test_the_launcher_has_a_place_for_the_hostfile() -> None:
-    """/etc/mpi is mpi-operator's configMountPath; a template that mounts something there keeps it."""
+    """/etc/mpi is mpi-operator's configMountPath; a template's own mount there stays."""
     manifest = convert_mpijob(MPIJOB).manifest
     main = build_launcher_pod(parse_job(manifest), 1)["spec"]["containers"][0]
     assert {"name": "ringtrain-mpi", "mountPath": "/etc/mpi"} in main["volumeMounts"]

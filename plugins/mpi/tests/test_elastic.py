@@ -1,4 +1,4 @@
-"""An elastic MPI job: each formation has its own mpirun, in pods that stay."""
+"""An elastic MPI job: each generation has a separate mpirun, and pods stay."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def worlds(job: MpiGang, slot: int) -> list[tuple[int, ...]]:
 
 
 def until_formed(job: MpiGang, launcher: PodProcess, formation: int, slots: list[int]) -> list[int]:
-    """Wait for a formation of `slots`, by rank; returns its processes."""
+    """Wait for a generation of `slots`, by rank; return its processes."""
 
     def formed() -> bool:
         newest = [worlds(job, slot)[-1:] for slot in slots]
@@ -86,7 +86,7 @@ def test_a_script_that_calls_mpirun_is_run_anew(local_gang: Callable[..., MpiGan
 
 
 def test_a_command_that_fails_before_any_rank(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """The attempt fails at once: another formation would not mend it."""
+    """The attempt fails at once, because another generation would not help."""
     OPEN_MPI.need()
     job = local_gang(1, 1, "OpenMPI", **ELASTIC)
     job.agents()
@@ -106,7 +106,7 @@ def test_a_command_that_fails_before_any_rank(local_gang: Callable[..., MpiGang]
 def test_what_an_mpi_job_cannot_be_told(
     local_gang: Callable[..., MpiGang], settings: dict[str, str], command: tuple[str, ...], message: str
 ) -> None:
-    """The launcher says so before any worker is there."""
+    """The launcher reports the error before any worker is running."""
     OPEN_MPI.need()
     job = local_gang(1, 2, "OpenMPI", **{**ELASTIC, **settings})
     launcher = job.launcher(*command)

@@ -48,7 +48,7 @@ def programs(directory: Path, **targets: str) -> dict[str, str]:
 
 
 def test_no_mpirun_in_the_image(local_gang: LocalGang, short_path: Path) -> None:
-    """The launcher does not wait for the workers to say so, and says what to install."""
+    """The launcher does not wait for workers, and names the package to install."""
     job = local_gang(1, 2, "OpenMPI")
     launcher = job.launcher("mpirun", "true", **programs(short_path))
     assert launcher.wait() == 64
@@ -80,7 +80,7 @@ def test_another_number_of_ranks_than_declared(local_gang: LocalGang) -> None:
 
 
 def test_a_script_that_starts_fewer_ranks(local_gang: LocalGang) -> None:
-    """A script's own mpirun is counted by the ranks: fewer than declared is a failure that says so."""
+    """The ranks of a script's own mpirun are counted: fewer than declared are a failure with a message."""
     OPEN_MPI.need()
     found = failure(local_gang(2, 1, "OpenMPI"), "sh", "-c", "mpirun -np 1 true")
     assert found["reason"] == "SlotsMismatch"
@@ -106,7 +106,7 @@ def test_a_rank_of_a_second_mpirun_fails(local_gang: LocalGang) -> None:
 
 
 def test_two_mpiruns_at_once(local_gang: LocalGang, short_path: Path) -> None:
-    """More ranks at a time than the job declares: refused, and not one taken for the other."""
+    """More simultaneous ranks than declared are refused; ranks of the two commands are not confused."""
     OPEN_MPI.need()
     job = local_gang(1, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
     wait = f"while ! test -e {short_path}/runs; do sleep 0.05; done"
@@ -117,7 +117,7 @@ def test_two_mpiruns_at_once(local_gang: LocalGang, short_path: Path) -> None:
 
 
 def test_a_script_that_leaves_a_process_behind(local_gang: LocalGang, short_path: Path) -> None:
-    """The script's end is the job's, also while something that it has started holds its output open."""
+    """The end of the script ends the job, even if a process that it started holds its output open."""
     OPEN_MPI.need()
     job = local_gang(1, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
     job.agents()
@@ -130,7 +130,7 @@ def test_a_script_that_leaves_a_process_behind(local_gang: LocalGang, short_path
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang) -> None:
-    """A failure where the job asks for it; else it has succeeded, and a warning says that no rank called MPI_Init."""
+    """A failure if the job requires MPI_Init; otherwise a success with a warning that no rank called it."""
     variables = {**library.need(), "RINGTRAIN_MPI_REQUIRE_INIT": "1"}
     found = failure(local_gang(2, 1, library.implementation, **variables), "mpirun", "true")
     assert found["reason"] == "NoMpiInit"
@@ -140,7 +140,7 @@ def test_a_program_that_never_calls_mpi_init(library: Any, local_gang: LocalGang
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_mpirun_as_a_mere_starter(library: Library, local_gang: LocalGang) -> None:
-    """Ranks may meet by other means than MPI: a success, with a warning that names none."""
+    """Ranks may communicate without MPI: a success, with a warning that names no rank."""
     job = local_gang(2, 1, library.implementation, **library.need())
     job.agents()
     launcher = job.launcher("mpirun", "sh", "-c", "echo trained")
@@ -185,7 +185,7 @@ def test_parameters_that_the_user_wants_to_see(library: Library, local_gang: Loc
 
 @pytest.mark.sampled
 def test_ranks_that_the_user_has_placed(local_gang: LocalGang) -> None:
-    """ringtrain.init() on a rank that is not where the others look for it says so, before they give it up."""
+    """ringtrain.init() on a rank at an unexpected place reports it before the other ranks time out."""
     OPEN_MPI.need()
     job = local_gang(2, 2, "OpenMPI")
     found = failure(job, "mpirun", "--map-by", "node", *python("import ringtrain; ringtrain.init()"))
@@ -206,9 +206,9 @@ def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> No
 
 @pytest.mark.parametrize("library", [pytest.param(OPEN_MPI, id="openmpi"), pytest.param(MPICH, id="mpich")])
 def test_no_mpi_on_a_worker(library: Any, local_gang: LocalGang, short_path: Path) -> None:
-    """The launcher's image has it, the worker's has not: said in the words of the worker's shell.
+    """The launcher's image has MPI, the worker's has not: the error is that of the worker's shell.
 
-    (Open MPI 5 names its daemon by a path, as MPICH does: here that is there.)
+    Open MPI 5 names its daemon by a path, like MPICH; here that file exists.
     """
     job = local_gang(1, 2, library.implementation, **library.need())
     bare = programs(short_path)
@@ -328,7 +328,7 @@ def test_a_worker_that_is_killed(library: Any, local_gang: LocalGang, short_path
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", ALL)
 def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Path) -> None:
-    """MPI_Abort ends all ranks; the one that called it is named, with its code and what it said."""
+    """MPI_Abort ends all ranks; the failure names the calling rank, its code and its message."""
     script = "from mpi4py import MPI\nworld = MPI.COMM_WORLD\nworld.Barrier()\nif world.rank == 2:\n"
     script += "    print('bad sample')\n    world.Abort(5)\nworld.Barrier()\n"
     job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))

@@ -17,8 +17,8 @@ HELLO = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.CO
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, short_path: Path) -> None:
-    """The file is where the job says, in the implementation's format; ssh reaches its hosts, and a command that
-    fails there is the script's to judge; mpirun takes the file."""
+    """The file is at the declared path, in the implementation's format; ssh reaches its hosts, and the script handles a
+    failed command; mpirun accepts the file."""
     variables = library.need_mpi4py(short_path)
     file, copy, seen = (short_path / name for name in ("hostfile", "copy", "seen"))
     job = local_gang(2, 2, library.implementation, RINGTRAIN_MPI_HOSTFILE=str(file), **variables)

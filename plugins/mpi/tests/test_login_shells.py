@@ -40,9 +40,8 @@ def test_ranks_are_the_jobs(words: list[str], local_gang: LocalGang, short_path:
 @pytest.mark.sampled
 @pytest.mark.parametrize("given", ["by-a-profile", "by-a-path", "by-a-variable"])
 def test_an_mpirun_that_is_not_in_the_pods_path(given: str, local_gang: LocalGang, short_path: Path) -> None:
-    """It is found where a login shell would find it, by its path, or where Intel's variable says that it is.
-
-    Intel's own script of that name would start another's mpiexec.hydra. Its ranks find its libraries."""
+    """mpirun is found where a login shell finds it, by its path, or by Intel's variable. Intel's script of the same
+    name would start another mpiexec.hydra. Ranks find its libraries."""
     library: Library = INTEL_MPI
     variables = {name: value for name, value in library.need_mpi4py(short_path).items() if name != "PATH"}
     bin_folder = f"{library.prefix}/bin"

@@ -36,7 +36,7 @@ class AgentAndManager:
         write_shim(directory / "rank", "ringtrain_mpi.rank_wrapper")
 
     def start(self, *program: str) -> socket.socket:
-        """The connection of a wrapper that has been given its assignment."""
+        """Return the connection of a wrapper that has received its assignment."""
         self._rank_end.set_inheritable(True)
         number = self._rank_end.fileno()
         pmi = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": str(number)}
@@ -145,7 +145,7 @@ class RankHost:
 
 @pytest.mark.parametrize("told", [True, False], ids=["told", "killed"])
 def test_a_wrapper_that_says_nothing_more_was_killed(told: bool, short_path: Path) -> None:
-    """mpirun kills the wrappers of all ranks when one has failed; a wrapper whose program died says so first."""
+    """mpirun kills the wrappers of all ranks when one has failed; a wrapper whose program died reports it first."""
     host = RankHost()
     registry = MpiRankRegistry(short_path / "registry", MpiAgentMainThread(lambda work: work(), DEADLINE_S), host)
     with socket.socket(socket.AF_UNIX) as wrapper:

@@ -1,4 +1,4 @@
-"""`ringtrain rsh`, asked inside a launcher as mpirun would: it behaves like ssh."""
+"""`ringtrain rsh`, called inside a launcher like mpirun does: it behaves like ssh."""
 
 import json
 import signal
@@ -63,7 +63,7 @@ def asked(job: MpiGang, script: str, directory: Path) -> Any:
 
 
 def test_it_behaves_like_ssh(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """stdin, stdout, stderr, signals and the exit code are carried; what nobody waits for is ended."""
+    """stdin, stdout, stderr, signals and the exit code are forwarded; a process is ended if its client has ended."""
     OPEN_MPI.need()
     job = local_gang(2, 1, "OpenMPI")
     job.agents()
@@ -98,7 +98,7 @@ while not os.path.exists("GO"): time.sleep(0.01)
 
 
 def test_it_survives_a_slow_agent(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """An agent that does not get to run when it is asked starts the daemon when it does."""
+    """An agent that gets no CPU time at first starts the daemon later."""
     OPEN_MPI.need()
     job = local_gang(1, 1, "OpenMPI", RINGTRAIN_TIMEOUT="60")
     (agent,) = job.agents()

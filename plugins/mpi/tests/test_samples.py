@@ -101,7 +101,7 @@ def test_pi_with_mpi4py(place: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_digits_over_mpi(place: Path) -> None:
-    """The same script as everywhere, its gradients carried by MPI; here for fewer epochs than the sample says."""
+    """The sample script runs unchanged with MPI as its transport, for fewer epochs than in the sample."""
     sample = yaml.safe_load((SAMPLES / "digits-mpi.yaml").read_text())
     sample["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] += ["--epochs", "10"]
     (place / "digits-mpi.yaml").write_text(yaml.safe_dump(sample))
@@ -113,7 +113,7 @@ def test_digits_over_mpi(place: Path) -> None:
 
 @pytest.mark.sampled
 def test_allreduce_benchmark(place: Path) -> None:
-    """Latency and bandwidth for each size, up to what the sample asks for."""
+    """Output contains latency and bandwidth for each size up to the sample's limit."""
     printed = run_sample(SAMPLES / "allreduce-mpi.yaml", place)
     sizes = [int(size) for size in re.findall(r"^.*?\s(\d+)(?:\s+\d+\.\d+){4}$", printed, re.MULTILINE)]
     assert sizes == [4**power for power in range(1, 13)], printed

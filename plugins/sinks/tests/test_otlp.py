@@ -110,7 +110,7 @@ def test_attempt_ranks_steps_and_lines_arrive(gang: MakeGang, receiver: tuple[Re
 def test_what_is_not_asked_for_is_not_sent(
     gang: MakeGang, receiver: tuple[Receiver, int], signals: str, records: int
 ) -> None:
-    """Logs alone; OTEL_* alone, which whole clusters may have set, ask for nothing."""
+    """Only logs are sent; OTEL_* variables alone, which a whole cluster may set, enable nothing."""
     keeps, port = receiver
     run(gang, **asked(port, signals))
     assert (keeps.spans, len(keeps.records)) == ([], records)
@@ -118,7 +118,7 @@ def test_what_is_not_asked_for_is_not_sent(
 
 @pytest.mark.sampled
 def test_a_receiver_that_is_not_there_costs_nothing_but_its_data(gang: MakeGang) -> None:
-    """The job ends as it would have, with all of its lines, and the launcher says how much was lost."""
+    """The job ends normally with all its lines, and the launcher logs the number of lost records."""
     (nobody,) = free_ports(1)
     job, codes = run(gang, **asked(nobody))
     assert codes[0] == 3

@@ -22,7 +22,7 @@ def test_a_step_is_the_mean_of_its_ranks() -> None:
 
 
 def test_a_step_waits_for_a_while() -> None:
-    """A rank that is gone holds up nothing for ever, and a step that is done again counts once."""
+    """A lost rank does not delay steps for ever, and a repeated step counts once."""
     means = SinkStepMeans(2)
     assert list(means.add(0, report(1, 10.0, loss=1.0))) == []
     assert list(means.add(0, report(2, 40.0, loss=2.0))) == []

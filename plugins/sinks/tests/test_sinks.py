@@ -188,7 +188,7 @@ def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_a_server_that_comes_back_gets_all(gang: MakeGang, tmp_path: Path) -> None:
-    """It is away when training begins; training goes on, and one line says so until it is there."""
+    """The server is unavailable when training begins; training continues, and one line reports the problem."""
     (port,) = free_ports(1)
     told = {"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}", **packages("mlflow")}
     go_on = tmp_path / "go-on"

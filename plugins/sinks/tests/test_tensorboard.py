@@ -17,7 +17,7 @@ need("tensorboard")
 
 @pytest.fixture(autouse=True)
 def without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard asks for this module, and does not load TensorFlow, which takes long."""
+    """Replace the module that TensorBoard imports, so that it does not load TensorFlow, which is slow."""
     monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
 
 

@@ -91,7 +91,8 @@ def check_steps_per_execution():
 
 
 def check_embedding():
-    """Sums of repeated rows are Keras' result where the update is linear in the gradient; else summing is asked for."""
+    """Summing repeated rows equals Keras' result if the update is linear in the gradient; otherwise the error requests
+    the option."""
     like_keras(lambda: keras.optimizers.SGD(0.1, momentum=0.9), embedding, data=words)
     optimizers = [lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05)]
     if IS_KERAS_2:  # it sums such rows itself
@@ -214,7 +215,7 @@ def check_gradient_that_one_rank_alone_has():
 
 
 def check_lamb():
-    """Each variable has a ratio of its own, whichever ranks hold its parts; Keras 2 has no Lamb."""
+    """Each variable has one ratio, whichever ranks have its parts; Keras 2 has no Lamb."""
     if IS_KERAS_2:
         assert not hasattr(keras.optimizers, "Lamb")
         return
@@ -401,7 +402,8 @@ def check_restore_before_the_build():
 
 
 def check_state_that_is_not_gathered():
-    """TensorFlow's checkpoint is refused, a file of Keras warns, and whoever loads it is told; alone a rank has all."""
+    """TensorFlow's checkpoint is refused, saving a Keras file warns, and loading it, too; a single rank has the whole
+    state."""
     model, folder = fitted(begun(adam)), shared_folder()
     if SIZE == 1:
         saved_by_tensorflow(model, folder)
@@ -438,7 +440,7 @@ class Interrupted(keras.callbacks.Callback):
 
 
 def check_backup_and_restore():
-    """Keras' callback, on every rank in a folder of its own, as it needs; every rank saves what all have gathered."""
+    """Keras' callback requires a separate folder on every rank; every rank saves the gathered state."""
     folder, gather = tempfile.mkdtemp(), hvd.callbacks.GatherState(root=None)
     x, y = numbers(RANK)
 

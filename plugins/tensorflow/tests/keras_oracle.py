@@ -345,7 +345,7 @@ def check_own_train_step():
 
 
 def clipping(method: str) -> Any:
-    """SGD with a method of the user's own that clips what it is given and calls Keras' own."""
+    """SGD with a method of the user that clips its argument and calls Keras' method."""
 
     def clipped(grads: Any) -> Any:
         return tf.clip_by_global_norm([tf.convert_to_tensor(grad) for grad in grads], 0.2)[0]
@@ -439,7 +439,7 @@ def check_restart_in_the_middle():
 
 
 def check_xla_is_refused_in_words():
-    """Collectives leave the graph, which XLA compiles as a whole; the error says so."""
+    """Collectives leave the graph, which XLA compiles as a whole; the error mentions it."""
     model = built(dense)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=True)
     if SIZE > 1:

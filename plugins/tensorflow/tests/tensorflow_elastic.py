@@ -1,7 +1,5 @@
-"""Scenarios of ringtrain.tensorflow and ringtrain.keras in worlds that change while their processes live.
-
-The gradients are such that the weights tell how often each step has counted, and in a world of which size.
-"""
+"""Scenarios of ringtrain.tensorflow and ringtrain.keras in worlds that change while their processes run. Gradients are
+chosen so that the weights show how often each step counted, and in which world size."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -64,7 +62,7 @@ def functions(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
 
 
 def check_functions_go_on_in_worlds_of_other_sizes() -> None:
-    """No graph holds the world that it was built in: 1, 2, 3 ranks, a loss, 2 ranks; each step counts once."""
+    """Graphs work in later worlds: 1, 2, 3 ranks, a loss, 2 ranks; each step counts once."""
     with slots(functions, 1, 8, (1, 2, 4, 6)) as worlds:
         worlds.form()
         for step, size in ((1, 2), (2, 3)):
@@ -257,7 +255,7 @@ def check_passes_of_an_update_begin_anew() -> None:
 
 
 def on_the_host(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
-    """Train with a HostOptimizer. All ranks have one gradient: the weights tell of no world."""
+    """Train with a HostOptimizer. All ranks have the same gradient, so the weights do not depend on the world."""
     import ringtrain.tensorflow.keras as hvd
 
     hvd.init()
@@ -313,7 +311,7 @@ def slots(function: Any, count: int, *args: Any) -> AbstractContextManager[Slots
 
 
 def said(worlds: Slots, what: Any, which: Any) -> None:
-    """Wait until these slots (a number: all so far) have said `what`."""
+    """Wait until these slots (a number: all slots below it) have reported `what`."""
     for slot in range(which) if isinstance(which, int) else which:
         message = worlds.message(slot)
         assert message == what, (slot, message, what)

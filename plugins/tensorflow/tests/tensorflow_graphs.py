@@ -89,7 +89,7 @@ def check_optimizer_of_embeddings_on_one_thread():
 
 
 def check_two_optimizers_in_one_graph():
-    """Gradients of equal shape under two optimizers of one kind, as in adversarial training, are kept apart."""
+    """Gradients of equal shape under two optimizers of the same class, as in adversarial training, are not confused."""
     with tf.Graph().as_default(), session(1) as running:
         makers, judges = (tf.compat.v1.get_variable(name, initializer=0.0) for name in ("maker", "judge"))
         scales = one_after_the_other([tf.constant(1.0), tf.constant(100.0)])

@@ -84,7 +84,7 @@ def check_second_derivative():
 
 
 def check_derivative_of_a_function_within_two_tapes():
-    """TensorFlow builds the second derivative of a function there, which nobody asks for."""
+    """TensorFlow builds the second derivative of a function there, although it is not used."""
     function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum) ** 2)
     x = tf.fill([2], 1.0)
     with tf.GradientTape() as outer:

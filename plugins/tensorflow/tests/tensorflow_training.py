@@ -70,7 +70,7 @@ def agree(model: keras.Model, other: keras.Model, tolerance: float = 1e-5) -> No
 
 
 def same_everywhere(model: keras.Model) -> None:
-    """All ranks hold the same bits."""
+    """Assert that all ranks have the same bits."""
     flat = np.concatenate([weight.reshape(-1) for weight in model.get_weights()])
     for row in hvd.allgather(flat[None]).numpy():
         np.testing.assert_array_equal(row, flat)
@@ -142,7 +142,7 @@ def check_gradients_that_some_ranks_lack():
 
 
 def check_a_graph_that_is_built_again_agrees_anew():
-    """Of two losses, each of variables of its own, a function's second graph has other gradients."""
+    """With two losses over separate variables, a function's second graph has other gradients."""
     variables = [tf.Variable(tf.ones([2])) for _ in range(2)]
     sizes = []
 
@@ -159,7 +159,7 @@ def check_a_graph_that_is_built_again_agrees_anew():
 
 
 def embedding_loss(table, rank: int, whole: bool):
-    """Rank 0 looks nothing up; with `whole` the last rank uses the table as it is."""
+    """Return a loss for which rank 0 looks up no rows; with `whole` the last rank uses the whole table."""
     loss = tf.reduce_sum(tf.gather(table, [rank % 4])) if rank else tf.zeros([])
     return loss + tf.reduce_sum(table) if whole and rank == SIZE - 1 else loss
 
@@ -192,7 +192,7 @@ def gradients_of(tape_of, x: tf.Tensor, variables) -> list:
 
 
 def check_options_of_the_tape():
-    """Rank r's gradients are r + 1 everywhere; whatever the way, the mean is that of all ranks."""
+    """Rank r's gradients are r + 1 everywhere; with all options the mean is that of all ranks."""
     variables = [tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3))]
     x, mean = tf.fill([3], RANK + 1.0), (SIZE + 1) / 2
     for options in (

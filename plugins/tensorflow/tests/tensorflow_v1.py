@@ -94,7 +94,7 @@ def check_v1_optimizer_with_adasum():
 
 
 def check_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
-    """A step meets that of its own variable, which stands still on the ranks that have no gradient of it."""
+    """A step is combined with those of the same variable, which does not change on ranks without its gradient."""
     if SIZE & (SIZE - 1):
         return
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -1,4 +1,4 @@
-"""Checks of ringtrain.tensorflow beside its collectives: process sets, join, objects, facts, errors."""
+"""Checks of ringtrain.tensorflow other than collectives: process sets, join, objects, facts, errors."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ CHECKS = {
     ("keras", "scenario"), [(keras, scenario) for keras, scenarios in SCENARIOS.items() for scenario in scenarios]
 )
 def test_tensorflow(keras: str, scenario: str) -> None:
-    """Survivors keep their processes, and each step counts once."""
+    """Survivors' processes continue, and each step counts once."""
     assert not CHECKS[keras].failure(f"check_{scenario}")
 
 

@@ -14,5 +14,5 @@ CHECKS = Checks(
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", [2], ids=lambda size: f"ranks-{size}")
 def test_keras2(check, size, among):
-    """The check holds on every rank."""
+    """The check succeeds on every rank."""
     assert not CHECKS.failure(check, size, among)

@@ -17,6 +17,6 @@ WORLDS = [("keras-3", 1), ("keras-3", 3), ("keras-2", 2), ("keras-3-grpc", 2)]
 @pytest.mark.parametrize("check", CHECKS["keras-3"].names())
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: "-".join(map(str, world)))
 def test_like_one_process(world: tuple[str, int], check: str, among: tuple[str, ...]) -> None:
-    """The check holds on all ranks."""
+    """The check succeeds on all ranks."""
     keras, ranks = world
     assert not CHECKS[keras].failure(check, ranks, among)

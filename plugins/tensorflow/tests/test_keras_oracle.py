@@ -13,5 +13,5 @@ CHECKS = {
 @pytest.mark.parametrize("check", CHECKS["keras-3"].names())
 @pytest.mark.parametrize("keras", CHECKS)
 def test_like_one_process(keras: str, check: str, among: tuple[str, ...]) -> None:
-    """The check holds on both ranks."""
+    """The check succeeds on both ranks."""
     assert not CHECKS[keras].failure(check, 2, among)

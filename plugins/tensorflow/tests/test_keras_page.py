@@ -1,4 +1,4 @@
-"""docs/keras.md: its program runs as it is written, and goes on where it ended."""
+"""The program in docs/keras.md runs unchanged, and continues after its end."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def trained(folder: Path, program: str) -> str:
 
 @pytest.mark.sampled(one_in=3)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
-    """Both ranks end with the same weights; with more epochs asked for it goes on at the fifth."""
+    """Both ranks end with the same weights; with more epochs the program continues at the fifth."""
     one = trained(tmp_path, PROGRAM)
     (tmp_path / "train.py").write_text(
         PROGRAM.replace('epochs, batch = Path("model.keras"), 4', 'epochs, batch = Path("model.keras"), 6')

@@ -16,5 +16,5 @@ CASES = [("keras-3", check) for check in CHECKS["keras-3"].names()] + [("keras-2
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("keras", "check"), CASES)
 def test_overlap(keras: str, check: str) -> None:
-    """The check holds on both ranks."""
+    """The check succeeds on both ranks."""
     assert not CHECKS[keras].failure(check)

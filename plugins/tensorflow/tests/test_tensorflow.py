@@ -25,5 +25,5 @@ CHECKS = Checks(
 @pytest.mark.parametrize("check", CHECKS.names())
 @pytest.mark.parametrize("size", SIZES[:3], ids=lambda size: f"ranks-{size}")
 def test_tensorflow(check, size, among):
-    """The check holds on every rank."""
+    """The check succeeds on every rank."""
     assert not CHECKS.failure(check, size, among)

@@ -25,7 +25,7 @@ def model_of(seed: int) -> torch.nn.Module:
 
 
 def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
-    """Train for `epochs`; tell the steps in `told`, in their middle, and wait. Returns what is left."""
+    """Train for `epochs`, report the steps in `told`, and wait in them; return the final values."""
     torch.set_num_threads(1)
     hvd.init()
     x, y = data()

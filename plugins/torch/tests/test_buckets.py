@@ -14,7 +14,7 @@ def parameters(count: int, elements: int = 4, dtype: torch.dtype = torch.float32
 
 
 def reduced(memory: TorchBucketMemory, grads: list[torch.Tensor], untouched: bool = False) -> None:
-    """Double `grads` as a reduction over two ranks that hold the same would."""
+    """Double `grads`, like a reduction over two ranks with the same gradients."""
     place = memory.place(grads, untouched)
     sums = torch.cat([grad.reshape(-1) for grad in grads]) * 2
     to_tensor(place.flat).copy_(sums)

@@ -21,7 +21,7 @@ DEVICES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
     ],
 )
 def test_the_backend_of_a_device(transport, device, nccl, backend):
-    """NCCL alone is chosen by itself, for CUDA alone; whatever else is asked for wins."""
+    """Only NCCL is selected by default, and only for CUDA; an explicit choice has priority."""
     from ringtrain_torch.devices import TorchBackends, torch_backend_for
 
     assert torch_backend_for(device, transport, False, TorchBackends(DEVICES, nccl)) == backend
@@ -37,7 +37,7 @@ def test_tensors_to_be_encrypted_are_not_given_to_nccl():
 
 
 def test_a_group_that_the_library_does_not_make_is_given_up():
-    """After the time given, on all ranks, with what was waited for; the waiting thread is let go."""
+    """The timeout ends the wait on all ranks, with an error that names the group, and releases the waiting thread."""
     from ringtrain_torch.device_store import TorchRoundsStore
 
     class Alone:

@@ -146,7 +146,7 @@ def test_a_rank_lost_while_a_node_adds_up_is_named():
 
 
 def reduce_over(transports: list[str]) -> str:
-    """As where one rank finds no backend for its device: it asked for one, and its build has none."""
+    """Reduce with another transport on each rank, as if one rank had no backend for its device; return the error."""
     hvd.init()
     current().config = changed_config(current().config, transport=transports[hvd.rank()])
     try:
@@ -163,8 +163,8 @@ def test_ranks_that_chose_differently_hear_of_it():
 
 
 def groups_by_name() -> tuple[float, bool, list[str]]:
-    """A sum over a plugin's backend, whether one that is not there and that nobody asked for is None, and what was
-    said."""
+    """Return a sum over a plugin's backend, whether a missing backend that was not selected is None, and the log
+    lines."""
 
     def of_plugin(store, rank, size, timeout):
         options = dist.ProcessGroupGloo._Options()
@@ -187,8 +187,8 @@ def groups_by_name() -> tuple[float, bool, list[str]]:
 
 
 def test_a_backend_is_found_by_its_name_or_not_at_all():
-    """A plugin's is used as asked for; NCCL, which is not in this build and was not asked for, leaves tensors to
-    host memory on all ranks. One line of one rank says either."""
+    """A plugin's backend is used if selected; if NCCL is missing in this build and not selected, tensors use host
+    memory on all ranks. One line of one rank reports either."""
     first, second = forked(groups_by_name, 2, env=OVER_TORCH)
     assert [first[:2], second[:2]] == [(2.0, True), (2.0, True)]
     assert not second[2]

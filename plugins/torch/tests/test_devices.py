@@ -49,8 +49,8 @@ def test_an_optimizer_trains_as_one_process_on_all_data():
 
 
 def test_what_takes_the_group():
-    """All kinds do where tensors hold floats or only move; averages of integers, Adasum, scaled integers, and Min
-    and Max of floats go as arrays. The same on all ranks, and counted by the calls to the library."""
+    """All kinds use the group if tensors contain floats or are only moved; averages of integers, Adasum, scaled
+    integers, and Min and Max of floats use arrays. Ranks agree; the test counts the library's calls."""
     ones = torch.ones(2 * SIZE, dtype=torch.int32)
     took = [
         lambda: hvd.allreduce(torch.ones(2), op=hvd.Product),
@@ -109,7 +109,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def trained(dtype: torch.dtype, rule: Any, options: dict[str, Any]) -> tuple[hvd.HostOptimizer, torch.nn.Module]:
-    """A model after six updates, each rank with data of its own."""
+    """Return a model after six updates, with different data on each rank."""
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(9, 33), torch.nn.Tanh(), torch.nn.Linear(33, 5)).to(dtype)
     optimizer = hvd.HostOptimizer(net, rule, **options)
@@ -158,7 +158,7 @@ def test_half_types_are_summed_in_float32_by_a_node():
 
 
 def test_what_is_saved_of_node_sums_is_whole():
-    """On every rank, and taken by an optimizer without them."""
+    """Every rank saves the whole state, and an optimizer without node sums loads it."""
     optimizer, net = trained(torch.float32, RULES["adamw"], {})
     whole, reference = trained(torch.float32, RULES["sgd"], {"check_finite": True})
     whole.close()

@@ -76,7 +76,7 @@ def test_a_newcomer_that_reduces_first_is_met() -> None:
 
 
 def test_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
-    """It ends with an error that tells the way out, and the others go on without it."""
+    """It ends with an error that describes the solution, and the others continue without it."""
     with newcomer_that_calls(elastic_torch.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
         assert outcome.error is not None

@@ -66,9 +66,7 @@ def test_error_dtype():
 
 
 def test_error_device():
-    """The kinds of device that a rank says its tensor is on are compared; meta stands for any other than the
-    CPU.
-    """
+    """Ranks compare the device types of their tensors; meta represents any device other than the CPU."""
     from ringtrain._core.negotiation.queues import queue_of
     from ringtrain._core.negotiation.request import CollectiveKind, NamedRequest
 
@@ -79,7 +77,7 @@ def test_error_device():
 
 
 def test_error_tensor_without_data():
-    """Rank 0's tensor is on the meta device, alone or in a group; every rank says so."""
+    """Rank 0's tensor is on the meta device, alone or in a group; every rank raises the error."""
     device = "meta" if RANK == 0 else "cpu"
     error = error_of(lambda: hvd.allreduce(torch.ones(2, device=device), name="m"))
     assert_differs(error, "rank 0: allreduce 'allreduce.m': its tensors are on the meta device")
@@ -173,7 +171,7 @@ def test_error_scalar():
 
 
 def test_error_splits():
-    """Rank 0's splits are wrong; every rank says so."""
+    """Rank 0's splits are wrong; every rank raises the error."""
     wrong = {
         "entries": [1] * (SIZE + 1),
         "add up to": [3] * SIZE,

@@ -41,7 +41,7 @@ def test_allgather_of_nothing():
 
 
 def test_one_element_of_a_column():
-    """Contiguous, whatever its stride."""
+    """The tensor is contiguous with any stride."""
     column = torch.full((4, 3), float(RANK))[:1, 1]
     same(hvd.allgather(column), np.arange(SIZE), "allgather")
     same(hvd.broadcast(column, SIZE - 1), np.array([SIZE - 1]), "broadcast")

@@ -189,7 +189,7 @@ def test_a_model_in_a_wrapper_of_torch_is_refused():
 
 
 def test_ranks_that_make_other_calls():
-    """All ranks are told which of them did what."""
+    """The error on all ranks names each rank's call."""
     if SIZE == 1:
         return
 
@@ -241,7 +241,7 @@ def test_join_after_as_many_steps():
 
 
 def test_join_while_others_reduce_by_name():
-    """An optimizer that is open and makes no updates meanwhile holds nobody up."""
+    """An open optimizer without updates delays no rank."""
     net = model()
     optimizer = made(net)
     train(net, optimizer, batches(RANK, 1))

@@ -101,7 +101,7 @@ class Normalised(Regression):
 
 
 class Contrastive(Regression):
-    """Each row beside the rows of the whole batch."""
+    """Model that compares each row with all rows of the whole batch."""
 
     def training_step(self, batch, index):
         left, right = self.net(batch[0]), self.net(batch[0].flip(1))
@@ -167,7 +167,7 @@ def test_optimizers_stepped_by_hand():
 
 
 def test_a_trainer_goes_on_from_its_checkpoint():
-    """The weights are those of the run that nobody disturbed."""
+    """The weights equal those of an undisturbed run."""
     for kind, wrap in itertools.product((Regression, Adversaries), OPTIMIZERS):
         file = Path(hvd.broadcast_object(tempfile.mkdtemp(), 0)) / "half.ckpt"
         _, whole = fit(kind, False, 4, wrap=wrap)

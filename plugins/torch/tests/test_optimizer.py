@@ -74,7 +74,8 @@ def test_more_backward_passes_than_announced():
 
 
 def test_gradients_that_are_dropped_while_they_are_reduced():
-    """As with torch alone, where all ranks drop them; where one steps on them, all are told."""
+    """If all ranks drop them, the result is as with torch alone; if one rank steps on them, all ranks raise an
+    error."""
     net, other = model(), model()
     optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
     for step, (own, everyone) in enumerate(zip(batches(RANK, 6), pooled(6), strict=True)):
@@ -289,7 +290,7 @@ def test_gradients_in_memory_of_the_user():
 
 
 def test_parameters_in_another_order():
-    """Names pair gradients, whatever the order in which a rank's optimizer has them."""
+    """Gradients are paired by name, whatever the order of a rank's parameters."""
     net, other = model(), model()
     named = list(net.named_parameters())
     named = named if RANK % 2 == 0 else named[::-1]
@@ -416,7 +417,8 @@ def test_closed_host_optimizers_give_everything_back():
 
 
 def test_micro_steps_that_are_left_over_are_flushed():
-    """The mean of two micro-steps of four is what one process steps by; until then the state says what to call."""
+    """The update uses the mean of two micro-steps of four, as in one process; before it, saving the state raises an
+    error that names the call."""
     net, alone = model(), model()
     optimizer = hvd.HostOptimizer(net, SGD(lr=0.1), accumulate=4)
     reference = torch.optim.SGD(alone.parameters(), 0.1)
@@ -476,7 +478,7 @@ def test_sparse_gradients():
 
 
 def test_a_gradient_that_is_sparse_on_some_ranks():
-    """Of a model with no other gradients, too: every rank is told at once, with the name of the gradient."""
+    """Every rank raises an error at once that names the gradient, also if the model has no other gradients."""
     if SIZE == 1:
         return
     net = nn.Embedding(8, 3, sparse=RANK != 1)

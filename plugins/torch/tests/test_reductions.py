@@ -163,7 +163,7 @@ def test_nan_of_any_rank_is_in_the_result():
 
 
 def test_averages_of_integers_are_exact():
-    """Also of those that a float64 does not hold; rounded towards zero."""
+    """Averages are exact even for integers beyond float64's precision, and rounded towards zero."""
     tensor = torch.tensor([2**60 + 1, -(2**60) - 1, 2**53 + 1, SIZE - RANK, RANK - SIZE])
     total = SIZE * (SIZE + 1) // 2
     expected = [2**60 + 1, -(2**60) - 1, 2**53 + 1, total // SIZE, -(total // SIZE)]
@@ -171,7 +171,7 @@ def test_averages_of_integers_are_exact():
 
 
 def test_factors_of_integers_keep_all_digits():
-    """Also of those that a float64 does not hold."""
+    """Products are exact even for integers beyond float64's precision."""
     tensor = torch.tensor([2**55 + 1, -(2**55) - 1, 2**53 + 1])
     doubled = hvd.allreduce(tensor, op=hvd.Max, prescale_factor=2.0)
     assert doubled.tolist() == [2**56 + 2, -(2**56) - 2, 2**54 + 2]
@@ -213,7 +213,7 @@ def allreduce_gradient(dim: int, dtype: str, op: str) -> np.ndarray:
 
 
 def test_gradient_of_scaled_extremes():
-    """A factor that halves round: whoever held the value is found, and the gradient is no NaN."""
+    """Rounding by a factor that halves: the rank with the extreme value is found, and the gradient is not NaN."""
     for dtype, dim, op in cases(FLOATS):
         if op in ("Min", "Max"):
             x = value(RANK, dim, dtype).requires_grad_()
@@ -260,7 +260,7 @@ def test_grouped_allreduce_gradient():
 
 
 def test_backward_through_a_group_one_by_one():
-    """Each output of a grouped collective can be taken back by itself, as in Horovod."""
+    """Autograd can differentiate each output of a grouped collective separately, as in Horovod."""
     for op in FOLDS:
         xs = [value(RANK, dim, "float32").requires_grad_() for dim in DIMS]
         for y in hvd.grouped_allreduce(xs, op=getattr(hvd, op), prescale_factor=2.0):

@@ -55,7 +55,7 @@ def test_one_flipped_bit_is_found():
 
 
 def test_a_wrong_load_is_found():
-    """A rank that has loaded another model than the others is told at its second update."""
+    """A rank that has loaded another model raises an error at its second update."""
     net = model(seed=int(RANK == ODD))
     names_the_odd_rank(lambda: train(net, optimizer_of(net), DATA[:2]), "before update 2 .* call broadcast_parameters")
 

@@ -34,7 +34,7 @@ RUN_IN = [
 
 
 class TwoHeads(nn.Module):
-    """`forward` uses the head that it is told."""
+    """Model whose `forward` uses the head in its argument."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -174,7 +174,8 @@ def test_shards_of_an_own_class(r: Run):
 
 
 def _asked(r: Run, steps: int, asks):
-    """Gradients asked of autograd between a backward pass and its step, in the steps that `asks` takes."""
+    """Request gradients from autograd between a backward pass and its step, in the steps for which `asks` returns
+    True."""
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     seen = []

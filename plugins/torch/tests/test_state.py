@@ -95,7 +95,7 @@ def train(state, until: int):
 
 
 def test_a_training_that_goes_on_after_a_restart():
-    """Weights, statistics, schedule, scaler and dropout are those of the run that nobody disturbed."""
+    """Weights, statistics, schedule, scaler and dropout equal those of an undisturbed run."""
     for kind in ("adamw", "sgd", "amsgrad"):
         folder = everywhere()
         random.seed(RANK), np.random.seed(RANK)

@@ -113,7 +113,7 @@ def test_host_optimizer_state_continues():
 
 
 def test_host_optimizer_goes_back_and_on_in_another_world():
-    """A step that one rank has not done is undone; the model keeps its parameters, whose memory is another."""
+    """A step that is missing on one rank is undone; the model has the same parameters in other memory."""
     data = batches(RANK, 10)
     whole = train(net := model(), hvd.HostOptimizer(net, Adam(lr=1e-2)), data)
     part = train(net := model(), hvd.HostOptimizer(net, Adam(lr=1e-2)), data[:4])
@@ -174,7 +174,7 @@ def test_host_optimizer_names_usual_mistakes():
 
 
 def test_host_optimizer_names_a_parameter_that_was_replaced():
-    """Also after steps that trained it, and beside one that is never used."""
+    """The error is raised also after steps that trained the parameter, and if another one is never used."""
     net = model()
     net.unused = nn.Linear(1, 1)
     layers, (x, y) = nn.Sequential(*list(net)[:5]), batches(RANK, 1)[0]
@@ -241,7 +241,7 @@ def test_host_optimizer_state_is_saved_by_torch():
 
 
 def test_checkpoints_take_tensors():
-    """Parameters, too, and to the bit; of those that are not dense they say so."""
+    """Parameters are saved bit by bit, too; tensors that are not dense raise an error."""
     kept = {
         "parameter": nn.Parameter(torch.tensor([1.5, -0.0])),
         "half": torch.tensor([3.140625, float("inf")], dtype=torch.bfloat16),

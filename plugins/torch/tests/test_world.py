@@ -1,4 +1,4 @@
-"""Checks of ringtrain.torch beside its collectives: process sets, join, objects, queries, timeline, shutdown."""
+"""Checks of ringtrain.torch other than collectives: process sets, join, objects, queries, timeline, shutdown."""
 
 import json
 import os
@@ -34,7 +34,7 @@ RUN_IN = [
 
 
 def test_names_in_different_orders():
-    """Rank r submits twelve tensors in an order of its own; each result is that of its name."""
+    """Each rank submits twelve tensors in a different order; each result belongs to its name."""
     order = np.random.default_rng(RANK).permutation(12)
     for _ in range(3):
         handles = {
@@ -278,7 +278,7 @@ def test_shutdown_and_init_again():
 
 
 def test_a_world_that_the_other_module_has_made():
-    """`ringtrain.init()` makes the one world; `ringtrain.torch.init()` beside it adds its sets, once."""
+    """`ringtrain.init()` makes the one world; `ringtrain.torch.init()` then adds its sets, once."""
     hvd.shutdown()
     rt.init()
     assert hvd.is_initialized()

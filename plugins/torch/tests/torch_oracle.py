@@ -132,7 +132,7 @@ def begin(
     passes: int = 1,
     **options: Any,
 ) -> tuple[nn.Module, Any]:
-    """`model`, a small one unless given, and the run's optimizer for it, which `make` makes with `options`."""
+    """Return `model` (default: a small one) and the run's optimizer for it, which `make` creates with `options`."""
     model = mlp() if model is None else model
     return model, run.wrap(make(model.parameters(), **options), model, passes=passes)
 

@@ -59,7 +59,7 @@ def agree(net: nn.Module, other: nn.Module, tolerance: float = 1e-5) -> None:
 
 
 def same_everywhere(net: nn.Module) -> None:
-    """All ranks hold the same bits."""
+    """Assert that all ranks have the same bits."""
     flat = torch.cat([param.detach().reshape(-1) for param in net.parameters()])
     for row in hvd.allgather(flat.unsqueeze(0)):
         assert torch.equal(row, flat)

@@ -1,4 +1,4 @@
-"""The user's mpirun command line made ours, and what mpirun is told of the workers."""
+"""Our mpirun command line, made of the user's, and its description of the workers."""
 
 from dataclasses import replace
 
@@ -39,22 +39,22 @@ def line(implementation: MpiImplementation, *options: str) -> MpirunLine:
     ],
 )
 def test_a_command_line_of_open_mpi(arguments: str, expected: str) -> None:
-    """-np unless it is given, and every program behind the wrapper."""
+    """-np is added unless the user sets it, and every program runs inside the wrapper."""
     words = line(OPEN_MPI).words(arguments.split())
     assert words[0] == "mpirun"
     assert " ".join(words[1:]).replace(" ".join(WRAPPER), str(WRAPPER)) == expected
 
 
 def test_options_of_the_spec_come_first() -> None:
-    """MPICH is also told where the launcher is, and to leave the workers' environment alone."""
+    """MPICH gets the launcher's address, and an option that leaves the workers' environment unchanged."""
     words = line(MPICH, "-genv", "A", "two words").words(["train"])
     assert words[:4] == ["/usr/bin/mpirun", "-localhost", "10.0.0.1", "-genvnone"]
     assert words[4:] == ["-np", "4", "-genv", "A", "two words", *WRAPPER, "train"]
 
 
 def test_a_command_line_of_intel_mpi() -> None:
-    """The slots of each host come by an option, unless the user says how many each gets; its own variables of the
-    launcher go to the ranks, and not those of mpirun."""
+    """An option sets the slots of each host, unless the user does; the launcher's own variables are passed to the
+    ranks, those of mpirun are not."""
     intel = replace(line(INTEL), hostfile="/hosts")
     variables = ["I_MPI_DEBUG", "I_MPI_HYDRA_BOOTSTRAP", "FI_PROVIDER", "I_MPI_ROOT", "PATH"]
     before = ["/usr/bin/mpirun", "-localhost", "10.0.0.1", "-genvnone"]

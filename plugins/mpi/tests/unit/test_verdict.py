@@ -102,7 +102,7 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
 def test_failed(
     view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, reason: Reason, words: str
 ) -> None:
-    """The reason, and a message that says what happened."""
+    """The verdict contains the reason and a message."""
     verdict = decide_mpi(view, command, daemon, 14.5, PATIENCE)
     assert (verdict.outcome, verdict.failure.reason) == (Outcome.FAILED, reason)
     assert words in verdict.failure.message
