@@ -145,7 +145,7 @@ def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
 
 
 def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """Return the replica of a role with the labels of its pods. Raises Invalid."""
+    """Return the role's entry of mpiReplicaSpecs, with the pods' labels added. Raises Invalid."""
     replica = (obj["spec"].get("mpiReplicaSpecs") or {}).get(role)
     path = f"spec.mpiReplicaSpecs.{role}"
     if replica is None:

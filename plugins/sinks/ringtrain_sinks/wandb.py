@@ -18,7 +18,7 @@ def open_sink(attempt: SinkAttempt) -> "WandbSink":
 
 
 class WandbSink(MeansSink):
-    """Sink for means over ranks as the run's history, and the configuration of `rt.report_config` as its config."""
+    """Sink that writes means over ranks into the run's history, and values of `rt.report_config` into its config."""
 
     def __init__(self, attempt: SinkAttempt) -> None:
         super().__init__(attempt)

@@ -145,7 +145,7 @@ def _scattered(
 
 
 def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> Any:
-    """Gather values and indices. Slices of the same index are summed where they are used."""
+    """Gather values and indices of all ranks. TensorFlow sums slices of the same index when it applies them."""
     if how.op not in ("Average", "Sum"):
         raise NotSupportedError(
             f"allreduce of IndexedSlices: op is {how.op}; expected Average or Sum, or sparse_as_dense=True"

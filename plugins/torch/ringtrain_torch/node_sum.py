@@ -137,8 +137,8 @@ class _SummedGradients:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Cuts of one bucket. `sections`: by index in the node, the elements that its ranks update, by node. `bounds`:
-    offsets of this rank's section, by node."""
+    """Sections of one bucket that the ranks of each node update. `sections`: for each index in the node, the ranges of
+    elements by node. `bounds`: offsets of this rank's ranges, by node."""
 
     sections: tuple[tuple[slice, ...], ...]
     lengths: tuple[int, ...]

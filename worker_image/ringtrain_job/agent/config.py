@@ -10,7 +10,7 @@ from ringtrain.shared.settings import Settings, address, choice, flag, integer, 
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.logs.metrics_rule import metrics_rule_problem
 
-# Seconds to try to send the last lines after the pod was asked to stop and its ranks have ended.
+# Seconds to try to send the last lines after the pod was ordered to stop and its ranks have ended.
 LEAVE_S = 5.0
 
 
@@ -87,7 +87,7 @@ class AgentConfig(PodSettings):
 
     @property
     def notice_s(self) -> float:
-        """Seconds that ranks of a pod that is asked to stop may take to hand over their state before they get a
+        """Seconds that ranks of a pod that is ordered to stop may take to hand over their state before they get a
         signal."""
         return max(0.0, self.pod_grace_s - self.grace_s - LEAVE_S)
 
@@ -129,6 +129,6 @@ class AgentConfig(PodSettings):
 
     @property
     def save_s(self) -> float:
-        """Seconds that ranks may take to save and end when their pod or the job is asked to stop."""
+        """Seconds that ranks may take to save and end when their pod or the job is ordered to stop."""
         keeps = bool(self.checkpoint_dir or self.checkpoint_uri)
         return max(self.grace_s, self.pod_grace_s - LEAVE_S) if keeps else self.grace_s

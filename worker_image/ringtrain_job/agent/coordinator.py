@@ -1,7 +1,7 @@
 """Client of the Coordinator service: registers the agent, and again after a restart of the launcher.
 
 One thread registers and then follows the launcher's orders. The other sends the ranks' state at every change and as a
-heartbeat. Both continue while the launcher is away; the agent's main loop decides for how long.
+heartbeat. Both continue while the launcher does not answer; the agent's main loop decides for how long.
 """
 
 import logging

@@ -35,7 +35,7 @@ class RankLife:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the rank runs and was asked to stop."""
+        """Whether the rank runs and was ordered to stop."""
         return self.runs and self.stop is not None and self.stop.asked
 
     def ended(self, code: int, why: str, problem: RankState | None, order: int) -> RankState:

@@ -137,7 +137,7 @@ class Lifecycle:
             case Stop(verdict):
                 self._verdict = verdict
                 failure = verdict.failure
-                if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was asked to stop
+                if failure is None or failure.reason is Reason.AGENT_LOST:  # or a pod was ordered to stop
                     self._pod.saving = True
                     self._stop_ranks(self._config.save_s)
                 elif failure.reason is Reason.NOT_FINITE:  # no rank was lost: there is nothing to wait for

@@ -115,12 +115,12 @@ class AgentRanks:
 
     @property
     def stopping(self) -> bool:
-        """Whether a running rank was asked to stop."""
+        """Whether a running rank was ordered to stop."""
         with self._lock:
             return any(life.is_stopping for life in self._lives.values())
 
     def _go_on_stopping(self) -> list[int]:
-        """Execute due actions for ranks that were asked to stop; return those that have ended."""
+        """Execute due actions for ranks that were ordered to stop; return those that have ended."""
         with self._lock:
             lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
         table = living_processes() if lives else {}

@@ -88,7 +88,7 @@ class LogSpool:
             return self._in_flight
 
     def done(self, durable: dict[tuple[LogStream, int], int]) -> bool:
-        """Delete the taken chunks up to the `durable` sequence numbers; return whether none is left."""
+        """Delete the chunks of the last `take` up to the `durable` sequence numbers; return whether none is left."""
         with self._changed:
             self._in_flight = [
                 chunk

@@ -53,7 +53,7 @@ class RankStarter(Protocol):
 class RankSink(Protocol):
     """Interface of the agent for a starter, on the agent's main thread.
 
-    `stopping`: no further rank may start. `saving`: ranks were asked to stop, and have their pods' grace period.
+    `stopping`: no further rank may start. `saving`: ranks were ordered to stop, and have their pods' grace period.
     """
 
     stopping: bool

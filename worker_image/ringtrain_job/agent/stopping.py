@@ -56,7 +56,7 @@ class RankStop:
 
     @property
     def asked(self) -> bool:
-        """Whether the rank was asked to stop, or killed."""
+        """Whether the rank was ordered to stop, or killed."""
         return self._grace_ends is not None
 
     def look(self, table: Mapping[int, ProcessView] | None = None) -> bool:

@@ -216,7 +216,7 @@ class Gang:
             return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_leaving(self) -> bool:
-        """Return whether every agent that is not lost was asked to stop by its system."""
+        """Return whether every agent that is not lost was ordered to stop by its system."""
         with self._changed:
             now = self._clock()
             return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))

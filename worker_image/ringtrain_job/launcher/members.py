@@ -31,7 +31,7 @@ class SlotView:
 
     `instance`: the slot's agent; empty before one registered. `order`: number of the newest order that the agent had
     when it sent `state`. `silent`: the agent is not in contact now. `lost`: it has been silent for so long that it
-    counts as lost. `leaving`: its pod was asked to stop. `pod_ended`: it is lost, and the operator knows that nothing
+    counts as lost. `leaving`: its pod was ordered to stop. `pod_ended`: it is lost, and the operator knows that nothing
     runs in its pod any more.
     """
 
@@ -154,7 +154,7 @@ def member_candidates(
 ) -> list[SlotView]:
     """Return slots that can be in the next generation: a process waits there or, with `stopped`, one can be started.
 
-    `staying`: slots whose processes have the state and count although their pods were asked to stop.
+    `staying`: slots whose processes have the state and count although their pods were ordered to stop.
     """
     return [
         view.slots[index]
@@ -170,7 +170,7 @@ def slots_to_keep(
     """Return slots of live `members` that are not requested but may not leave yet.
 
     At least one process that has the state stays until another one has it. Further processes stay if `least` ranks need
-    them, except those whose pods were asked to stop: newcomers replace those only after they have ended.
+    them, except those whose pods were ordered to stop: newcomers replace those only after they have ended.
     """
     alive = sorted(members, key=lambda process: (process.joined, process.slot))
     unwanted = [process.slot for process in alive if process.slot not in wanted]

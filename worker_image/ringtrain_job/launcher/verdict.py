@@ -5,7 +5,7 @@ raise PeerLost and exit with 1. The first report is therefore not always the cau
 
 1. A rank killed by a signal that is never sent as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
-2. An agent that was silent, or was asked to stop, by then: its ranks are lost, whatever other ranks report.
+2. An agent that was silent, or was ordered to stop, by then: its ranks are lost, whatever other ranks report.
 3. Of the ranks that failed by an error of the program, the one that ended first. If the launcher's command ended with
    the code of one of them, that one: a command that starts ranks stops all of them when one fails, and the others may
    end before it does.
@@ -48,7 +48,7 @@ class RankExit:
 class WorkerView:
     """One worker as the launcher sees it.
 
-    `silent_since`: time of its agent's last call, if it is not attached now. `leaving`: signal that asked it to stop.
+    `silent_since`: time of its agent's last call, if it is not attached now. `leaving`: signal that ordered it to stop.
     `pod_uid`, `node`: empty before it registered.
     """
 

@@ -26,7 +26,7 @@ class LogStream(IntEnum):
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """State after one write: `last` sequence number of the stream, sizes of its own file and of `job.log`."""
+    """State after one write: `last` sequence number of the stream, sizes of the stream's file and of `job.log`."""
 
     stream: LogStream
     rank: int

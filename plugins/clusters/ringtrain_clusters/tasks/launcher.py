@@ -1,4 +1,4 @@
-"""A run in tasks that another system schedules, from its driver: starts the launcher and returns results by rank."""
+"""Driver of a run in tasks that another system schedules: starts the launcher and returns results by rank."""
 
 from __future__ import annotations
 

@@ -221,7 +221,8 @@ def _serve_tf_data(
 def _tf_data_service_host() -> str:
     """Return the address at which training, which may run on another host, reaches servers of this process.
 
-    The pod's, else the one that other ranks use; if that is loopback, this host's.
+    This is the pod's address, or otherwise the one that other ranks use; if that is loopback, it is this host's
+    address.
     """
     hosts = [os.environ.get(contract.ENV_POD_IP, "")]
     if is_initialized():

@@ -53,7 +53,7 @@ class DeviceSession(Protocol):
         """Copy a weight from the device."""
 
     def write_weight(self, name: str, values: Array) -> None:
-        """Copy a weight to the device. Not while a step runs."""
+        """Copy a weight to the device. Must not be called while a step runs."""
 
     def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
         """Use `callbacks` from the next step on."""

@@ -1,1 +1,1 @@
-"""Ranks of an elastic job: processes that are started, given their worlds, and ended one by one."""
+"""Ranks of an elastic job: start of processes, assignment to worlds, and stop."""
