@@ -112,5 +112,5 @@ def _carried_fields(
     for one in metadata:
         found = {**(one.get(kind) or {}), **found}
     left = sorted(name for name in found if name in taken or str(name).startswith(_SOURCES))
-    notes += [f"{path}.{kind}[{name}] is left out: it says to whom the object belongs" for name in left]
+    notes += [f"{path}.{kind}[{name}] is left out: it names the owner of the object" for name in left]
     return {name: value for name, value in found.items() if name not in left}

@@ -178,7 +178,7 @@ def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterato
     """Yield a note for each unused field of an elasticPolicy."""
     for name in sorted(set(elastic) - set(used)):
         why = (
-            "ranks meet at worker 0, by MASTER_ADDR and MASTER_PORT"
+            "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT"
             if name.startswith("rdzv")
             else "the job has its workers from start to end, and starts again where one is lost; see spec.elastic"
         )

@@ -243,7 +243,7 @@ def _trainingjob_run_policy(
     made = converted_run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
     if not restarts:
         if made["backoffLimit"]:
-            notes.append("spec.runPolicy.backoffLimit is left out beside restartPolicy Never: a failure is final")
+            notes.append("spec.runPolicy.backoffLimit is left out because of restartPolicy Never: a failure is final")
         made["backoffLimit"] = 0
         return made
     each = ", ".join(f"{role} {policy}" for role, policy in policies.items())

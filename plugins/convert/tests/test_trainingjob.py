@@ -177,7 +177,7 @@ def test_without_restarts_there_are_none() -> None:
     obj = job("JAXJob", {"Worker": 1}, runPolicy={"backoffLimit": 4})
     converted = convert_trainingjob(obj)
     assert converted.manifest["spec"]["runPolicy"]["backoffLimit"] == 0
-    assert any("backoffLimit is left out beside restartPolicy Never" in note for note in converted.notes)
+    assert any("backoffLimit is left out because of restartPolicy Never" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ def _checked_batch_item(item: object, request: DataWorkerRequest) -> tuple[int, 
     offset = int(item[0])
     if offset <= request.offset:
         raise _BadLoaderResult(
-            f"{who} the offset {offset} after {request.offset} in {request.uri}; expected one that grows, so that "
-            "reading goes on behind what was read"
+            f"{who} the offset {offset} after {request.offset} in {request.uri}; expected a larger one, so that "
+            "reading continues after it"
         )
     return offset, _checked_batch(item[1], f"{who} with offset {offset}")
 

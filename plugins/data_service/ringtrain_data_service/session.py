@@ -185,7 +185,7 @@ class DataWorkerSession:
         """Return a description of the available data workers for messages."""
         problem = f" (last: {self._problem})" if self._problem else ""
         if not self._known and not self._leases.workers:
-            return f"no data worker is registered, as {self._settings.members_file} says{problem}"
+            return f"no data worker is registered in {self._settings.members_file}{problem}"
         return f"{self._leases.workers} of {len(self._known)} data workers can be reached{problem}"
 
 

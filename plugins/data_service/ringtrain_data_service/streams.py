@@ -197,7 +197,7 @@ def distribute_splits(
     if unknown := sorted((positions or {}).keys() - set(uris)):
         raise ConfigurationError(
             f"distribute_splits: positions has {len(unknown)} that are not in uris, {unknown[0]!r:.200} first; "
-            "expected the same uris as before, or positions without those that are gone"
+            "expected the same uris as before, or positions without the missing ones"
         )
     if rank is None and size is None:
         world = current_world().group()

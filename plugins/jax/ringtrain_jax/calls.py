@@ -58,8 +58,8 @@ def host_call(
         if "vmap" not in str(error):
             raise
         raise ConfigurationError(
-            f"{what} is called under vmap, where ranks can't meet for each example; call it outside of vmap, on "
-            "the whole batch"
+            f"{what} is called under vmap, where ranks cannot communicate for each example; call it outside of vmap, "
+            "on the whole batch"
         ) from error
 
 

@@ -188,7 +188,7 @@ class HostOptimizer(OnHostOptimizer):
     def _leaves(self, tree: Any, what: str) -> list[Any]:
         leaves, structure = jax.tree.flatten(tree)
         if self._host and structure != self._structure:
-            raise ConfigurationError(f"{what} is a {structure}; expected what init() was given, {self._structure}")
+            raise ConfigurationError(f"{what} is a {structure}; expected the value passed to init(), {self._structure}")
         return [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 in JAX
 
     def _begin(self, *params: Array) -> list[Array]:

@@ -95,7 +95,7 @@ class SinkFeed:
             problem = without_secrets(first)[:_MOST_SAID]  # a server's address may contain a password
             if not self._problem:
                 log.warning(
-                    "%s: reports do not arrive (%s); the run goes on, and they are sent again", self._name, problem
+                    "%s: reports do not arrive (%s); the run continues, and they are sent again", self._name, problem
                 )
             self._problem = problem
             self._next = time.monotonic() + _AGAIN_S

@@ -129,7 +129,7 @@ class OtlpTelemetry(AttemptObserver):
             thread.join(max(0.0, deadline - time.monotonic()))
         for name, part in parts.items():
             if part.lost:
-                text = "OpenTelemetry: %d of %d %s were not taken by the receiver"
+                text = "OpenTelemetry: %d of %d %s were not accepted by the receiver"
                 log.warning(text, part.lost, part.given, name)
 
 

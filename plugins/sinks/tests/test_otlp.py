@@ -124,8 +124,8 @@ def test_a_receiver_that_is_not_there_costs_nothing_but_its_data(gang: MakeGang)
     assert codes[0] == 3
     assert len(job.job_log()) == 6
     said = job.pods[0].err()
-    assert "OpenTelemetry: 6 of 6 lines were not taken by the receiver" in said
-    assert "spans were not taken by the receiver" in said
+    assert "OpenTelemetry: 6 of 6 lines were not accepted by the receiver" in said
+    assert "spans were not accepted by the receiver" in said
 
 
 @pytest.mark.sampled(one_in=2)
@@ -155,7 +155,7 @@ def test_a_receiver_that_does_not_answer_holds_nothing_up(gang: MakeGang, tmp_pa
         server.stop(None).wait()
     assert silent.is_set()
     assert len(job.job_log()) == 5000
-    until("the loss is said", lambda: "of 5000 lines were not taken by the receiver" in launcher.err())
+    until("the loss is said", lambda: "of 5000 lines were not accepted by the receiver" in launcher.err())
 
 
 NOT_SENT = {

@@ -33,7 +33,7 @@ class TensorFlowState(VariablesState):
         if not held:
             raise ConfigurationError(
                 "TensorFlowState has no variables; pass those of model and optimizer (model.variables + "
-                "optimizer.variables): outside of tf.compat.v1 graphs TensorFlow keeps no list of them"
+                "optimizer.variables): outside of tf.compat.v1 graphs TensorFlow has no list of them"
             )
         used = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if used is None and not tf.executing_eagerly():

@@ -183,6 +183,6 @@ def trainable(layers: Collection[Any] | None) -> list[Any]:
     found = []
     for layer in [] if layers is None else layers:
         if not hasattr(layer, "trainable_weights"):
-            raise ConfigurationError(f"local_layers holds {kind_of(layer)}; expected Keras layers")
+            raise ConfigurationError(f"local_layers contains {kind_of(layer)}; expected Keras layers")
         found += list(layer.trainable_weights)
     return found

@@ -306,7 +306,7 @@ class TorchGradientSync:
         as_dense = self.options.sparse_as_dense
         sparse = tuple(member for member in here if member.param.grad.is_sparse and not as_dense)
         if sparse and bucket.asked_for and len(here) > 1:
-            raise ConfigurationError("a group holds a sparse gradient; pass sparse_as_dense=True, or leave it out")
+            raise ConfigurationError("a group contains a sparse gradient; pass sparse_as_dense=True, or leave it out")
         # First, and waited for first: it tells of ranks on which another gradient is sparse.
         if dense := {member: is_here for member, is_here in here.items() if member not in sparse}:
             yield self._begin_dense(bucket, dense, dropping)

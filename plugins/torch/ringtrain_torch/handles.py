@@ -156,4 +156,4 @@ def _device_error(tensors: Sequence[torch.Tensor]) -> str:
     kinds = sorted({str(tensor.device) for tensor in tensors})
     if len(kinds) > 1:
         return f"its tensors are on {' and '.join(kinds)}; expected one device"
-    return "its tensors are on the meta device, which holds no data; expected a real one" if kinds == ["meta"] else ""
+    return "its tensors are on the meta device, which has no data; expected a real one" if kinds == ["meta"] else ""

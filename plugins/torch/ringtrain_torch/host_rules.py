@@ -247,7 +247,7 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGro
     if sharded and not by_element:
         raise ConfigurationError(
             f"HostOptimizer: {kind.__name__} may need whole parameters, and sharded is True; leave sharded out, "
-            "and every rank keeps the whole state"
+            "and every rank stores the whole state"
         )
     return TorchRules(optimizer, by_element and sharded is not False)
 

@@ -239,7 +239,7 @@ def test_the_launchers_pod_is_lost(gang: MakeGang, logs: str, lost: bool) -> Non
         assert job.until_elastic(formation=2, phase="Running", ranks=3)
     else:
         job.until_elastic(formation=1, phase="Running", ranks=3)
-    said = "are not here: the launcher that had them is gone with its files"
+    said = "are not here: the launcher that had them is lost with its files"
     assert job.finish(0, 1, 2)["ranksSucceeded"] == 3
     assert (said.encode() in job.job.rank_log(0)) == (logs == "gone")
 

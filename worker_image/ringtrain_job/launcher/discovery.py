@@ -110,7 +110,7 @@ class HostDiscovery:
             return
         running = self._agents.running()
         for worker in self._table.idle(running, self._world.workers_in_use()):
-            log.info("host %s is let go", self._table.host_of(worker))
+            log.info("host %s is released", self._table.host_of(worker))
             self._agents.dismiss(worker)
         # An agent whose ssh connection broke may still run. A second one would be refused.
         for worker, host in self._table.due(running | self._world.attached_workers(), now):

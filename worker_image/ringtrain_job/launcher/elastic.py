@@ -317,7 +317,7 @@ class ElasticBackend:
 
     def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: WorldView) -> Failure:
         rules = self._settings.rules
-        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and nobody knows how", end.slot)
+        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and its exit code is unknown", end.slot)
         because = f": {cause.message}" if cause else ""
         match end.ruin:
             case Ruin.NOT_ASSEMBLED:

@@ -25,7 +25,7 @@ class GenerationJournal:
         try:
             replace_whole(self._path, json.dumps(document))
         except OSError as exc:
-            log.error("a launcher that is started again will have to make the world anew: %s", exc)
+            log.error("a restarted launcher will have to form the world again: %s", exc)
 
     def read(self) -> tuple[GenerationState, frozenset[int]] | None:
         """Return the last written state; None if there is none that can be read.
@@ -50,6 +50,6 @@ class GenerationJournal:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as exc:
-            log.error("%s cannot be read, the world is made anew: %s", self._path, exc)
+            log.error("%s cannot be read, the world is formed again: %s", self._path, exc)
             return None
         return state, asked

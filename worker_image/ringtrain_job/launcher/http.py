@@ -171,7 +171,7 @@ def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
         said = json.loads(body)
         workers, gone = said["workers"], said.get("gone", {})
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigurationError(f"{body[:200]!r} says no number of workers; {expected}") from None
+        raise ConfigurationError(f"{body[:200]!r} has no number of workers; {expected}") from None
     if not _is_status_count(workers):
         raise ConfigurationError(f"workers is {workers!r}; {expected}")
     if not isinstance(gone, dict) or not all(i.isdecimal() and _is_status_count(gone[i]) for i in gone):
@@ -189,7 +189,7 @@ def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
         ]
         about = {name: said[name][:_MOST_TEXT] for name in ("image", "imageID") if name in said}
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigurationError(f"{body[:200]!r} says nothing of pods; {expected}") from None
+        raise ConfigurationError(f"{body[:200]!r} has no pods; {expected}") from None
     texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
     if not all(map(_is_status_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
         raise ConfigurationError(f"{body[:200]!r} has a time or a text that is none; {expected}")
@@ -205,7 +205,7 @@ def _sites_in(body: bytes) -> tuple[dict[int, str], dict[str, str]]:
         sites, nodes = {}, {}
     if not sites or not all(map(_is_status_count, sites)) or not all(isinstance(site, str) for site in nodes.values()):
         expected = '{"sites": {"name": [index]}, "nodes": {"node": "name"}}'
-        raise ConfigurationError(f"{body[:200]!r} says no sites; expected {expected}")
+        raise ConfigurationError(f"{body[:200]!r} has no sites; expected {expected}")
     return sites, nodes
 
 

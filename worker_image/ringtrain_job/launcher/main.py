@@ -155,7 +155,7 @@ def open_log_limit(config: LauncherConfig, allowed: int) -> int:
         raise ConfigurationError(
             f"this launcher may open {allowed} files (ulimit -n) and needs {needed} for "
             f"{config.workers} workers; raise the hard limit of containers on its node (LimitNOFILE of the "
-            "container runtime), or ask for fewer workers with more slots each"
+            "container runtime), or request fewer workers with more slots each"
         )
     return min(left, config.world_size)
 

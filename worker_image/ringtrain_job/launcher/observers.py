@@ -132,4 +132,4 @@ class Observers(AttemptObserver):
                 call(observer)
             except Exception:  # a failing feature must not end training
                 self._failed.add(id(observer))
-                log.exception("%s failed and is off from now on; the job goes on", type(observer).__name__)
+                log.exception("%s failed and is off from now on; the job continues", type(observer).__name__)

@@ -110,7 +110,7 @@ class RingBackend:
             f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
             f"{some_of(missing)}"
             if missing
-            else f"the operator did not say within {config.start_timeout_s:g} s at which sites the workers are "
+            else f"the operator did not report within {config.start_timeout_s:g} s at which sites the workers are "
             f"(networking.sites: {config.site_label}); it needs the right to get nodes"
         )
         failure = Failure(Reason.NOT_ASSEMBLED, message)
@@ -120,7 +120,7 @@ class RingBackend:
         agent = self._gang.registrations()[worker]
         message = (
             f"node {agent.node} of {agent.pod} has no label {self._config.site_label}, which names its site "
-            "(networking.sites); label it, or keep workers away from it"
+            "(networking.sites); label it, or exclude it from scheduling"
         )
         failure = Failure(Reason.BAD_CONFIGURATION, message, pod=agent.pod, node=agent.node)
         return Verdict(Outcome.FAILED, contract.EXIT_BAD_CONFIGURATION, failure=failure)

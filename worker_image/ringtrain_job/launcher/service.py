@@ -195,7 +195,7 @@ class CoordinatorService:
         return reply
 
     def _log_problem(self, problem: str) -> None:
-        self._complaints.say(f"log lines cannot be written, agents keep them for now: {problem}")
+        self._complaints.say(f"log lines cannot be written, agents store them for now: {problem}")
 
 
 class DataService:

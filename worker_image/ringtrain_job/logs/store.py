@@ -267,7 +267,7 @@ def _count_merged(job_log: Path) -> Counter[int]:
 
 def _missing_log_records(last: int, chunk: LogChunk) -> bytes:
     text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
-    return (text + "the launcher that had them is gone with its files\n").encode()
+    return (text + "the launcher that had them is lost with its files\n").encode()
 
 
 def _read_journal(path: Path) -> journal.RecoveredJournal:
@@ -281,7 +281,7 @@ def _move_log_aside(directory: Path, uid: str | None) -> None:
     number = 1
     while (aside := directory.with_name(f"{directory.name}.earlier-{number}")).exists():
         number += 1
-    log.warning("%s holds the logs of another job (uid %s): they are now in %s", directory, uid, aside.name)
+    log.warning("%s contains the logs of another job (uid %s): they are now in %s", directory, uid, aside.name)
     directory.rename(aside)
 
 

@@ -107,7 +107,7 @@ def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> N
         if now >= end:
             raise ConfigurationError(
                 f"run: num_proc is {size}, and {context.master} has {slots} slots: all ranks run at once, each in "
-                f"a task of its own. Ask for {f'{slots} ranks, or for ' if slots else ''}more executors or cores "
+                f"a separate task. Request {f'{slots} ranks, or ' if slots else ''}more executors or cores "
                 f"(spark.task.cpus is {context.getConf().get('spark.task.cpus', '1')})"
             )
         time.sleep(_POLL_S)

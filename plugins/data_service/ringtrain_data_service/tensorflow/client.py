@@ -75,7 +75,7 @@ class TfDataDirectoryClient:
         try:
             self._request(what="shutdown", within_s=min(CALL_S, self.timeout_s))
         except DataError as error:
-            log.info("the compute job is not told to end: %s", error)
+            log.info("the compute job gets no message to end: %s", error)
 
     def wait_for_shutdown(self) -> None:
         """Return when training has called `shutdown`. Raises DataError if the directory has ended."""
@@ -96,12 +96,12 @@ class TfDataDirectoryClient:
             if is_there(state):
                 return state
             if state.over:
-                raise DataError(f"dispatcher {dispatcher} {missing}, and the compute job ends: it was told to")
+                raise DataError(f"dispatcher {dispatcher} {missing}, and the compute job ends as requested")
             if time.monotonic() >= end:
                 ready = ", ".join(map(str, state.workers)) or "none"
                 raise DataError(
                     f"dispatcher {dispatcher} {missing} after {timeout_s:g} s (compute_worker's --timeout); "
-                    f"of its {state.wanted} workers these are ready: {ready}. Its output says why"
+                    f"of its {state.wanted} workers these are ready: {ready}. See its output"
                 )
             time.sleep(_AGAIN_S)
 

@@ -147,8 +147,7 @@ def _check_round_robin(
 ) -> None:
     if not reuse:
         raise ConfigurationError(
-            "round_robin=True says how ranks share an iteration, and reuse_dataset=False that they share none: "
-            "pass both or neither"
+            "round_robin=True makes ranks share an iteration, and reuse_dataset=False prevents it: pass both or neither"
         )
     if size is None:
         raise ConfigurationError("round_robin=True needs size, the number of ranks that take turns")
@@ -269,7 +268,7 @@ class TfDataJobClient:
         found = self._await(lambda known: len(known) >= self.dispatchers, timeout)
         if len(found) != self.dispatchers:
             raise ConfigurationError(
-                f"the job has {len(found)} dispatchers, and JobDataService was told {self.dispatchers}; give it "
+                f"the job has {len(found)} dispatchers, and JobDataService got {self.dispatchers}; give it "
                 f"the number of spec.dataWorkers.dispatchers"
             )
         return f"grpc://{found[dispatcher_id]}"

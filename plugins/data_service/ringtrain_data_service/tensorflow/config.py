@@ -185,7 +185,7 @@ def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> Non
         ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
         raise ConfigurationError(
             f"the data service has {dispatchers} dispatchers, and training has {ranks}: each rank has a "
-            f"dispatcher of its own, or all share one. Start compute_worker with --dispatchers "
+            f"separate dispatcher, or all share one. Start compute_worker with --dispatchers "
             f"{rank + 1 if size is None else size} or without --dispatchers, or training with "
             f"{dispatchers} ranks"
         )
@@ -214,8 +214,8 @@ def _warn_of_other_tf_data(path: Path) -> None:
         mode = path.stat().st_mode
         if mode & _OTHERS:
             log.warning(
-                "%s holds the data service's key and is open to others (mode %o): who reads it can end the "
-                "compute job. chmod 600 it, or keep the key elsewhere with compute_worker's --key-file",
+                "%s contains the data service's key and other users can access it (mode %o) and end the "
+                "compute job. chmod 600 it, or store the key elsewhere with compute_worker's --key-file",
                 path,
                 stat.S_IMODE(mode),
             )

@@ -145,7 +145,7 @@ class TfDataServerProcesses:
                 if message["event"] == "failed":
                     raise DataError(
                         f"the data service's {message['kind']} died {message['how']}, {_TRIES} times in a row "
-                        f"within {_YOUNG_S:g} s of its start; its output says why"
+                        f"within {_YOUNG_S:g} s of its start; see its output"
                     )
                 if message["event"] == "ready":
                     self._ready.add(message["kind"])

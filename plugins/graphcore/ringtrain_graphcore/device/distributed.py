@@ -129,7 +129,7 @@ def insert_host_allreduce(
 
     def back(name: str) -> Array:
         if name not in begun:
-            raise ConfigurationError(f"the device asked for the gradient {name!r} before it sent its own")
+            raise ConfigurationError(f"the device requested the gradient {name!r} before it sent this rank's")
         reduced: Array = begun.pop(name).result()[0]
         return reduced
 

@@ -288,7 +288,7 @@ def _wanted_predictions(predictions: Any, keys: Any) -> Any:
     if keys is None:
         return predictions
     if not isinstance(predictions, dict):
-        raise ConfigurationError("predict_keys is given, and the predictions of model_fn are no dictionary")
+        raise ConfigurationError("predict_keys is set, but the predictions of model_fn are no dictionary")
     chosen = [keys] if isinstance(keys, str) else list(keys)
     if missing := sorted(set(chosen) - set(predictions)):
         raise ConfigurationError(f"predict_keys has {missing[0]!r}; expected some of {', '.join(predictions)}")

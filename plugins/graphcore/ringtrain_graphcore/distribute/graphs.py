@@ -95,7 +95,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
         operations.append(strategy.on_host(lambda: function(*reduced)))
     elif strategy.num_replicas_in_sync > 1 and not _has_estimator_collectives(graph):
         raise ConfigurationError(
-            f"train_op exchanges nothing with the other {strategy.num_replicas_in_sync - 1} ranks: each would "
+            f"train_op exchanges no data with the other {strategy.num_replicas_in_sync - 1} ranks: each would "
             "train a model of its own. Give host_call=(fn, gradients), use strategy.apply_gradients, or "
             "ringtrain.tensorflow.DistributedOptimizer"
         )

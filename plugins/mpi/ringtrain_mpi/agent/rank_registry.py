@@ -86,7 +86,7 @@ class MpiRankRegistry:
                 self._host.await_begun()
                 assignment = self._main.run(lambda: self._host.assign(arrival))
             except ConfigurationError as exc:
-                log.error("rank %d was not taken: %s", arrival.rank, exc)
+                log.error("rank %d was refused: %s", arrival.rank, exc)
                 send_message(connection, {"error": str(exc)})
                 return
             self._follow(connection, arrival.rank, assignment)

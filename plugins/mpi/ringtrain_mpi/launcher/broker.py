@@ -20,7 +20,7 @@ from ringtrain_mpi.rsh_client import FAILED
 log = logging.getLogger(__name__)
 
 _NOT_WRAPPED = (
-    "the launcher's command starts another mpirun than the one that it was given in PATH; write mpirun without "
+    "the launcher's command starts another mpirun than the one in its PATH; write mpirun without "
     "its folder, and leave PATH as it is (a login shell, bash -l, replaces it)"
 )
 _CHUNK = 64 << 10

@@ -58,7 +58,7 @@ def _parse_mpirun_part(words: list[str], implementation: MpiImplementation) -> M
         position += 1 + count
     program = tuple(words[position:])
     if not program:
-        raise ConfigurationError("mpirun is given no program to run")
+        raise ConfigurationError("mpirun has no program to run")
     return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
 
 
@@ -85,8 +85,8 @@ def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
         raise CannotRun(
             Reason.SLOTS_MISMATCH,
-            "the command says how many ranks it starts (-np, or several programs), and in an elastic job their "
-            "number changes; leave -np out and give one program",
+            "the command sets the number of ranks (-np, or several programs), but in an elastic job the "
+            "number changes; leave -np out and pass one program",
         )
 
 

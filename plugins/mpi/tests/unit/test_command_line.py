@@ -68,7 +68,7 @@ def test_a_command_line_of_intel_mpi() -> None:
     ("arguments", "says"),
     [
         pytest.param("-np many train", "-np is 'many': expected a number of processes", id="not-a-number"),
-        pytest.param("-np 4", "mpirun is given no program to run", id="no-program"),
+        pytest.param("-np 4", "mpirun has no program to run", id="no-program"),
         pytest.param("--magic train", "-magic is not a known option of OpenMPI's mpirun", id="unknown-option"),
     ],
 )

@@ -81,7 +81,7 @@ class KerasHostPart:
         known = {identity(variable): name for name, variable in self.variables.items()}
         if unknown := [variable.name for variable in variables if identity(variable) not in known]:
             raise ConfigurationError(
-                f"HostOptimizer was given gradients of {unknown}, which it was not built with; call "
+                f"HostOptimizer was given gradients of {unknown}, with which it was not built; call "
                 "optimizer.build() with all variables before the first step"
             )
         return [known[identity(variable)] for variable in variables]

@@ -114,8 +114,8 @@ def check_keras_optimizer(optimizer: Any) -> None:
     _check_values(optimizer)
     if done := int(tf.convert_to_tensor(optimizer.iterations)):
         raise ConfigurationError(
-            f"HostOptimizer was given an optimizer that has made {done} updates, whose state it would begin anew; "
-            "make it of a new one, and load what state_dict() of a HostOptimizer gave"
+            f"HostOptimizer was given an optimizer that has made {done} updates, whose state would be lost; "
+            "create it from a new one, and load the state_dict() of a HostOptimizer"
         )
 
 

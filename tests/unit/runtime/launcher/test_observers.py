@@ -86,7 +86,7 @@ def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> 
         observers.wrote(b"line\n")
     observers.ended(Verdict(Outcome.SUCCEEDED, 0))
     assert calls == ["10 wrote", "20 wrote", "20 wrote", "20 ended"]
-    assert [record.message for record in caplog.records] == ["Noted failed and is off from now on; the job goes on"]
+    assert [record.message for record in caplog.records] == ["Noted failed and is off from now on; the job continues"]
 
 
 def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
