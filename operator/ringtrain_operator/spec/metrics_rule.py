@@ -1,16 +1,16 @@
 # Generated from worker_image/ringtrain_job/logs/metrics_rule.py: operator and runtime never import each other.
-"""The regular expression by which a user says what a printed line reports, and what is wrong with one."""
+"""The user's regular expression for reports in printed lines, and its validation."""
 
 import re
 
-# In place of a rule: no line is read.
+# Value for a rule that reads no line.
 NONE = "none"
 MOST_CHARACTERS = 1000
 _GROUPS = "such as 'step (?P<step>\\d+) loss (?P<loss>\\S+)'"
 
 
 def metrics_rule_problem(rule: str) -> str:
-    """What is wrong with `rule`; empty: nothing."""
+    """Return the problem of `rule`; empty if it is valid."""
     if rule == NONE:
         return ""
     if len(rule) > MOST_CHARACTERS:
