@@ -15,7 +15,7 @@ _AHEAD: Final = 2
 @dataclass
 class _DataWorkerLease:
     holders: set[Hashable] = field(default_factory=set)
-    asked_at: float = 0.0
+    assigned_at: float = 0.0
     near: Hashable = None
     crashes: int = 0
 
@@ -94,14 +94,14 @@ class DataWorkerLeases:
         """Return new assignments (data worker, request): unassigned requests first, in order, then late ones."""
         given = []
         free = [key for key, lease in self._open.items() if not lease.holders]
-        late = [key for key, lease in self._open.items() if lease.holders and now - lease.asked_at >= self._again_s]
+        late = [key for key, lease in self._open.items() if lease.holders and now - lease.assigned_at >= self._again_s]
         for key in [*sorted(free), *sorted(late)]:
             lease = self._open[key]
             worker = self._choose(lease)
             if worker is None:
                 continue
             lease.holders.add(worker)
-            lease.asked_at = now
+            lease.assigned_at = now
             self._workers[worker].held.add(key)
             given.append((worker, key))
         return given

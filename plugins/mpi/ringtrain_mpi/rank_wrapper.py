@@ -78,7 +78,7 @@ def main(program: list[str]) -> int:
             "code": code,
             "world": child.world(size),
             "library": child.library,
-            "asked": child.asked_to_stop(code),
+            "asked": child.is_stop_requested(code),
             "execErrno": child.exec_errno(),
         }
         send_message(connection, ended)
@@ -160,7 +160,7 @@ class _MpiRankProgram:
         """Return the error number if the program could not be executed, else 0."""
         return int(os.read(self._exec_failure, 16) or 0)
 
-    def asked_to_stop(self, code: int) -> bool:
+    def is_stop_requested(self, code: int) -> bool:
         """Return whether `code` is the exit by a stop signal that mpirun has sent."""
         return self._asked and -code in _STOPPING
 

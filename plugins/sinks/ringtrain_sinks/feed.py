@@ -75,12 +75,12 @@ class SinkFeed:
         outcome = read_outcome(self._files) or {}
         failure = (outcome.get("failure") or {}).get("message") or ""
 
-        def tell() -> None:
+        def end_sink() -> None:
             self._sink.flush(read_run_description(self._files))
             self._sink.end(str(outcome.get("outcome") or "Unknown"), str(failure))
 
         deadline = time.monotonic() + END_S
-        while not self._try(tell):
+        while not self._try(end_sink):
             if time.monotonic() + _EVERY_S > deadline:
                 return f"{self._name}: {self._sink.pending} points and the end did not arrive: {self._problem}"
             time.sleep(_EVERY_S)

@@ -33,12 +33,12 @@ class _OtlpSent:
 
     def __init__(self) -> None:
         self.given = 0
-        self._taken = 0
+        self._accepted = 0
 
     @property
     def lost(self) -> int:
         """Number of records that the receiver has not accepted."""
-        return self.given - self._taken
+        return self.given - self._accepted
 
     def counting(self, exporter: Any) -> Any:
         """Make `exporter` count accepted records."""
@@ -47,7 +47,7 @@ class _OtlpSent:
         def counted(batch: Any) -> Any:
             result = export(batch)
             if result.name == "SUCCESS":
-                self._taken += len(batch)
+                self._accepted += len(batch)
             return result
 
         exporter.export = counted

@@ -34,7 +34,7 @@ class TensorboardSink:
         self._place = place
         self._writers: dict[int, _TensorboardEventFile] = {}
         self._last: dict[int, float] = {}
-        self._taken: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
+        self._queue: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
 
     def add_all(self, chunks: Iterator[bytes]) -> None:
         """Write the reports in chunks of a `metrics.jsonl`; invalid lines are skipped."""
@@ -68,17 +68,17 @@ class TensorboardSink:
     @property
     def pending(self) -> int:
         """Number of reports that were not written."""
-        return len(self._taken)
+        return len(self._queue)
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
         """Queue one report for the next `flush`."""
-        self._taken.append((rank, report))
+        self._queue.append((rank, report))
 
     def flush(self, about: Mapping[str, Any]) -> None:
         """Write the queued reports. Raises OSError. `about` is ignored, because TensorBoard cannot store it."""
-        while self._taken:
-            self.add(*self._taken[0])
-            self._taken.popleft()
+        while self._queue:
+            self.add(*self._queue[0])
+            self._queue.popleft()
         for writer in self._writers.values():
             writer.flush()
 

@@ -29,21 +29,21 @@ class WorldContact:
         self._tables = [tables / name for name in _TABLES]
         self._before = set(self._connections() or ())
         self._pause_s = _SOONEST_S
-        self._look_at = time.monotonic()
+        self._due_at = time.monotonic()
         self.found = False
 
     def is_due(self) -> bool:
         """Return whether the next look is due, before the kernel forgets connections since the last one."""
-        return not self.found and time.monotonic() >= self._look_at
+        return not self.found and time.monotonic() >= self._due_at
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Return whether such a connection exists now."""
         connections = self._connections()
         # If the kernel's table cannot be read, assume contact.
         self.found = connections is None or any(
             int(end.rpartition(":")[2], 16) in self._ports for pair in connections - self._before for end in pair
         )
-        self._look_at = time.monotonic() + self._pause_s
+        self._due_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_S)
         return self.found
 

@@ -77,11 +77,11 @@ class CoordinatorClient:
         self._changed = threading.Event()
         self._registered = threading.Event()
         self._orders: Any = None
-        self._heard = time.monotonic()
+        self._answered_at = time.monotonic()
         self._heartbeat_s = config.heartbeat_s
         self.last_problem = ""
         self._saying = threading.Lock()
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
         self._threads = [
             threading.Thread(target=self._follow_orders, name="ringtrain-orders", daemon=True),
             threading.Thread(target=self._send_state, name="ringtrain-heartbeat", daemon=True),
@@ -115,11 +115,11 @@ class CoordinatorClient:
 
     def record_answer(self) -> None:
         """Record an answer of the launcher."""
-        self._heard = time.monotonic()
+        self._answered_at = time.monotonic()
 
     def silent_s(self) -> float:
         """Return the seconds since the launcher's last answer."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._answered_at
 
     def _follow_orders(self) -> None:
         while not self._closed.is_set():
@@ -165,10 +165,10 @@ class CoordinatorClient:
             if self._closed.is_set() or not self._registered.is_set():
                 continue
             state = self._state()
-            who: dict[str, Any] = {"worker_index": self._config.index, "instance": self._instance}
+            fields: dict[str, Any] = {"worker_index": self._config.index, "instance": self._instance}
             if self._data_members is not None:
-                who["data_version"] = self._data_members.version
-            request = pb.SyncRequest(**who, **message_fields(state))
+                fields["data_version"] = self._data_members.version
+            request = pb.SyncRequest(**fields, **message_fields(state))
             try:
                 reply = self._stub.Sync(request, timeout=self._config.call_s)
             except grpc.RpcError as error:
@@ -203,8 +203,8 @@ class CoordinatorClient:
         with self._saying:
             self.last_problem = problem
             now, silent_s = time.monotonic(), self.silent_s()
-            if min(silent_s, now - self._said_at) < _SAY_EVERY_S:
+            if min(silent_s, now - self._logged_at) < _SAY_EVERY_S:
                 return
-            self._said_at = now
+            self._logged_at = now
         address = self._config.launcher_address
         log.warning("the launcher at %s has not been reached for %.0f s: %s", address, silent_s, problem)

@@ -36,7 +36,7 @@ class RankLife:
     @property
     def is_stopping(self) -> bool:
         """Whether the rank runs and was ordered to stop."""
-        return self.runs and self.stop is not None and self.stop.asked
+        return self.runs and self.stop is not None and self.stop.is_requested
 
     def ended(self, code: int, why: str, problem: RankState | None, order: int) -> RankState:
         """Return the state after an exit with `code`, which is negative for a signal.

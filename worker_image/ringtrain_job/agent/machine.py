@@ -25,7 +25,7 @@ class Gpus:
         self._library: Any = None
         self._devices: list[Any] | None = None
 
-    def look(self) -> tuple[GpuUse, ...]:
+    def read(self) -> tuple[GpuUse, ...]:
         """Return the use of each GPU. The first call may take the driver a second; after a failure no further call is
         made."""
         try:
@@ -84,7 +84,7 @@ class MachineSampler:
         self._before: _Counters | None = None
         self._last: MachineSample | None = None
 
-    def look(self) -> MachineSample | None:
+    def take_sample(self) -> MachineSample | None:
         """Return a sample, with rates since the previous one; None without ranks, and at the first call."""
         pids = self._ranks()
         if not pids:
@@ -153,7 +153,7 @@ class MachineSampler:
             sent=round(max(0, now.sent - before.sent) / seconds),
             disk_wait=None if waited is None else round(min(1.0, max(0.0, waited)), 3),
             ranks={rank: use(tree) for rank, tree in trees.items() if tree},
-            gpus=self._gpus.look(),
+            gpus=self._gpus.read(),
         )
 
 
@@ -179,7 +179,7 @@ class MachineThread:
         while not self._closed.wait(pause):
             spent = time.thread_time()
             try:
-                sample = self._machine.look()
+                sample = self._machine.take_sample()
             except Exception as exc:  # a sandbox's /proc may be incomplete; training must not fail for this
                 log.info("what ranks use of the machine is not looked at any more: %r", exc)
                 return

@@ -245,7 +245,7 @@ class AgentPod:
         self.coordinator.changed()
 
     def _look_for_contact(self, contact: WorldContact) -> None:
-        if contact.look():
+        if contact.check():
             self.ranks.note_joined()
 
     def _joined(self) -> None:

@@ -100,7 +100,7 @@ class AgentRanks:
     def stop(self, grace_s: float, reason: str = "", ranks: Collection[int] | None = None) -> None:
         """Request running `ranks` to stop within `grace_s` for `reason`; see `agent/stopping.py`."""
         for stop in self._stops(ranks, reason):
-            stop.ask(grace_s)
+            stop.request(grace_s)
 
     def kill(self, reason: str = "", ranks: Collection[int] | None = None) -> None:
         """Kill running `ranks`, for `reason`."""
@@ -124,7 +124,7 @@ class AgentRanks:
         with self._lock:
             lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
         table = living_processes() if lives else {}
-        over = [(rank, life.last) for rank, life in lives if life.stop and life.stop.look(table) and life.last]
+        over = [(rank, life.last) for rank, life in lives if life.stop and life.stop.advance(table) and life.last]
         for rank, last in over:
             self._conclude(rank, last)
         return [rank for rank, _ in over]
@@ -250,7 +250,7 @@ class AgentRanks:
             life = self._lives.get(rank, RankLife(RankState(rank, RankPhase.RUNNING)))
             last = life.ended(code, why, problem, self._exits)
             self._lives[rank] = replace(life, last=last)
-        over = life.stop is None or life.stop.look()
+        over = life.stop is None or life.stop.advance()
         if over:
             self._conclude(rank, last)
         return over

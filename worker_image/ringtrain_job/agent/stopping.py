@@ -43,29 +43,29 @@ class RankStop:
         # Signals that were sent from here.
         self.sent: frozenset[int] = frozenset()
 
-    def ask(self, grace_s: float) -> None:
+    def request(self, grace_s: float) -> None:
         """Request the rank to stop within `grace_s`. A second request changes nothing."""
         if self._grace_ends is None:
             self._grace_ends = self._clock() + grace_s
-            self.look()
+            self.advance()
 
     def kill(self) -> None:
         """Kill all processes of the rank now."""
         self._grace_ends = self._kill_at = self._clock()
-        self.look()
+        self.advance()
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the rank was ordered to stop, or killed."""
         return self._grace_ends is not None
 
-    def look(self, table: Mapping[int, ProcessView] | None = None) -> bool:
+    def advance(self, table: Mapping[int, ProcessView] | None = None) -> bool:
         """Execute due actions; return whether nothing is left to wait for. `table`: all current processes."""
         if self._grace_ends is None:
             return True
         before, here = self._seen, self._find(living_processes() if table is None else table)
         if self._kill_at is None:
-            self._ask_processes(here)
+            self._signal_processes(here)
             # Workers of a loader that has ended would hold its pipe open for seconds.
             ended = self._got - here.keys()
             orphans = [pid for pid in here.keys() - self._got if pid in before and before[pid].parent in ended]
@@ -100,7 +100,7 @@ class RankStop:
         self._seen = {pid: table[pid] for pid in here}
         return here
 
-    def _ask_processes(self, here: Mapping[int, list[int]]) -> None:
+    def _signal_processes(self, here: Mapping[int, list[int]]) -> None:
         """Send SIGTERM to processes that should get it and have not: a script may have started another program."""
         found = self._topmost(self._pid, here) if self._pid in here else []
         if not found and not self.sent:

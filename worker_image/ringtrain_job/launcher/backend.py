@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ringtrain_job.control.model import Verdict
 
-AskWorkers = Callable[[int, Mapping[int, int]], None]
+RequestWorkers = Callable[[int, Mapping[int, int]], None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Number of ranks of the current world."""
 
     @property
-    def ask(self) -> AskWorkers | None:
+    def request_workers(self) -> RequestWorkers | None:
         """Callable that requests another number of workers (PUT /workers), or None if the number is fixed. Arguments:
         the number of workers and, by worker, the newest pod that has ended."""
 

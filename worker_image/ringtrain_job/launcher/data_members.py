@@ -24,7 +24,7 @@ class DataMembers:
         self._clock = clock
         self._knows_from = clock() + config.lost_after_s
         self._lock = threading.Lock()
-        self._heard: dict[int, tuple[DataMember, float]] = {}
+        self._announced: dict[int, tuple[DataMember, float]] = {}
         self._sent: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
 
     def announce(self, member: DataMember) -> str:
@@ -38,8 +38,8 @@ class DataMembers:
         if member.kind != config.data_kind:
             return f"kind {member.kind!r}; this job's data workers are of kind {config.data_kind!r}"
         with self._lock:
-            before = self._heard.get(member.index)
-            self._heard[member.index] = member, self._clock()
+            before = self._announced.get(member.index)
+            self._announced[member.index] = member, self._clock()
         if before is None or before[0].instance != member.instance:
             log.info("registered data worker %d (%s, %s)", member.index, member.pod, member.address)
         return ""
@@ -66,7 +66,7 @@ class DataMembers:
         """Return the entry of `/status`, without the waiting time that ranks report."""
         alive = self._live_members()
         with self._lock:
-            known = {index: member for index, (member, _) in sorted(self._heard.items())}
+            known = {index: member for index, (member, _) in sorted(self._announced.items())}
         wanted = self._config.data_workers
         indices = sorted({*range(wanted), *known})
         return {
@@ -81,4 +81,4 @@ class DataMembers:
     def _live_members(self) -> dict[int, DataMember]:
         since = self._clock() - self._config.lost_after_s
         with self._lock:
-            return {index: member for index, (member, heard) in self._heard.items() if heard > since}
+            return {index: member for index, (member, heard) in self._announced.items() if heard > since}

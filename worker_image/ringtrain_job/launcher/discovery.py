@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 64 << 10
 class RunWorld(Protocol):
     """The part of an elastic run's world that host discovery needs."""
 
-    def ask_slots(self, slots: frozenset[int]) -> None:
+    def request_slots(self, slots: frozenset[int]) -> None:
         """Request ranks in `slots`."""
 
     def workers_in_use(self) -> frozenset[int]:
@@ -77,7 +77,7 @@ class HostDiscovery:
                 self._warn_of_problem(str(exc))
             if not self._closed.is_set():
                 self._see(time.monotonic())
-                self._world.ask_slots(self._table.assign(self._listed, time.monotonic()))
+                self._world.request_slots(self._table.assign(self._listed, time.monotonic()))
                 self._move(time.monotonic())
             self._closed.wait(_EVERY_S)
 

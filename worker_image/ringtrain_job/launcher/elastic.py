@@ -48,7 +48,7 @@ class ElasticBackend:
         self._journal = GenerationJournal(snapshot.store.files)
         self._lock = threading.Lock()
         self._losses = GenerationLosses()
-        self._met = 0
+        self._joined = 0
         self._state_lost: dict[str, Any] | None = None
         self._seen, self._looked = -1, 0.0
         kept = self._journal.read() if snapshot.store.resumed else None
@@ -61,7 +61,7 @@ class ElasticBackend:
         else:
             self._state, self._asked = kept
             if self._state.phase is GenerationPhase.RUNNING:
-                self._met = self._state.number
+                self._joined = self._state.number
         self._recoveries = self._state.losses.recoveries  # recoveries that were logged
         self._note_members()
 
@@ -118,7 +118,7 @@ class ElasticBackend:
             self._discovery.close()
             self._discovery = None
 
-    def ask(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
+    def request_workers(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
         """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's bounds.
 
         `gone`: by worker, the incarnation of the newest pod that is known to have ended.
@@ -130,9 +130,9 @@ class ElasticBackend:
                 f"workers is {workers}, which is {workers * slots} ranks; expected {rules.min_ranks} to "
                 f"{rules.max_ranks} ranks"
             )
-        self.ask_slots(frozenset(range(workers * slots)))
+        self.request_slots(frozenset(range(workers * slots)))
 
-    def ask_slots(self, slots: frozenset[int]) -> None:
+    def request_slots(self, slots: frozenset[int]) -> None:
         """Request ranks in `slots`."""
         with self._lock:
             if slots != self._asked:
@@ -294,9 +294,9 @@ class ElasticBackend:
 
     def _log_joined_world(self, view: WorldView) -> None:
         state = self._state
-        if state.number <= self._met or not all_members_joined(state, self._settings.rules, view):
+        if state.number <= self._joined or not all_members_joined(state, self._settings.rules, view):
             return
-        self._met = state.number
+        self._joined = state.number
         losses = state.losses
         more = f", {losses.last_recovery_s:.1f} s after the loss" if losses.recoveries > self._recoveries else ""
         self._recoveries = losses.recoveries

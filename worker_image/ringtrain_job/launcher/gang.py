@@ -25,15 +25,15 @@ from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView
 class RegisteredAgent:
     """One registered agent.
 
-    `streams`: number of open order streams. `attached`: it has had one since its last registration. `heard`: time of
-    its last call. `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order in
+    `streams`: number of open order streams. `attached`: it has had one since its last registration. `contact_at`: time
+    of its last call. `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order in
     force when it replaced a lost agent, which was for that agent's processes. `exits`: by rank, the exit of its newest
-    process or of its first failed process in this life. `heard_of`: cached view of this agent while it is in contact.
+    process or of its first failed process in this life. `cached_view`: view of this agent while it is in contact.
     `slots_seen`: cached views of its slots, and the inputs they were computed from.
     """
 
     registration: Registration
-    heard: float
+    contact_at: float
     streams: int = 0
     attached: bool = False
     drained: bool = False
@@ -43,7 +43,7 @@ class RegisteredAgent:
     not_for_it: Order | None = None
     states: dict[int, RankState] = field(default_factory=dict)
     exits: dict[int, RankExit] = field(default_factory=dict)
-    heard_of: WorkerView | None = None
+    cached_view: WorkerView | None = None
     slots_seen: tuple[object, dict[int, SlotView]] | None = None
 
 
@@ -285,7 +285,7 @@ class Gang:
         agent = self._agents.get(index)
         if agent is None or agent.registration.instance != instance:
             return None
-        agent.heard = self._clock()
+        agent.contact_at = self._clock()
         return agent
 
     def _count_stream(self, index: int, instance: str, change: int) -> bool:
@@ -295,13 +295,13 @@ class Gang:
                 return False
             agent.streams += change
             if change > 0:
-                agent.attached, self._arrived = True, agent.heard
+                agent.attached, self._arrived = True, agent.contact_at
             self._notify()
             return True
 
     def _record_ranks(self, agent: RegisteredAgent, ranks: tuple[RankState, ...]) -> None:
         now = self._clock()
-        agent.heard, agent.slots_seen = now, None
+        agent.contact_at, agent.slots_seen = now, None
         self._new.add(agent.registration.worker_index)
         for state in ranks:
             before = agent.states.get(state.rank)
@@ -359,14 +359,14 @@ class Gang:
             return WorkerView(index, f"{self._config.job.name}-worker-{index}")
         # An open stream proves little if the other host disappeared without closing it: then heartbeats stop.
         quiet = self._is_quiet(agent, now) or (agent.attached and not agent.streams)
-        if quiet or agent.heard_of is None or agent.leaving != agent.heard_of.leaving:
+        if quiet or agent.cached_view is None or agent.leaving != agent.cached_view.leaving:
             worker = agent.registration
             since = agent.leaving_since
             view = WorkerView(index, worker.pod, worker.node, None, agent.leaving, since, worker.pod_uid)
             if quiet:
                 return replace(view, silent_since=self._silent_since(agent))
-            agent.heard_of = view
-        return agent.heard_of
+            agent.cached_view = view
+        return agent.cached_view
 
     def _is_quiet(self, agent: RegisteredAgent, now: float) -> bool:
         return now - self._silent_since(agent) >= (self._silence_s if agent.streams else self._lost_after_s)
@@ -374,7 +374,7 @@ class Gang:
     def _silent_since(self, agent: RegisteredAgent) -> float:
         """Return the time of the last call of an agent, or later while others register: among thousands, its call may
         be queued."""
-        return min(max(agent.heard, self._arrived), agent.heard + self._config.behind_s)
+        return min(max(agent.contact_at, self._arrived), agent.contact_at + self._config.behind_s)
 
     def _is_lost(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._lost_incarnations.get(registration.worker_index, 0)
@@ -412,7 +412,7 @@ class Gang:
         if not agent.streams:
             # The existence of the newer pod implies that the older one has ended: stop waiting for it.
             long_ago = self._clock() - self._lost_after_s - self._config.behind_s
-            agent.heard, agent.attached = min(agent.heard, long_ago), True
+            agent.contact_at, agent.attached = min(agent.contact_at, long_ago), True
         return Refusal(
             f"worker {index} is already registered in attempt {registration.attempt} from pod "
             f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "

@@ -38,13 +38,13 @@ _SILENCE_S: Final = 10.0
 _SEND_BUFFER: Final = 64 << 10
 
 # Callback: the number of requested workers and, by index, incarnations of pods that have ended.
-AskWorkers = Callable[[int, dict[int, int]], None]
+OnWorkers = Callable[[int, dict[int, int]], None]
 # Status, content type and body.
 Answer = tuple[int, str, bytes]
 # Callback: events of the job's pods ({"time", "kind", "text"}), and descriptions of their image by name.
-HearPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
+OnPods = Callable[[list[dict[str, Any]], dict[str, str]], None]
 # Callback: the site of each worker, by index, and of each node that may run a worker; "" if a node has no site label.
-HearSites = Callable[[dict[int, str], dict[str, str]], None]
+OnSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
 class HttpServer:
@@ -89,7 +89,7 @@ class HttpServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._server.strangers.close()
+        self._server.unauthenticated.close()
 
 
 class StatusServer(HttpServer):
@@ -99,8 +99,8 @@ class StatusServer(HttpServer):
     of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and `/healthz`
     contain only figures and require none. `change_tokens`: tokens that PUT requests require. If `/status` requires no
     token, an answer to a client without one of the `change_tokens` omits lines that ranks wrote, because any user of
-    this machine may connect. `ask_workers` receives `PUT /workers` of an elastic job, `on_pods` receives `PUT /pods`,
-    and `hear_sites` receives `PUT /sites`.
+    this machine may connect. `on_workers` receives `PUT /workers` of an elastic job, `on_pods` receives `PUT /pods`,
+    and `on_sites` receives `PUT /sites`.
     """
 
     called = "the status port"
@@ -115,9 +115,9 @@ class StatusServer(HttpServer):
         everywhere: bool,
         tokens: tuple[str, ...] = (),
         change_tokens: tuple[str, ...] = (),
-        ask_workers: AskWorkers | None = None,
-        on_pods: HearPods | None = None,
-        hear_sites: HearSites | None = None,
+        on_workers: OnWorkers | None = None,
+        on_pods: OnPods | None = None,
+        on_sites: OnSites | None = None,
         is_held: bool = False,
         routes: Collection[HttpRoutes] = (),
     ) -> None:
@@ -149,9 +149,9 @@ class StatusServer(HttpServer):
                 if path == "/pods":
                     (on_pods or _ignore_put)(*_pods_in(body))
                 elif path == "/sites":
-                    (hear_sites or _ignore_put)(*_sites_in(body))
-                elif ask_workers is not None:
-                    ask_workers(*_workers_in(body))
+                    (on_sites or _ignore_put)(*_sites_in(body))
+                elif on_workers is not None:
+                    on_workers(*_workers_in(body))
                 else:
                     return 409, "text/plain", b"this job is not elastic: its number of workers does not change\n"
             except ConfigurationError as exc:
@@ -237,23 +237,23 @@ class _LimitedHttpServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.strangers = UnauthenticatedPeers(_MOST_CONNECTIONS, _CONNECTION_S)
+        self.unauthenticated = UnauthenticatedPeers(_MOST_CONNECTIONS, _CONNECTION_S)
         self._entered: dict[Any, UnauthenticatedPeer] = {}
         super().__init__(listening.getsockname(), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._entered[request] = self.strangers.enter(lambda: _shut_http_socket(request))
+        self._entered[request] = self.unauthenticated.enter(lambda: _shut_http_socket(request))
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        self.strangers.leave(self._entered.pop(request))
+        self.unauthenticated.leave(self._entered.pop(request))
         super().shutdown_request(request)
 
     def admit(self, request: Any) -> None:
         """Exempt this request from the limits; its client has sent a valid token."""
-        self.strangers.leave(self._entered[request])
+        self.unauthenticated.leave(self._entered[request])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of clients that disconnect."""

@@ -338,9 +338,9 @@ def _open_ports(launcher: _LauncherProcess, sites: WorkerSites, stack: ExitStack
         everywhere=config.secrets.tls is not None,
         tokens=config.status_tokens,
         change_tokens=config.tokens,
-        ask_workers=status.backend.ask if status.backend else None,
+        on_workers=status.backend.request_workers if status.backend else None,
         on_pods=on_pods,
-        hear_sites=sites.hear if config.site_label else None,
+        on_sites=sites.hear if config.site_label else None,
         is_held=config.ports_held,
         routes=status.observers.all_routes,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from ringtrain.errors import some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
-from ringtrain_job.launcher.backend import AskWorkers, HandOver
+from ringtrain_job.launcher.backend import HandOver, RequestWorkers
 from ringtrain_job.launcher.gang import make_world
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class RingBackend:
     """Backend that waits for all agents, starts the gang, and watches it."""
 
-    ask: AskWorkers | None = None
+    request_workers: RequestWorkers | None = None
 
     def __init__(self, context: BackendContext) -> None:
         self._config, self._gang, self._sites = context.config, context.gang, context.sites

@@ -18,18 +18,18 @@ class TimelineCopy(AttemptObserver):
     order = 40
 
     def __init__(self, attempt: Attempt, timeline: Path) -> None:
-        self._timeline, self._kept = timeline, attempt.files.timeline
+        self._timeline, self._copy = timeline, attempt.files.timeline
 
     def ended(self, verdict: Verdict | None) -> None:
-        if verdict is None or not self._timeline.is_file() or self._kept.exists():
+        if verdict is None or not self._timeline.is_file() or self._copy.exists():
             return
         try:
-            os.link(self._timeline, self._kept)
+            os.link(self._timeline, self._copy)
         except OSError:  # another file system
             try:
-                shutil.copyfile(self._timeline, self._kept)
+                shutil.copyfile(self._timeline, self._copy)
             except OSError as exc:
-                log.error("%s could not be copied to %s: %s", self._timeline, self._kept, exc)
+                log.error("%s could not be copied to %s: %s", self._timeline, self._copy, exc)
 
 
 def open_timeline(attempt: Attempt) -> TimelineCopy | None:

@@ -55,7 +55,7 @@ class AboutFile:
         """Add entries of the operator, which override those of ranks."""
         with self._lock:
             self._by.update(dict.fromkeys(found, -1))
-            self._keep({**self.document, **found})
+            self._store({**self.document, **found})
 
     def add(self, rank: int, found: Mapping[str, Any]) -> None:
         """Add entries of `rank`. Of several ranks the lowest one counts; its later entries are merged."""
@@ -71,9 +71,9 @@ class AboutFile:
                     **document,
                     name: dict(list({**known, **value}.items())[:_MOST_NAMES]) if adds and known else value,
                 }
-            self._keep(document)
+            self._store(document)
 
-    def _keep(self, document: Found) -> None:
+    def _store(self, document: Found) -> None:
         if document != self.document:
             self.document = document
             self._write()

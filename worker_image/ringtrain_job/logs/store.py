@@ -190,9 +190,9 @@ class LogStore:
             self._notify(self.on_report, rank, report)
         for about in filter(None, (report.get("about") for report in every)):
             self._notify(self.on_about, rank, about)
-        self._keep_samples(samples)
+        self._store_samples(samples)
 
-    def _keep_samples(self, samples: Sequence[MachineSample]) -> None:
+    def _store_samples(self, samples: Sequence[MachineSample]) -> None:
         """Store samples without the journal: after a launcher was killed, the last one may be repeated or missing."""
         if samples:
             with suppress(OSError):  # a full disk also shows at the next report

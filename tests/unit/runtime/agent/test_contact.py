@@ -26,16 +26,16 @@ def test_an_address_that_is_used_is_found_also_afterwards(kind: str, host: str) 
         server.bind((host, 0))
         port = server.getsockname()[1]
         early = _contact(port, kind)
-        assert not early.look()
+        assert not early.check()
         server.listen()
-        assert early.look()
+        assert early.check()
         late = _contact(port, kind)
-        assert not late.look()  # it is there, and may be somebody else's
+        assert not late.check()  # it is there, and may be somebody else's
         with socket.create_connection((host, port)) as client, server.accept()[0] as accepted:
             accepted.close()
             assert client.recv(1) == b""
-    assert late.look()
-    assert not _contact(port, kind).look()
+    assert late.check()
+    assert not _contact(port, kind).check()
 
 
 @pytest.mark.parametrize("table", ["none", "unreadable"])
@@ -43,7 +43,7 @@ def test_where_the_kernel_tells_nothing_nothing_is_said(table: str, tmp_path: Pa
     """A sandbox may have no such table, or forbid to read it."""
     if table == "unreadable":
         (tmp_path / "tcp").mkdir()  # whoever may read everything can't read this
-    assert _contact(1, "ring", tables=tmp_path).look()
+    assert _contact(1, "ring", tables=tmp_path).check()
 
 
 def test_a_port_that_is_not_known_is_none() -> None:
@@ -51,4 +51,4 @@ def test_a_port_that_is_not_known_is_none() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        assert not WorldContact(World(1, ("127.0.0.1:1",), ("127.0.0.1:2",), "127.0.0.1", 0)).look()
+        assert not WorldContact(World(1, ("127.0.0.1:1",), ("127.0.0.1:2",), "127.0.0.1", 0)).check()

@@ -128,7 +128,7 @@ def test_a_look_counts_all_processes_of_a_rank_and_costs_little() -> None:
     machine = MachineSampler(0, lambda: {0: rank.pid})
     spent, looks = time.thread_time(), 20
     for _ in range(looks):
-        machine.look()
+        machine.take_sample()
     cost = (time.thread_time() - spent) / looks
     thread = MachineThread(machine, tell)
     thread.start()
@@ -160,10 +160,10 @@ int nvmlDeviceGetUtilizationRates(device one, unsigned gpu_memory[2]) { gpu_memo
 def test_gpus_are_asked_by_nvml(tmp_path: Path) -> None:
     """NVIDIA's package uses a replacement of the driver with two GPUs; without a driver there are no GPUs."""
     need("pynvml")
-    assert Gpus().look() == ()
+    assert Gpus().read() == ()
     build = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(build, input=DRIVER, text=True, check=True)
-    program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().look())"
+    program = "from ringtrain_job.agent.machine import Gpus; print(Gpus().read())"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     asked = completed([sys.executable, "-c", program], env=env, check=True)
     assert asked.stdout.strip() == str((GpuUse(0.75, GIB, 80 * GIB), GpuUse(0.75, 2 * GIB, 80 * GIB)))

@@ -107,7 +107,7 @@ class Rank:
         """Return whether the agent would report the end: the first process was reaped, and nothing is left to wait
         for."""
         ended = self.process.poll() is not None
-        return self.stop.look() and ended
+        return self.stop.advance() and ended
 
     def processes(self) -> list[psutil.Process]:
         return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
@@ -126,9 +126,9 @@ def test_who_gets_sigterm(start: str, tmp_path: Path) -> None:
         until("the program", rank.is_ready)
     left = [process for rank in ranks.values() for process in rank.processes()]
     for kind, rank in ranks.items():
-        rank.stop.ask(1.0 if kind == "ignores" else 60.0)
+        rank.stop.request(1.0 if kind == "ignores" else 60.0)
     for rank in ranks.values():
-        rank.stop.ask(0.0)  # somebody else asks, too: that changes nothing
+        rank.stop.request(0.0)  # somebody else asks, too: that changes nothing
         until("the rank's end", rank.has_ended)
     said = {kind: [word for word in rank.said() if word not in ("ready", "worker")] for kind, rank in ranks.items()}
     ends = {"script", "list", "setsid", "exit-trap", "term-trap", "wait-trap", "two-shells"}
@@ -163,7 +163,7 @@ def test_what_is_left_of_a_rank(tmp_path: Path) -> None:
     rank = Rank.start([sys.executable, "-c", LEAVES, "LOG"], "x", tmp_path)
     until("all", lambda: sorted(rank.said()) == ["ready", "rest", "rest"])
     left = rank.processes()
-    rank.stop.ask(60.0)
+    rank.stop.request(60.0)
     until("the rank's end", rank.has_ended)
     assert (rank.process.returncode, sorted(rank.said())[:2]) == (3, ["asked", "asked"])
     until("nothing is left", lambda: not [process for process in left if runs(process)])
@@ -176,7 +176,7 @@ def test_a_rank_that_is_stopped_by_a_signal(tmp_path: Path) -> None:
     until("the program", rank.is_ready)
     rank.process.send_signal(signal.SIGSTOP)
     until("it stands", lambda: psutil.Process(rank.process.pid).status() == psutil.STATUS_STOPPED)
-    rank.stop.ask(60.0)
+    rank.stop.request(60.0)
     until("the rank's end", rank.has_ended)
     assert rank.said()[1:] == ["SIGTERM", "saved"]
 
@@ -187,7 +187,7 @@ def test_a_person_does_not_wait(tmp_path: Path) -> None:
     rank = Rank.start(STARTS["list"], "ignores", tmp_path)
     until("the program", rank.is_ready)
     left = rank.processes()
-    rank.stop.ask(600.0)
+    rank.stop.request(600.0)
     rank.stop.kill()
     until("the rank's end", rank.has_ended)
     until("nothing is left", lambda: not [process for process in left if runs(process)])
@@ -198,6 +198,6 @@ def test_the_next_program_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     rank = Rank.start(["sh", "-c", f"{P}; {P}; echo end >> LOG"], "saves", tmp_path)
     until("the program", rank.is_ready)
-    rank.stop.ask(60.0)
+    rank.stop.request(60.0)
     until("the rank's end", rank.has_ended)
     assert [word for word in rank.said() if word != "ready"] == ["SIGTERM", "saved", "SIGTERM", "saved", "end"]

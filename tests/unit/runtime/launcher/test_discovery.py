@@ -40,7 +40,7 @@ class World:
     def __init__(self, asked: list[frozenset[int]]) -> None:
         self._asked = asked
 
-    def ask_slots(self, slots: frozenset[int]) -> None:
+    def request_slots(self, slots: frozenset[int]) -> None:
         self._asked.append(slots)
 
     def workers_in_use(self) -> frozenset[int]:

@@ -204,7 +204,7 @@ def test_another_launcher_process_goes_on(start: Start) -> None:
     """It reads generation, members and requested number from the journal, and repeats the order to the agents."""
     job = start()
     job.form(0, 1, 2)
-    job.world.ask(2)
+    job.world.request_workers(2)
     prepare = job.order()
     assert isinstance(prepare, Prepare)
     assert not prepare.urgent
@@ -225,7 +225,7 @@ def test_a_new_world_begins_anew_on_the_page(job: Job) -> None:
     job.form(0, 1, 2)
     for step in (0, 1, 2):
         _report(page, range(6), step, float(step))
-    job.world.ask(2)
+    job.world.request_workers(2)
     prepare = job.order()
     for index in range(3):
         job.say(index, prepare.number, parked=True)
@@ -273,7 +273,7 @@ def test_what_is_asked_for_has_bounds(start: Start) -> None:
     """The error has the bounds, in ranks."""
     job = start(RINGTRAIN_ELASTIC_MIN_RANKS="3")
     with pytest.raises(ConfigurationError, match="workers is 1, which is 2 ranks; expected 3 to 6 ranks"):
-        job.world.ask(1)
+        job.world.request_workers(1)
 
 
 def test_the_last_life_of_a_rank_has_its_own_exit(job: Job) -> None:
@@ -390,7 +390,7 @@ def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
         job.say(index, second.number, life=life, formation=2, joined=True)
     job.order()
     assert "formation 2 runs, ranks: 4, 0.0 s after the loss" in caplog.text
-    job.world.ask(3)
+    job.world.request_workers(3)
     grown = job.order()
     job.say(2, grown.number, parked=True)
     grown = job.order()
@@ -417,7 +417,7 @@ def test_who_has_the_state_is_written_down(start: Start, caplog: Any) -> None:
     job.order()
     job.close()
     again = start(**settings)
-    again.world.ask(3)
+    again.world.request_workers(3)
     for _ in range(2):
         again.say(2, 0, parked=True)
         again.clock.now += 0.6 * again.config.lost_after_s

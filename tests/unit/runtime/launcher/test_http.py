@@ -312,7 +312,7 @@ def test_what_became_of_pods_is_put() -> None:
 def test_sites_of_workers_are_put() -> None:
     """By who shows the token; what names no workers is refused whole."""
     heard = WorkerSites({}, awaits_nodes=True)
-    with serving(tokens=("t",), hear_sites=heard.hear) as server:
+    with serving(tokens=("t",), on_sites=heard.hear) as server:
         sites = {"sites": {"zone-a": [0, 2], "": [1]}, "nodes": {"n-1": "zone-a", "n-2": ""}}
         assert _put(server, sites, token="other", path="/sites")[0] == 401
         nodes = [{**sites, "nodes": wrong} for wrong in (3, ["n"], {"n": 1})]
