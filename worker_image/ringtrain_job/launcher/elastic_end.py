@@ -22,7 +22,7 @@ class Ruin(StrEnum):
 
     NOT_ASSEMBLED = "not assembled"
     TOO_FEW = "too few"
-    GENERATION_LIMIT = "formation limit"
+    GENERATION_LIMIT = "generation limit"
     OWN_ERROR = "own error"
     ALL_FAILED = "all failed"
     FRUITLESS = "fruitless"

@@ -102,10 +102,10 @@ def _have_state(slots: Collection[int], state: GenerationState, view: WorldView)
     return any(process.slot in slots and is_newest(process, view) for process in [*_state_holders(state), *got])
 
 
-def _has_shared(process: MemberProcess, formation: int, view: WorldView) -> bool:
-    """Return whether `process` left `formation` together with all others at a commit, not because of a loss."""
+def _has_shared(process: MemberProcess, generation: int, view: WorldView) -> bool:
+    """Return whether `process` left `generation` together with all others at a commit, not because of a loss."""
     rank = view.slots[process.slot].state
-    return is_newest(process, view) and rank.formation == formation and rank.parked and not rank.unshared
+    return is_newest(process, view) and rank.formation == generation and rank.parked and not rank.unshared
 
 
 def _committed(members: Iterable[MemberProcess], view: WorldView) -> int:

@@ -14,14 +14,14 @@ class GenerationLosses:
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerView] = {}
-        self._formation = -1
+        self._generation = -1
         self._exits: dict[tuple[int, str, int], RankExit] = {}
         self._lost_workers: dict[int, WorkerView] = {}
 
     def note(self, state: GenerationState, view: WorldView, gang: GangView, now: float) -> None:
         """Record the losses that `view` and `gang` show now."""
-        if state.formed != self._formation:
-            self._formation, self._exits, self._lost_workers = state.formed, {}, {}
+        if state.formed != self._generation:
+            self._generation, self._exits, self._lost_workers = state.formed, {}, {}
         for exit in gang.exits:
             slot = view.slots[exit.state.rank]
             self._exits.setdefault((slot.slot, slot.instance, exit.state.life), exit)

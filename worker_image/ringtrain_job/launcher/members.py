@@ -81,8 +81,8 @@ class Standing(Enum):
     GONE = auto()
 
 
-def member_standing(process: MemberProcess, formation: int, view: WorldView) -> Standing:
-    """Return the standing of `process`, a member of `formation`."""
+def member_standing(process: MemberProcess, generation: int, view: WorldView) -> Standing:
+    """Return the standing of `process`, a member of `generation`."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
         return Standing.GONE if slot.instance or slot.lost else Standing.UNKNOWN
@@ -97,7 +97,7 @@ def member_standing(process: MemberProcess, formation: int, view: WorldView) -> 
         return Standing.GONE
     if not state.parked:
         return Standing.IN
-    return Standing.LEFT if state.formation >= formation else Standing.STARTING
+    return Standing.LEFT if state.formation >= generation else Standing.STARTING
 
 
 def is_newest(process: MemberProcess, view: WorldView) -> bool:
@@ -128,13 +128,13 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
 
 
 def are_members_fenced(
-    members: Sequence[MemberProcess], formation: int, view: WorldView, order: int, *, stopped: bool
+    members: Sequence[MemberProcess], generation: int, view: WorldView, order: int, *, stopped: bool
 ) -> bool:
     """Return whether no process of an agent in contact can still be in an earlier generation.
 
     `order`: state that agents sent before they had this order does not count. `stopped`: no process may run at all.
     """
-    where = {process.slot: member_standing(process, formation, view) for process in members}
+    where = {process.slot: member_standing(process, generation, view) for process in members}
     if Standing.UNKNOWN in where.values():
         return False
     for slot in view.slots.values():
@@ -196,9 +196,9 @@ def _is_slot_available(slot: SlotView, *, stopped: bool, leaves: bool = True) ->
 
 
 def choose_members(
-    chosen: Sequence[SlotView], members: Sequence[MemberProcess], formation: int, most: int, *, stopped: bool
+    chosen: Sequence[SlotView], members: Sequence[MemberProcess], generation: int, most: int, *, stopped: bool
 ) -> tuple[MemberProcess, ...]:
-    """Return the members of `formation` by rank: ranks of a worker are consecutive, and the oldest worker is first.
+    """Return the members of `generation` by rank: ranks of a worker are consecutive, and the oldest worker is first.
 
     Rank 0 is a member of the previous generation, if there is one. If there are more than `most`, the oldest are
     chosen.
@@ -209,7 +209,7 @@ def choose_members(
         life = slot.state.life + 1 if stopped else slot.state.life
         # If the launcher's journal is lost, the processes themselves report that they have been in a world.
         own = 0 if stopped or members else slot.state.formation
-        joined = former.get((slot.slot, slot.instance, life)) or own or formation
+        joined = former.get((slot.slot, slot.instance, life)) or own or generation
         return MemberProcess(slot.slot, slot.instance, life, joined)
 
     found = [(process_of(slot), slot.worker) for slot in chosen]
