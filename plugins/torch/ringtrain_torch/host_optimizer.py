@@ -185,8 +185,8 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._gradients.zero_grad(set_to_none)
 
     def flush(self) -> bool:
-        """With `accumulate`: update from the mean gradient of the micro-steps since the last update. Return True if
-        there were any. Every rank must call it after the same number of micro-steps."""
+        """Update from the mean gradient of the micro-steps since the last update; return True if there were any. For
+        optimizers with `accumulate`. Every rank must call it after the same number of micro-steps."""
         updated = self._host.flush(self._weights.take())
         if updated:
             self._weights.expect_step()

@@ -98,7 +98,8 @@ def test_a_command_is_shown_without_secrets() -> None:
 
 
 def test_the_commit_is_read_from_gits_files(tmp_path: Path) -> None:
-    """Of a branch, packed or not, of a commit itself, of a linked worktree; empty where there is none."""
+    """The commit is found for a branch, packed or not, for a detached HEAD, and in a linked worktree; otherwise it is
+    empty."""
 
     def git(*words: str) -> str:
         own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}

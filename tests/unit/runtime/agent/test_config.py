@@ -53,7 +53,7 @@ def test_the_launcher_waits_for_ranks_that_save(period: Mapping[str, str], drain
 
 
 def test_an_elastic_jobs_agent_waits_for_a_launcher_in_a_new_pod() -> None:
-    """As long as the launcher of a new attempt may take to come."""
+    """The agent waits as long as the launcher of a new attempt may take to start."""
     settings = {"RINGTRAIN_ELASTIC": "Replace", "RINGTRAIN_START_TIMEOUT": "300", "RINGTRAIN_TIMEOUT": "60"}
     assert AgentConfig.from_env({**WORKER, **settings}).launcher_lost_s == 300
 
@@ -104,7 +104,7 @@ def test_half_a_secret(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither key nor token is in what a traceback or log may print."""
+    """Texts for tracebacks and logs contain neither key nor token."""
     from ringtrain.shared.secrets import Secrets
     from ringtrain.shared.tls import TlsCertificates
 
@@ -127,7 +127,7 @@ def test_a_launcher_may_open_a_file_for_each_rank() -> None:
 
 
 def test_too_few_open_files_are_said_at_the_start() -> None:
-    """With what is needed and who may raise it; where the workers fit, logs take what is left."""
+    """The error contains the required number and who can raise the limit; rank logs use the files that remain."""
     launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "10000"})
     with pytest.raises(ConfigurationError, match=r"may open 4096 files .* needs 10272 for 10000 workers; raise"):
         open_log_limit(launcher, 4096)

@@ -121,7 +121,7 @@ def test_an_order_that_comes_again_keeps_its_times() -> None:
 
 
 def test_a_change_that_becomes_urgent() -> None:
-    """From then on time is measured."""
+    """The deadline starts when the change becomes urgent."""
     calm = current_slot_order(Prepare(5, (1,)), None, restart=False, now=100)
     assert calm.urgent_since is None
     assert current_slot_order(Prepare(5, (1,), urgent=True), calm, restart=False, now=130).urgent_since == 130

@@ -148,7 +148,7 @@ def test_a_rank_is_told_what_is_wrong(server: Server) -> None:
 
 
 def test_a_line_without_an_end(server: Server) -> None:
-    """It is cut off before it fills the agent's memory; the rank may connect again."""
+    """The connection is closed before the line fills the agent's memory; the rank may connect again."""
     path = server.sockets.open(CALLER)
     with server.connect(path) as rank:
         assert server.next() == (CALLER, True)

@@ -49,7 +49,7 @@ while True: sys.stdin.read()
 
 
 def memory(root: Path, version: str) -> MemoryCgroup:
-    """In a container of 8 GiB within a pod without a limit, of which 7 GiB are in use and 1 GiB is page cache."""
+    """Memory of a container of 8 GiB in a pod without a limit, of which 7 GiB are in use and 1 GiB is page cache."""
     mount = root / "memory" if version == "v1" else root
     pod, container = mount / "pod", mount / "pod/container"
     container.mkdir(parents=True)
@@ -64,14 +64,14 @@ def memory(root: Path, version: str) -> MemoryCgroup:
 
 @pytest.mark.parametrize("version", FILES)
 def test_memory_is_that_of_the_tightest_group(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both versions of cgroups, without the cache that the kernel gives back first."""
+    """Both versions of cgroups are supported; the page cache that the kernel frees first does not count."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GIB))
     found = memory(tmp_path, version)
     assert (found.limit, found.used(), found.peak(), found.kills()) == (8 * GIB, 7 * GIB, 8 * GIB, 0)
 
 
 def test_without_groups_memory_is_the_machines(tmp_path: Path) -> None:
-    """Nothing is mounted there."""
+    """No cgroup is mounted."""
     found = MemoryCgroup(tmp_path, tmp_path / "own")
     assert found.limit == psutil.virtual_memory().total
     assert 0 < found.used() < found.limit
@@ -107,7 +107,7 @@ def test_a_rank_that_ended_for_want_of_memory(
 
 
 def test_nearly_all_memory_in_use_explains_a_kill_that_nobody_counts(tmp_path: Path) -> None:
-    """As where the runtime does not show the container its own group."""
+    """The runtime may hide the container's own cgroup."""
     machine = MachineSampler(0, dict, memory(tmp_path, "v2"))
     machine.note(replace(SAMPLE, memory=7.9 * GIB))
     assert machine.end_cause(4, -9) == "rank 4 was killed by SIGKILL: memory 7.9 of 8.0 GiB"

@@ -44,7 +44,7 @@ def test_one_line_for_one_report(pipe: int) -> None:
 
 
 def test_outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing happens, also when the descriptor is not a pipe of ours."""
+    """A report has no effect, even if the descriptor is another pipe."""
     monkeypatch.delenv("RINGTRAIN_REPORT_FD", raising=False)
     report(1)
     monkeypatch.setenv("RINGTRAIN_REPORT_FD", "987")
@@ -84,7 +84,7 @@ def test_a_full_pipe_does_not_block(pipe: int) -> None:
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
-    """With or without a job: a mistake shows on the first machine the script runs on."""
+    """The error is raised with and without a job, so it appears on the first machine on which the script runs."""
     with pytest.raises(ConfigurationError) as wrong:
         report(**arguments)
     assert message in str(wrong.value)

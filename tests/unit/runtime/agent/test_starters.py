@@ -36,7 +36,7 @@ def test_a_missing_plugin_is_named() -> None:
 
 @pytest.mark.parametrize("folder", ["agent", "launcher", "control", "logs"])
 def test_the_core_names_no_other_backend(folder: str) -> None:
-    """Nothing but the contract's variables and reasons, which users read."""
+    """The core contains only the contract's variables and reasons, which users read."""
     words = re.compile(r"\bmpi|_mpi\b", re.IGNORECASE)
     contracts = re.compile(r"contract\.ENV_MPI_\w+|^ +MPIRUN_NOT_FOUND = .*|spec\.mpi\.\w+")
     for file in sorted((JOB / folder).rglob("*.py")):

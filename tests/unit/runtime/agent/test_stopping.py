@@ -159,7 +159,7 @@ signal.pause()
 
 
 def test_what_is_left_of_a_rank(tmp_path: Path) -> None:
-    """It gets SIGTERM when the rank has ended, and SIGKILL a second later; what left the session, too."""
+    """Processes that the rank leaves get SIGTERM at its end, and SIGKILL a second later, even outside its session."""
     rank = Rank.start([sys.executable, "-c", LEAVES, "LOG"], "x", tmp_path)
     until("all", lambda: sorted(rank.said()) == ["ready", "rest", "rest"])
     left = rank.processes()

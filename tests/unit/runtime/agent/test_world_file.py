@@ -42,7 +42,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorldFile
 
 
 def test_a_small_world_keeps_its_variables(files: WorldFiles) -> None:
-    """Nothing is changed, and no file is written."""
+    """The variables do not change, and no file is written."""
     assert files.fitted(variables(100), world(100)) == variables(100)
 
 

@@ -34,7 +34,7 @@ def workers(text: str) -> list[tuple[int, str]]:
 
 
 def test_who_announces_itself_is_told_to_the_agents() -> None:
-    """Once: an agent that has this list gets no other."""
+    """Each agent gets the list once."""
     data = members(Clock())
     assert data.announce(MEMBER) == ""
     text = data.text_since("")
@@ -89,7 +89,7 @@ def test_a_launcher_that_has_just_started_takes_nobody_out() -> None:
     ids=["another-job", "another-kind"],
 )
 def test_a_stranger_is_refused(member: DataMember, problem: str) -> None:
-    """With what was expected and what came."""
+    """The error contains the expected and the actual sender."""
     data = members(Clock())
     with pytest.raises(AssertionError, match=problem):
         raise AssertionError(data.announce(member))
@@ -157,7 +157,7 @@ def test_the_wait_follows_a_change() -> None:
 
 @pytest.mark.parametrize(("waited", "said"), [(0.23, "input-bound 23 %"), (0.04, ""), (None, "")])
 def test_progress_says_that_input_is_what_is_slow(waited: float | None, said: str) -> None:
-    """From 5 % on."""
+    """The message appears from 5 % on."""
     throughput = GangThroughput(1)
     throughput.add(0, report(1.0, waited))
     throughput.add(0, report(2.0, waited))

@@ -182,7 +182,7 @@ def test_a_new_pod_hears_nothing_that_was_meant_for_the_one_before(job: Job) -> 
 
 
 def test_a_new_pod_takes_the_place_of_the_one_before(job: Job) -> None:
-    """As soon as the connection of that has ended; where it has not, the new one is refused."""
+    """The new pod registers when its predecessor's connection has ended; before that it is refused."""
     job.form(0, 1, 2)
     assert not job.gang.is_vacant(worker(1, "second"))
     job.gang.detach(1, "first-1")
@@ -432,7 +432,7 @@ def test_who_has_the_state_is_written_down(start: Start, caplog: Any) -> None:
 
 
 def test_what_the_operator_knows_of_a_silent_pod(job: Job) -> None:
-    """It has ended, and is not only out of reach."""
+    """The pod has ended, and is not only unreachable."""
     job.gang.register(replace(worker(0), incarnation=1))
     job.clock.now += 2 * job.config.lost_after_s
     assert [(slot.lost, slot.pod_ended) for slot in job.gang.slots().values()][:2] == [(True, False)] * 2

@@ -91,7 +91,8 @@ def test_silence_and_heartbeats() -> None:
 
 @pytest.mark.slow
 def test_a_launcher_that_is_behind_loses_nobody() -> None:
-    """While others come, agents whose calls may have to wait are not lost, nor one that may be on its way back."""
+    """While other agents connect, silent agents whose calls may have to wait do not count as lost, nor do agents that
+    may be reconnecting."""
     clock, many = Clock(), replace(CONFIG, workers=4000)
     gang = Gang(many, clock)
     for index in range(3):
@@ -108,7 +109,7 @@ def test_a_launcher_that_is_behind_loses_nobody() -> None:
 
 
 def test_nobody_waits_for_ever_for_one_that_is_silent() -> None:
-    """Not even where others come all the time."""
+    """The limit is valid even if other agents connect all the time."""
     clock, many = Clock(), replace(CONFIG, workers=4000)
     gang = Gang(many, clock)
     gang.register(worker(0))
@@ -142,7 +143,7 @@ def test_slots_show_what_is_new_and_keep_the_rest() -> None:
 
 
 def test_exits_are_dated_when_they_are_first_seen() -> None:
-    """By the age that the agent gave; repeated states do not move them."""
+    """The agent reports the age of an exit; repeated reports do not change its time."""
     clock = Clock()
     gang = Gang(CONFIG, clock)
     gang.register(worker(0))
@@ -176,7 +177,7 @@ def test_a_view_shows_what_is_new_and_keeps_the_rest() -> None:
 
 
 def ended(phase: RankPhase, code: int, order: int) -> AgentState:
-    """Of rank 1, at its worker."""
+    """Return the state of an agent whose rank 1 has ended."""
     return AgentState((RankState(1, phase, code, exit_order=order),))
 
 
@@ -217,7 +218,7 @@ def test_a_rank_that_runs_again_on_another_worker() -> None:
 
 
 def test_seldom_heartbeats() -> None:
-    """In a large gang agents call seldom: silence counts later, but not of one whose connection has ended."""
+    """In a large gang agents call rarely: a longer silence is allowed, except after the end of a connection."""
     clock, config = Clock(), replace(CONFIG, workers=10_000)
     gang = Gang(config, clock)
     for index in range(2):

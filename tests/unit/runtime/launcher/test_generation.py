@@ -394,7 +394,7 @@ def test_ranks_that_are_not_heard_of_again_after_the_others_have_finished(world:
 
 @pytest.mark.parametrize("killed", [0, 1, 2, 3, 4, 6, 9])
 def test_the_launcher_dies_in_any_second_of_a_recovery(world: World, killed: int) -> None:
-    """It repeats the phase that it was in, and the world is made once."""
+    """A new launcher repeats the phase of the previous one, and the generation is formed once."""
     world.kill(4)
     world.step(killed)
     world.restart_launcher()
@@ -551,7 +551,7 @@ def test_members_of_a_world_that_has_committed_nothing_are_not_waited_for() -> N
 
 
 def test_programs_that_are_started_anew_wait_for_nobody() -> None:
-    """With Restart no process has a state that outlives its world: pods are waited for, as ever."""
+    """With Restart no process has a state that survives its world, so there is no wait for processes, only for pods."""
     world = running(replace(RESTARTS, shrinks=True))
     world.until(lambda: _all_committed(world, 7))
     _another_pod(world, 0, 1, 2)
@@ -572,7 +572,8 @@ def _joined_by_one(rules: GenerationRules) -> World:
 
 
 def test_a_newcomer_has_the_state_when_its_world_has_committed() -> None:
-    """Before, it may have been cut off amid the transfer: the one that it joined is waited for."""
+    """Before that commit, the newcomer may have been disconnected during the transfer: the launcher waits for the
+    member that it joined."""
     world = _joined_by_one(SHRINKS)
     _cut(world, 0)
     for _ in range(int(RULES.replace_timeout_s) - 5):
@@ -592,7 +593,8 @@ def test_a_newcomer_has_the_state_when_its_world_has_committed() -> None:
 @BOTH
 @pytest.mark.parametrize("adopted", [2, 1], ids=["it-has-it", "of-an-older-world"])
 def test_a_newcomer_that_says_that_it_has_the_state_goes_on(way: GenerationRules, adopted: int) -> None:
-    """Its world has committed nothing since, as that takes all of its members: no one is waited for who has it."""
+    """Its world has committed nothing since, because a commit requires all members: the launcher waits for no other
+    process."""
     world = _joined_by_one(way)
     for slot in (2, 3):
         world.process(slot).adopted, world.process(slot).committed = adopted, 9
@@ -623,7 +625,7 @@ def test_what_a_training_that_began_anew_has_committed_is_told() -> None:
 
 
 def test_a_newcomer_does_not_wait_for_members_that_have_ended() -> None:
-    """It is a member, and may come back, but it is here."""
+    """A member that has ended may return, but the newcomer has the state and is available."""
     world = _joined_by_one(SHRINKS)
     world.kill(*(0, 1))
     began = world.now
@@ -632,7 +634,7 @@ def test_a_newcomer_does_not_wait_for_members_that_have_ended() -> None:
 
 
 def test_a_planned_change_waits_for_the_member_that_stays() -> None:
-    """It is not heard of when all have left their world, and has what the leavers have handed over."""
+    """The staying member, which has the leavers' state, is silent when all have left their world."""
     world = running(SHRINKS)
     world.until(lambda: _all_committed(world, 5))
     world.asked = frozenset({0, 1, 6, 7})
@@ -651,7 +653,7 @@ def test_a_planned_change_waits_for_the_member_that_stays() -> None:
 
 
 def test_another_launcher_process_knows_who_has_the_state() -> None:
-    """Also of members whose agents it has never heard of."""
+    """This includes members whose agents have never called this launcher."""
     world = _cut_off_and_back(SHRINKS)
     world.agents[2].cut = True
     world.restart_launcher()
@@ -666,7 +668,7 @@ def test_another_launcher_process_knows_who_has_the_state() -> None:
 
 
 def test_who_comes_back_too_late_has_a_state_of_the_past() -> None:
-    """It has come further than the training that has begun anew, of which it is a newcomer all the same."""
+    """The process is ahead of the training that started from a checkpoint, and joins it nevertheless as a newcomer."""
     world = _cut_off_and_back(SHRINKS)
     world.process(0).committed, world.process(0).parked = 9, True
     world.until(lambda: len(world.formed) == 3)

@@ -107,7 +107,7 @@ def test_a_host_that_was_never_reached() -> None:
 
 
 def test_an_agent_that_ends_as_its_host_is_left() -> None:
-    """Its place is free."""
+    """The agent's slot becomes free."""
     table = HostTable(workers=1, slots=1, most=1)
     table.assign({"a": 1}, 0)
     table.assign({}, 1)

@@ -144,7 +144,7 @@ def test_health(server: tuple[StatusServer, list[bool]]) -> None:
     ],
 )
 def test_status_is_for_who_shows_a_token(shown: str, code: int) -> None:
-    """With the log's tail in it, it is not for everyone; figures and health are."""
+    """The status contains lines of the log and requires a token; metrics and health do not."""
     with serving(tokens=("operators", "jobs")) as server:
         for path in ("/status", "/status?brief"):
             answer = _get(server, path, shown)
@@ -285,7 +285,7 @@ def _put(server: StatusServer, body: object, token: str = "t", path: str = "/pod
 
 
 def test_what_became_of_pods_is_put() -> None:
-    """By who shows the token; what is no event is refused whole, and texts are bounded."""
+    """The request needs the token; it is refused as a whole if one entry is invalid, and texts are truncated."""
     heard: list[Any] = []
     event = {"time": 5.5, "kind": "Scheduled", "text": "all pods have a node"}
     with serving(tokens=("t",), on_pods=lambda events, about: heard.append((events, about))) as server:
@@ -310,7 +310,7 @@ def test_what_became_of_pods_is_put() -> None:
 
 
 def test_sites_of_workers_are_put() -> None:
-    """By who shows the token; what names no workers is refused whole."""
+    """The request needs the token; it is refused as a whole if it names no workers."""
     heard = WorkerSites({}, awaits_nodes=True)
     with serving(tokens=("t",), on_sites=heard.hear) as server:
         sites = {"sites": {"zone-a": [0, 2], "": [1]}, "nodes": {"n-1": "zone-a", "n-2": ""}}

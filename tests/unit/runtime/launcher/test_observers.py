@@ -79,7 +79,7 @@ def test_the_gang_is_looked_at_for_who_follows_it() -> None:
 
 
 def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged once, and the others go on."""
+    """The failure is logged once, and other observers continue."""
     calls: list[str] = []
     observers = Observers([Noted(10, calls, fails="wrote"), Noted(20, calls)])
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("settings", "kind"), [({}, "RingBackend"), ({"ELASTIC": "Replace"}, "ElasticBackend")])
 def test_the_backend_that_takes_the_job(tmp_path: Path, settings: dict[str, str], kind: str) -> None:
-    """By its configuration."""
+    """The job's configuration selects the backend."""
     status = small_status(tmp_path, **settings)
     backend = open_backend(BackendContext(status, WorkerSites({}, False)))
     assert type(backend).__name__ == kind
@@ -122,7 +122,7 @@ def test_a_backend_without_its_plugin(tmp_path: Path, settings: dict[str, str]) 
 
 @pytest.mark.parametrize("file", ["main", "gang", "observers", "backend", "registry"])
 def test_the_core_names_no_feature(file: str) -> None:
-    """Neither in an import nor in a condition nor in a comment."""
+    """No import, condition or comment mentions a feature."""
     words = "mpi|elastic|telemetry|otlp|sinks|shipping|timeline|console|diloco|tensorboard|mlflow"
     found = subprocess.run(
         ["grep", "-inwE", words, ROOT / f"worker_image/ringtrain_job/launcher/{file}.py"],

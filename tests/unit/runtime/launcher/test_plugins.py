@@ -52,7 +52,8 @@ main()
 
 @pytest.mark.parametrize(("variable", "plugin"), contract.PLUGIN_VARIABLES.items())
 def test_a_launcher_without_a_plugin_refuses_its_variable(tmp_path: Path, variable: str, plugin: str) -> None:
-    """It ends with 64 and one line, which the pod's status has, too. ringtrain has an extra that brings the plugin.
+    """The launcher ends with 64 and one line, which is also in the pod's status. ringtrain has an extra that installs
+    the plugin. `ringtrain run` refuses the variable before it starts anything.
 
     `ringtrain run` refuses the variable before it starts anything.
     """

@@ -79,7 +79,7 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Consol
 
 
 def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console: Console) -> None:
-    """It does not know when the reports in its files came: a deadline for progress begins anew."""
+    """A restarted launcher does not know the times of earlier reports: the deadline for progress restarts."""
     first = begin(tmp_path, console)
     send(first, 1, step=1, time=1000.0)
     first.store.close()
@@ -92,7 +92,8 @@ def test_a_launcher_that_was_restarted_counts_from_then(tmp_path: Path, console:
 
 
 def test_what_training_went_on_from(tmp_path: Path, console: Console) -> None:
-    """It is in the status from the first word on, also of a launcher that was restarted, and counts as no step."""
+    """The status contains it from the first report on, also after a restart of the launcher; it does not count as a
+    step."""
     first = begin(tmp_path, console)
     send(first, 1, step=140, time=1000.0, startedFrom="/c/a-uid/attempt-0001/ckpt-0000000140.npz")
     told = "step 140 of /c/a-uid/attempt-0001/ckpt-0000000140.npz"

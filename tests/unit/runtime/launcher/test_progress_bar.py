@@ -44,5 +44,5 @@ def test_no_step_is_forestalled() -> None:
 
 
 def test_without_an_end() -> None:
-    """There is no bar."""
+    """Without a known end there is no bar."""
     assert ConsoleProgressBar(replace(PROGRESS, total_steps=None), None, None).line(80) == "Step 40  loss: 0.412"

@@ -137,7 +137,8 @@ async def test_orders_reach_all_who_listen(job: Served) -> None:
 
 
 async def test_a_large_world_is_sent_compressed_to_who_reads_that(job: Served) -> None:
-    """It is the same order, less than a fiftieth as long; other agents get it as it always was."""
+    """The compressed order has the same content, in less than a fiftieth of the size; other agents get it
+    uncompressed."""
     calls = [Call(), Call()]
     for index in range(2):
         await job.register(index)
@@ -167,7 +168,7 @@ async def test_a_new_pod_waits_for_the_end_of_the_connection_of_the_one_before(e
 
 
 async def test_lines_of_an_agent_that_was_replaced_take_no_other_lines_place(elastic_job: Served) -> None:
-    """It is back from behind a broken network, and has records of the numbers that those of the new one have."""
+    """The replaced agent reconnects after a network failure, and has records with the same numbers as the new one's."""
 
     async def append(instance: str, first: int, line: bytes) -> list[int]:
         chunk = pb.Chunk(rank=0, first=first, lines=1, data=line)

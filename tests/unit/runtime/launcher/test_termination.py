@@ -38,7 +38,7 @@ def test_a_failure_in_the_words_of_the_contract() -> None:
 
 @given(tail=st.lists(st.text(max_size=600), max_size=25), message=st.text(max_size=5000))
 def test_never_more_than_a_pod_may_say(tail: list[str], message: str) -> None:
-    """At most 4096 bytes of JSON; the log's end and the message survive as far as they fit."""
+    """The message has at most 4096 bytes of JSON, with as much of the log's end and the failure as fits."""
     failure = Failure(Reason.RANK_FAILED, message, 0, log_tail=tuple(tail))
     encoded = termination_message(Verdict(Outcome.FAILED, 1, 0, failure), 1, 1)
     assert len(encoded) <= 4096

@@ -76,7 +76,7 @@ def test_without_samples_there_is_no_speed() -> None:
 
 
 def test_no_report_no_progress() -> None:
-    """Nothing before the first report."""
+    """There is no progress before the first report."""
     assert GangThroughput(1).progress() is None
     assert GangThroughput(1).total() is None
 

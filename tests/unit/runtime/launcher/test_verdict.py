@@ -123,7 +123,7 @@ def test_the_first_cause(view: GangView, rank: int, code: int, words: str) -> No
     ],
 )
 def test_open(view: GangView, now: float) -> None:
-    """Not decided yet."""
+    """There is no verdict yet."""
     assert decide_verdict(view, now, PATIENCE) is None
 
 

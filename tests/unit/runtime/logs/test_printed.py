@@ -102,7 +102,7 @@ def test_the_longest_bar_is_the_one_that_trains() -> None:
 
 
 def test_a_bar_that_is_drawn_again() -> None:
-    """For the same step it is no report, as no time of a step has passed; the last one is, for its loss."""
+    """A line for the same step is no report, because no time has passed; the last one is, because of its loss."""
     bar = "{}%|█ | {}/100 [00:10<00:12, 45.2it/s, loss={}]"
     drawn = ((9, 0.5), (9, 0.4), (9, 0.3), (18, 0.2), (100, 0.1), (100, 0.05))
     found = Reader().read(*(bar.format(n, n, loss) for n, loss in drawn))
@@ -121,7 +121,8 @@ def test_a_bar_without_an_end() -> None:
 
 
 def test_keras() -> None:
-    """With colours and backspaces, without the bar, twice in a program; evaluation is no training."""
+    """The parser handles colours and backspaces, output without a bar, and two calls of `fit`; evaluation is
+    ignored."""
     bar = "\x1b[1m{}/4\x1b[0m \x1b[32m━━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m5s\x1b[0m 12ms/step - loss: {}" + "\x08" * 60
     found = Reader().read(
         "4/4 ━━━━ 0s 9ms/step",
@@ -268,7 +269,7 @@ def test_rules(rule: str) -> None:
 
 
 def test_whose_reports_count() -> None:
-    """Those that ranks make; before them those that were read, of the lowest rank and its newest series."""
+    """Reports of ranks count; before the first of them, lines of the lowest rank and its newest series count."""
     voice = PrintedReportsChoice()
     heard = [
         voice.choose(rank, {"printed": series}) for rank, series in ((2, 1), (2, 1), (3, 1), (0, 1), (2, 2), (0, 2))

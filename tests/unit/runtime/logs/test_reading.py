@@ -55,7 +55,7 @@ def test_the_tail_begins_where_its_lines_begin(tmp_path: Path, content: bytes, l
 
 
 def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
-    """From before the file is there until the attempt is over, with nothing left out."""
+    """Reading starts before the file exists, ends with the attempt, and omits nothing."""
     path, over = tmp_path / "log", threading.Event()
     chunks = follow_log(path, 0, over.is_set)
     path.write_bytes(b"one\n")

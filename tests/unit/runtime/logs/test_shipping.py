@@ -35,7 +35,7 @@ def _ship(uri: str, store: LogStore) -> LogShipping:
 
 
 def _in_a_pod_without_files(monkeypatch: pytest.MonkeyPatch, uri: str, folder: Path) -> None:
-    """Of a job of three ranks."""
+    """Set the variables of a pod of a job with three ranks, whose log directory does not exist."""
     variables = {"JOB_NAME": "digits", "JOB_NAMESPACE": "ns", "ATTEMPT": "1", "NUM_WORKERS": "3", "LOG_URI": uri}
     for name, value in {**variables, "LOG_DIR": str(folder / "none")}.items():
         monkeypatch.setenv(f"RINGTRAIN_{name}", value)

@@ -56,7 +56,7 @@ def test_no_straggler(works: list[float], steps: int) -> None:
 
 
 def test_a_job_that_measures_its_input_alone() -> None:
-    """Its ranks have input and the rest; who waits for whom is not known."""
+    """The time of its ranks has two parts, input and the rest; there is no straggler, because waiting is unknown."""
     times = StepTimes()
     for step in range(10):
         times.add(0, _report(step, step, inputWait=0.5))

@@ -120,7 +120,7 @@ def test_lines_that_went_with_an_earlier_launcher(tmp_path: Path) -> None:
 
 
 def test_another_job_of_the_same_name(tmp_path: Path) -> None:
-    """Its logs are moved aside, not overwritten and not continued."""
+    """The other job's logs are moved to another directory."""
     for uid in ("old", "new"):
         store = LogStore(_files(tmp_path), uid, 1)
         assert not store.resumed
