@@ -104,7 +104,8 @@ def test_ranks_see_the_devices_of_their_host(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
-    """With the end of its output, where the traceback is; and its place is free for the next run."""
+    """The error contains the end of the rank's output with the traceback, and the rank's place is free for the next
+    run."""
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
         ringtrain.ray.run(trains("raise", 1), (1.0,), num_workers=4, log_dir=tmp_path, stdout=io.StringIO())
     assert caught.value.rank == 1
@@ -114,7 +115,7 @@ def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
-    """By its rank: its process is killed, and the others end. So does what the rank has started."""
+    """The error names the rank whose process is killed; the other ranks end, and so do its child processes."""
     with pytest.raises(RankFailed, match="the Ray task of rank 1 ") as caught:
         ringtrain.ray.run(
             *(trains("kill the actor", 1), (1.0,)),
@@ -163,7 +164,7 @@ def test_a_function_that_cannot_travel() -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_a_group_of_ones_own(tmp_path: Path) -> None:
-    """Its bundles are the ranks' places, and it stays."""
+    """The group's bundles are the places of the ranks, and the run does not remove it."""
     group = placement_group([{"CPU": 1}] * 2, strategy="SPREAD")
     for _ in range(2):
         results = ringtrain.ray.run(
@@ -178,7 +179,7 @@ def test_a_group_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_horovods_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its program, with the import changed."""
+    """The program of Horovod's documentation runs with a changed import."""
     monkeypatch.chdir(tmp_path)
     executor = RayExecutor(RayExecutor.create_settings(timeout_s=60), num_hosts=2, num_workers_per_host=2)
     executor.start(extra_env_vars={"MINE": "yes"})

@@ -96,7 +96,7 @@ def test_ranks_meet_and_their_results_come_in_order(spark: SparkSession, tmp_pat
 
 @pytest.mark.sampled(one_in=3)
 def test_a_rank_that_raises_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """With the end of its output, where the traceback is."""
+    """The error contains the end of the rank's output with the traceback."""
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
         ringtrain.spark.run(trains("raise", 1), args=(1.0,), num_proc=2, log_dir=tmp_path, stdout=io.StringIO())
     assert caught.value.rank == 1
@@ -112,7 +112,8 @@ def test_results_that_spark_does_not_deliver(spark: SparkSession, tmp_path: Path
 
 @pytest.mark.sampled(one_in=3)
 def test_a_task_that_dies_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    """By its rank: its Python is killed, and Spark ends all tasks of the stage. What the rank has started ends."""
+    """The error names the rank whose Python is killed; Spark ends all tasks of the stage, and the rank's child
+    processes end."""
     with pytest.raises(RankFailed, match="the Spark task of rank 1 ") as caught:
         ringtrain.spark.run(
             *(trains("kill the task", 1), (1.0,)),
@@ -159,7 +160,7 @@ def test_ranks_of_a_host_follow_each_other() -> None:
 def test_the_recipe_in_place_of_estimators(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it stands on the page: it trains from what Spark wrote, and its predictions are the labels."""
+    """The documentation's program trains from data that Spark wrote, and its predictions equal the labels."""
     dataset = pytest.importorskip("pyarrow.dataset")
     pytest.importorskip("pandas")
     pytest.importorskip("torch")

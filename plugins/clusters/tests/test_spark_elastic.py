@@ -76,7 +76,7 @@ def run(directory: Path, kind: str, holds: dict[int, int], **options: Any) -> li
 
 
 def executors() -> list[psutil.Process]:
-    """Those of the session, each a JVM."""
+    """Return the session's executors, each a JVM."""
     below = psutil.Process().children(recursive=True)
     return [one for one in below if "CoarseGrainedExecutorBackend" in " ".join(_command(one))]
 
@@ -115,7 +115,7 @@ def test_more_tasks_than_slots(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=2)
 def test_a_function_that_raises(spark: SparkSession, tmp_path: Path) -> None:
-    """On all ranks: the run ends with its traceback."""
+    """If all ranks raise, the run ends with the traceback."""
 
     def fails() -> None:
         import ringtrain as rt
@@ -144,7 +144,7 @@ def test_numbers_that_cannot_be(spark: SparkSession, options: dict[str, Any], me
 
 
 def test_horovods_arguments() -> None:
-    """In the order of Horovod 0.28.1; ours stand behind them, by name alone."""
+    """Arguments are in the order of Horovod 0.28.1; additional ones follow, by name only."""
     names = list(inspect.signature(ringtrain.spark.run_elastic).parameters)
     assert names == [
         *("fn", "args", "kwargs", "num_proc", "min_num_proc", "max_num_proc", "start_timeout", "elastic_timeout"),

@@ -45,7 +45,7 @@ CLASSES = ("CustomTrainer", "CustomTrainerContainer", "Event", "Runtime", "Runti
 
 
 def environment() -> dict[str, str]:
-    """With the folder in which kubeflow and torchx are. Skips where they are not."""
+    """Return variables with the folder that contains kubeflow and torchx; skip if they are missing."""
     for name in ("kubeflow", "torchx"):
         if not (OTHERS / name).is_dir():
             pytest.skip(f"{name} is not in {OTHERS}: make .venv/.others")
@@ -143,7 +143,7 @@ def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
-    """With the reason, instead of the time-out."""
+    """The error contains the reason, and is raised before the timeout."""
     name = client.train(trainer=ours.CustomTrainer(fails))
     with pytest.raises(RuntimeError, match="rank 0 exited with 3"):
         client.wait_for_job_status(name, timeout=100, polling_interval=0)
@@ -165,7 +165,7 @@ def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
 def test_what_has_no_counterpart_is_refused(
     client: ours.TrainerClient, arguments: dict[str, Any], expected: str
 ) -> None:
-    """By the argument's name; nothing is started."""
+    """The error names the argument, and nothing is started."""
     with pytest.raises(Invalid, match=re.escape(expected)):
         client.train(**{"trainer": ours.CustomTrainer(fails), **arguments})
     assert client.list_jobs() == []

@@ -27,7 +27,7 @@ def test_a_job_that_the_cluster_names() -> None:
 
 
 def test_what_can_be_converted_is() -> None:
-    """Beside jobs that can't be, of which each is named with its field; the exit code is 1."""
+    """Valid jobs are converted although others cannot be, which are named with the field; the exit code is 1."""
     good, torn = (MPIJOB | {"metadata": {"name": name}} for name in ("good", "torn"))
     torn["spec"] = {}
     old = {"apiVersion": "kubeflow.org/v1alpha1", "kind": "MPIJob", "metadata": {"name": "old"}, "spec": {}}

@@ -53,12 +53,12 @@ def test_what_torchrun_would_start(words: list[str], program: tuple[str, ...], p
     ],
 )
 def test_what_only_a_shell_can_do_is_left_to_it(text: str) -> None:
-    """Such a word would reach the program as it stands."""
+    """Otherwise the program would get such a word literally."""
     assert read_torchrun(["sh", "-c", text]) is None
 
 
 def test_other_programs_are_left_as_they_are() -> None:
-    """They may have torchrun's options, and files of its name."""
+    """Other programs may have torchrun's options, and files of its name."""
     for words in ([], ["python", "a.py", "-m", "torch.distributed.run"], ["python", "-m", "torchvision"]):
         assert read_torchrun(words) is None
 

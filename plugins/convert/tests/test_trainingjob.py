@@ -138,7 +138,7 @@ def test_one_process_for_each_cpu_is_refused() -> None:
 
 
 def test_a_process_has_all_devices_of_its_pod() -> None:
-    """As in the source, where a pod is one process."""
+    """A pod is one process, as in the source."""
     obj = job("TFJob", {"Worker": 2})
     containers = obj["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     containers[0]["resources"] = {"limits": {"nvidia.com/gpu": 4}}
@@ -193,7 +193,7 @@ def test_without_restarts_there_are_none() -> None:
     ids=["args", "place", "command", "containers", "replicas", "role"],
 )
 def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected: str) -> None:
-    """With the source's own paths."""
+    """Errors contain the source's paths."""
     obj = job("PyTorchJob", {"Master": 1, "Worker": 1})
     if path.endswith("command"):
         obj["spec"]["pytorchReplicaSpecs"].pop("Worker")
@@ -250,7 +250,7 @@ def test_args_without_a_command() -> None:
 
 
 def test_parameter_servers_are_refused() -> None:
-    """With the way out."""
+    """The error describes a solution."""
     assert "use a MultiWorkerMirroredStrategy" in refusal(job("TFJob", {"PS": 1, "Worker": 1}))
 
 

@@ -309,7 +309,7 @@ def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
     ids=["cpus-not-known", "gpus-not-known", "no-number", "another-source", "expanded-too-early", "torchtune"],
 )
 def test_what_trainer_gives_and_we_can_not(policy: dict[str, Any], command: list[str], expected: str) -> None:
-    """It is refused, with the way out."""
+    """The job is refused, and the error describes a solution."""
     with pytest.raises(Invalid) as refused:
         of_source(policy, command)
     assert expected in str(refused.value)
@@ -359,7 +359,7 @@ def test_nodes_are_workers_where_the_launcher_cannot_be_one(trainer: dict[str, A
     ids=["no-runtime", "kind", "nodes", "no-command", "command"],
 )
 def test_what_is_wrong_is_told_by_field(patch: dict[str, Any], expected: str) -> None:
-    """With the TrainJob's own paths."""
+    """Errors contain the TrainJob's paths."""
     job, runtime = documents()
     job["spec"] |= patch
     with pytest.raises(Invalid) as refused:

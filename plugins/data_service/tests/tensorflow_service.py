@@ -58,7 +58,7 @@ def all_of(read: Iterable[list[int]]) -> list[int]:
 
 
 def begun(config: str) -> Any:
-    """In a rank of training: the config, once the compute job has written it."""
+    """Return the config in a rank of training, when the compute job has written it."""
     import ringtrain.tensorflow as hvd
     from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig
 
@@ -191,7 +191,7 @@ def reads_in_the_next_world(path: str) -> list[int]:
 
 
 def check_a_newcomer_shares_what_is_reused() -> None:
-    """In the next world of an elastic job survivors have shared datasets before: each element is on one rank."""
+    """Survivors have shared datasets before the next world: each element is on one rank."""
     with compute_job(2) as (config, _):
         assert all_of(training(reads_in_the_next_world, 2, config)) == list(range(COUNT))
 
@@ -239,7 +239,7 @@ def check_a_worker_that_dies_is_replaced() -> None:
 
 
 def check_a_dispatcher_that_dies_is_replaced() -> None:
-    """Its successor reads its journal: nothing is lost, nothing comes twice."""
+    """The new dispatcher reads its predecessor's journal: no element is lost or repeated."""
     count, read = lost_and_read(0)
     assert sorted(read) == list(range(count))
 
@@ -305,7 +305,7 @@ def ends_early(path: str) -> None:
 
 
 def check_workers_follow_a_training_that_begins_again() -> None:
-    """Its dispatcher is another one, at another address."""
+    """The new training has another dispatcher, at another address."""
     with compute_job(1, "--dispatcher-side", "training") as (config, _):
         assert ranks_ended(ends_early, 1, config, env=ENV, context=FORK)[0].exit_code == -signal.SIGKILL
         assert sorted(training(reads_from_its_own, 1, config, False)[0]) == list(range(COUNT))
@@ -375,7 +375,7 @@ def arguments_that_contradict_each_other() -> None:
 
 
 def check_arguments_that_contradict_each_other() -> None:
-    """Before anything waits."""
+    """Errors are raised before any wait."""
     alone(arguments_that_contradict_each_other)
 
 

@@ -29,7 +29,7 @@ class Run:
         until(f"step {number}", (self.directory / f"step-{number}").exists)
 
     def processes(self, word: str) -> list[psutil.Process]:
-        """Those of this run that were started as `ringtrain <word>`."""
+        """Return the processes of this run that were started as `ringtrain <word>`."""
         return [child for child in self._children() if "ringtrain" in (line := _words(child)) and word in line]
 
     def ranks(self) -> list[psutil.Process]:
@@ -52,7 +52,7 @@ class Run:
 
 
 def _words(process: psutil.Process) -> list[str]:
-    """Its command line; of one that has ended, none."""
+    """Return the command line of a process; empty if it has ended."""
     try:
         return process.cmdline()
     except psutil.Error:

@@ -76,7 +76,7 @@ def check(batch: LoadedBatch) -> None:
 
 
 def test_batches_come_in_the_order_of_the_shard(service: DataWorkers) -> None:
-    """With the loaded arrays, mask, weight and position; by all three data workers."""
+    """Batches contain arrays, mask, weight and position, and all three data workers load some."""
     order = one_rank(101, last="weighted", seed=3)
     found = list(distribute("support.loaders:slow", order, epoch=2))
     expected = list(order.epoch(2))
@@ -160,7 +160,7 @@ def test_a_module_that_is_not_there(service: DataWorkers) -> None:
 
 @pytest.mark.parametrize("function", ["dies_once", "is_stopped"])
 def test_a_loader_process_that_ends_is_made_anew(service: DataWorkers, function: str) -> None:
-    """Its request is tried again, and training does not notice."""
+    """The request is repeated, and training is not affected."""
     marker = Path(os.environ["DIES_ONCE"])
     marker.touch()
     found = list(distribute(f"support.loaders:{function}", one_rank(40, shuffle=False), epoch=0))
@@ -353,7 +353,7 @@ def test_positions_of_what_is_no_split_are_refused(service: DataWorkers, tmp_pat
 
 
 def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataWorkers], tmp_path: Path) -> None:
-    """From the last offset."""
+    """The other data worker continues at the last offset."""
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{line}\n" for line in range(200)))
     workers = own_service(2)
@@ -452,7 +452,7 @@ def end(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def test_a_data_worker_of_the_command_line_takes_its_loader_processes_along() -> None:
-    """It ends with 0 on SIGTERM."""
+    """The data worker and its loader processes end on SIGTERM, with 0."""
     worker, _ = command_line()
     children = Path(f"/proc/{worker.pid}/task").glob("*/children")
     loaders = {pid for file in children for pid in file.read_text().split()}

@@ -36,7 +36,7 @@ class HastyLink(DataWorkerLink):
 
 
 def test_a_data_worker_that_says_hello_at_once_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream is known by then: else the rank would wait for ever, with a data worker that is there."""
+    """The stream is registered by then; otherwise the rank would wait for ever for an available data worker."""
     members = tmp_path / "members"
     monkeypatch.setattr(session, "DataWorkerLink", HastyLink)
     members.write_text(members_text("loader", [DataMember("uid", 0, "a", "pod", "127.0.0.1:1", "loader", 1)]))

@@ -92,7 +92,7 @@ def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> Non
 
 
 def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
-    """Those of compute job and training, as the page has them, but for the name of the config."""
+    """Return the documentation's commands for compute job and training, with another name of the config."""
     if mode == "spark":
         if not SPARK_SUBMIT.exists() or not shutil.which("java"):
             pytest.skip("Spark needs pyspark and Java: apt install default-jre-headless")

@@ -160,7 +160,7 @@ def test_the_launcher_as_worker_and_mpich() -> None:
     ],
 )
 def test_what_cannot_be_converted_is_refused(obj: dict[str, Any], message: str) -> None:
-    """With the MPIJob's own path, and the way out."""
+    """The error contains the MPIJob's path, and a solution."""
     with pytest.raises(Invalid, match=message):
         convert_mpijob(obj)
 
@@ -252,7 +252,8 @@ def test_pods_have_the_sources_labels() -> None:
 
 @pytest.mark.parametrize(("devices", "workers"), [({"nvidia.com/gpu": 2}, 3), ({}, 2)], ids=["devices", "none"])
 def test_a_launcher_that_is_a_worker_keeps_its_devices(devices: dict[str, int], workers: int) -> None:
-    """Its ranks become those of one more worker: a launcher has no devices here. The world has its size."""
+    """The launcher's ranks become those of an additional worker, because a launcher has no devices here. The world has
+    the same size."""
     obj = changed(runLauncherAsWorker=True)
     launcher_of(obj).update(args=["-n", "6", "pi"], resources={"limits": devices})
     converted = convert_mpijob(obj)

@@ -49,7 +49,7 @@ def until_formed(job: MpiGang, launcher: PodProcess, formation: int, slots: list
 def test_mpirun_is_run_anew_over_the_pods_that_live(
     library: Any, local_gang: Callable[..., MpiGang], short_path: Path
 ) -> None:
-    """With all ranks after a killed one, with fewer after a lost pod, with all again when a new pod is there."""
+    """All ranks run after one was killed, fewer after a pod was lost, and all when a new pod is available."""
     settings = {**ELASTIC, "RINGTRAIN_ELASTIC_REPLACE_TIMEOUT": "1", **library.need_mpi4py(short_path)}
     job = local_gang(2, 2, library.implementation, **settings)
     agents = job.agents()
@@ -73,7 +73,7 @@ def test_mpirun_is_run_anew_over_the_pods_that_live(
 
 @pytest.mark.sampled
 def test_a_script_that_calls_mpirun_is_run_anew(local_gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """As mpirun itself; the programs that the launcher puts before it in PATH are there already."""
+    """The script is restarted like mpirun itself; the launcher's replacements in PATH exist already."""
     settings = {**ELASTIC, **OPEN_MPI.need_mpi4py(short_path)}
     job = local_gang(1, 2, "OpenMPI", **settings)
     job.agents()

@@ -153,7 +153,7 @@ def test_mpirun_as_a_mere_starter(library: Library, local_gang: LocalGang) -> No
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", [OPEN_MPI, OPEN_MPI_5])
 def test_a_program_of_mpi_has_no_warning(library: Library, local_gang: LocalGang) -> None:
-    """Its ranks have called MPI_Init."""
+    """The ranks have called MPI_Init."""
     job = local_gang(2, 1, library.implementation, **library.need())
     job.agents()
     launcher = job.launcher("mpirun", *python("from mpi4py import MPI\nprint(MPI.COMM_WORLD.rank)"))
@@ -162,7 +162,7 @@ def test_a_program_of_mpi_has_no_warning(library: Library, local_gang: LocalGang
 
 
 def test_a_program_that_need_not_call_mpi_init(local_gang: LocalGang) -> None:
-    """It succeeds without a warning."""
+    """The job succeeds without a warning."""
     OPEN_MPI.need()
     job = local_gang(2, 1, "OpenMPI", RINGTRAIN_MPI_REQUIRE_INIT="0")
     job.agents()
@@ -308,7 +308,8 @@ def test_ranks_save_when_they_are_asked_to_stop(library: Any, asked: str, local_
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_worker_that_is_killed(library: Any, local_gang: LocalGang, short_path: Path) -> None:
-    """As for want of memory, with all that is in its pod: it is the cause, not the mpirun that ends for it."""
+    """All processes of the pod are killed, as by a lack of memory: this is the cause, not the mpirun that ends because
+    of it."""
     job = local_gang(2, 1, library.implementation, **library.need_mpi4py(short_path))
     agents = job.agents()
     launcher = job.launcher("mpirun", *python(SLEEP))
@@ -340,7 +341,8 @@ def test_a_rank_that_aborts(library: Any, local_gang: LocalGang, short_path: Pat
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_host_that_vanishes(library: Any, gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """Its cable is pulled: not a word of it. The launcher notices by its heartbeat, and names host and ranks."""
+    """The network of the host is disconnected without any message. The launcher notices by its heartbeat, and names
+    host and ranks."""
     job = gang(2, 2, library.implementation, RINGTRAIN_TIMEOUT="12", **library.need_mpi4py(short_path))
     job.agents()
     launcher = job.launcher("mpirun", *python(SLEEP))

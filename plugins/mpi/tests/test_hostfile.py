@@ -37,7 +37,7 @@ def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, sho
 
 
 def test_a_script_reaches_other_hosts_by_its_own_ssh(local_gang: LocalGang, short_path: Path) -> None:
-    """As `git clone` does; what fails there is the script's to judge, and no worker is lost."""
+    """The script connects like `git clone`; it handles a failure itself, and no worker is lost."""
     programs, seen = short_path / "bin", short_path / "seen"
     programs.mkdir()
     (programs / "ssh").write_text(f'#!/bin/sh\necho "$@" > {seen}\nexit 1\n')

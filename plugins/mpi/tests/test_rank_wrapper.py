@@ -61,7 +61,7 @@ class AgentAndManager:
         return connection
 
     def answer_init(self) -> None:
-        """As the process manager does."""
+        """Answer like the process manager."""
         assert self.manager.recv(100) == b"init"
         self.manager.sendall(b".")
 
@@ -130,14 +130,14 @@ class RankHost:
         self.departed: queue.SimpleQueue[Departure] = queue.SimpleQueue()
 
     def await_begun(self) -> None:
-        """It has begun."""
+        """Return at once."""
 
     def assign(self, arrival: Arrival) -> RankAssignment:
         files = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
         return RankAssignment(*files, {}, "/no/check-in")
 
     def started(self, rank: int, pid: int) -> None:
-        """Nothing to do."""
+        """Ignore the start."""
 
     def ended(self, rank: int, departure: Departure) -> None:
         self.departed.put(departure)

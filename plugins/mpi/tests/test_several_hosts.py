@@ -45,7 +45,7 @@ def test_four_ranks_add_up_over_all_hosts(
 @pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """With runLauncherAsWorker its ranks are the first of the world, on the launcher's own host."""
+    """With runLauncherAsWorker the first ranks of the world run on the launcher's host."""
     job = gang(1, 2, library.implementation, **library.need_mpi4py(short_path))
     job.with_launcher_as_worker()
     job.agents()
@@ -60,8 +60,8 @@ def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGa
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("library", ALL)
 def test_workers_that_share_one_address(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
-    """As under hostNetwork on one node, or `dtj local`: every rank still runs in its own worker. Ranks of Open MPI
-    hear that collectives are none by node."""
+    """Workers may share an address under hostNetwork on one node, or with `dtj local`: every rank still runs in its own
+    worker. Open MPI's ranks get the message that collectives by node are off."""
     job = local_gang(2, 2, library.implementation, **library.need_mpi4py(short_path))
     agents = job.agents()
     program = f"{ALLREDUCE}import os\nprint(os.environ.get('OMPI_MCA_coll_han_priority'))\n"

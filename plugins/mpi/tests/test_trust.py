@@ -113,7 +113,7 @@ def start(token: str, nonce: bytes, claim: MpiDaemonClaim = CLAIM) -> Any:
 
 
 def test_the_jobs_own_launcher_is_served(agent: Agent) -> None:
-    """Its command runs, and output and exit code come back."""
+    """The command runs, and its output and exit code are returned."""
     assert ask(agent.launcher(), agent) == (7, b"started\n")
     assert agent.spawned.commands == [CLAIM.command]
 
@@ -132,7 +132,7 @@ def test_a_client_without_certificate_starts_nothing(agent: Agent, capfd: pytest
 def test_another_jobs_certificate_starts_nothing(
     agent: Agent, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Even when its owner knows this job's CA and token, as a thief of the worker's files would."""
+    """It is refused even if its owner knows this job's CA and token, for example from stolen files of the worker."""
     theirs, ours = load(write_secrets(tmp_path, "uid-2")["launcher"]), agent.launcher()
     assert theirs.tls is not None
     mixed = replace(ours, tls=replace(theirs.tls, ca=ours.tls.ca))

@@ -173,7 +173,7 @@ def test_mlflow_has_the_run(gang: MakeGang, server: str, fails: str, code: int, 
 
 @pytest.mark.sampled(one_in=2)
 def test_a_run_that_is_over_is_sent_once(gang: MakeGang, server: str) -> None:
-    """By `ringtrain export`, as its launcher would have; a second time adds no run and no point."""
+    """`ringtrain export` sends the same as its launcher would have; a second time adds no run and no point."""
     job, code = run(gang, "")
     assert code == 0, job.pods[0].err()
     env = {**os.environ, **packages("mlflow"), "MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "later"}
@@ -235,7 +235,7 @@ def test_a_server_that_takes_nothing_costs_seconds(gang: MakeGang, kind: str) ->
 
 @pytest.mark.sampled
 def test_wandb_has_the_run_as_files(gang: MakeGang) -> None:
-    """In W&B's own messages: history, config without secrets, the end; no key is in any of its files."""
+    """W&B's messages contain history, config without secrets, and the end; no file contains a key."""
     job, code = run(gang, "wandb", **packages("wandb"), WANDB_API_KEY="k" * 40, FAILS="1")
     assert code == 3, job.pods[0].err()
     (file,) = job.logs.glob("wandb/offline-run-*/*.wandb")

@@ -48,7 +48,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[float, int, float]]]:
 
 
 def test_every_report_is_an_event(tmp_path: Path) -> None:
-    """Of each rank by itself: loss, metrics, epoch and speed; what is null or no report is left out."""
+    """Events contain loss, metrics, epoch and speed of each rank; null values and invalid reports are left out."""
     attempt = kept(
         tmp_path,
         {"step": 0, "time": 9.0, "startedFrom": ""},
@@ -82,7 +82,7 @@ def test_a_second_time_replaces_the_first(tmp_path: Path) -> None:
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
-    """With what was looked for."""
+    """The error names the directory that was searched."""
     (tmp_path / "runs").mkdir()
     done = CliRunner().invoke(main, ["tensorboard", str(tmp_path / "runs"), "--convert"])
     assert done.exit_code == 1

@@ -1,4 +1,4 @@
-"""In the shape of Horovod's MNIST example for the data service: one train function for each side of dispatchers.
+"""Horovod's MNIST example for the data service in the same structure: one train function for each side of dispatchers.
 
 Digits are random here, and the network is small.
 """

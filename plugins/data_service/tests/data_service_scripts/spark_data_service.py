@@ -1,4 +1,4 @@
-"""In the shape of Horovod's MNIST example for the data service on Spark: ranks run in Spark's tasks.
+"""Horovod's MNIST example for the data service on Spark in the same structure: ranks run in Spark's tasks.
 
 spark-submit --master "local[2]" --py-files mnist_data_service.py spark_data_service.py compute.json
 """

@@ -20,7 +20,7 @@ WRAPPER = ["/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker
 
 
 def line(implementation: MpiImplementation, *options: str) -> MpirunLine:
-    """Of a job of four ranks."""
+    """Return the command line of a job of four ranks."""
     return MpirunLine(MpirunVersion("/usr/bin/mpirun", implementation, "4.1.4"), options, 4, "10.0.0.1")
 
 

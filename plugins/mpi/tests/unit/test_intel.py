@@ -9,7 +9,7 @@ from ringtrain_mpi.intel import intel_daemon_variables
 
 @pytest.mark.parametrize("network", ["opt/mpi/libfabric/lib", "libfabric/lib"], ids=["since-2021.11", "before"])
 def test_ranks_find_its_libraries(network: str, tmp_path: Path) -> None:
-    """In front of the image's own folders, the network's with its providers."""
+    """The libraries, and the network's with its providers, come before the image's folders."""
     for folder in ("bin", "lib/release", f"{network}/prov"):
         (tmp_path / folder).mkdir(parents=True)
     command = f"{tmp_path}/bin//hydra_bstrap_proxy --upstream-host 10.0.0.1"
@@ -21,7 +21,7 @@ def test_ranks_find_its_libraries(network: str, tmp_path: Path) -> None:
 
 
 def test_the_image_may_say_it_itself(tmp_path: Path) -> None:
-    """Then nothing is added; nor for a daemon of another MPI."""
+    """Then nothing is added, and neither for a daemon of another MPI."""
     (tmp_path / "lib").mkdir()
     command = f"{tmp_path}/bin/hydra_bstrap_proxy"
     assert intel_daemon_variables(command, {"I_MPI_ROOT": "/opt/impi"}) == {}

@@ -31,7 +31,7 @@ def _agent(place: Path) -> Iterator[Path]:
 
 
 def test_a_killed_agents_directory_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """That of an agent which lives stays, and so does what was not made here."""
+    """Directories of running agents stay, and so do files of other programs."""
     (tmp_path / "ringtrain-mpi-being-made").mkdir()
     (tmp_path / "of-another-program").mkdir()
     with _agent(tmp_path) as living:

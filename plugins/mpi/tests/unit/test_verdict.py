@@ -50,7 +50,7 @@ KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
     ],
 )
 def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float) -> None:
-    """Not decided yet."""
+    """There is no verdict yet."""
     assert decide_mpi(view, command, daemon, now, PATIENCE) is None
 
 

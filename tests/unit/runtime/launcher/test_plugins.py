@@ -53,10 +53,7 @@ main()
 @pytest.mark.parametrize(("variable", "plugin"), contract.PLUGIN_VARIABLES.items())
 def test_a_launcher_without_a_plugin_refuses_its_variable(tmp_path: Path, variable: str, plugin: str) -> None:
     """The launcher ends with 64 and one line, which is also in the pod's status. ringtrain has an extra that installs
-    the plugin. `ringtrain run` refuses the variable before it starts anything.
-
-    `ringtrain run` refuses the variable before it starts anything.
-    """
+    the plugin. `ringtrain run` refuses the variable before it starts anything."""
     message = tmp_path / "message"
     env = {**environment(1), variable: "1", "RINGTRAIN_TERMINATION_MESSAGE_PATH": str(message)}
     done = completed([sys.executable, "-c", WITHOUT_PLUGINS, "launcher"], env=env, timeout=patient(60))
