@@ -168,7 +168,7 @@ def _without_model_dir() -> list[tuple[str, int]]:
 
 
 def test_without_model_dir_each_estimator_has_a_new_folder_that_is_named():
-    """As tf.estimator: that of RunConfig, else a new folder; a second run finds nothing that is trained."""
+    """The folder is RunConfig's or a new one, as in tf.estimator; a second run starts without checkpoints."""
     (first, step), (second, again) = in_one_process(_without_model_dir)
     assert first != second
     assert (step, again) == (2, 2)

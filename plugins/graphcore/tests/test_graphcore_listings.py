@@ -55,7 +55,7 @@ def test_few_lines_change(listing: str) -> None:
 
 @pytest.mark.sampled(one_in=3)
 def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
-    """By TF_CONFIG alone; the evaluator's own process ends with metrics of the last step."""
+    """TF_CONFIG alone starts them; the evaluator's process ends with metrics of the last step."""
     cluster = {"worker": free_addresses(2), "evaluator": free_addresses(1)}
     tasks = [("worker", 0), ("worker", 1), ("evaluator", 0)]
     processes = [

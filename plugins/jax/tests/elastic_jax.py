@@ -28,7 +28,7 @@ Y = X.sum(axis=1, keepdims=True) - 1
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "step"], meta_fields=["apply"])
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """As Flax's TrainState: a function that is no data is a part of it."""
+    """Pytree like Flax's TrainState, with a function as a static part."""
 
     params: Any
     step: Any
@@ -47,7 +47,7 @@ def forward(params: Any, x: Any) -> Any:
 
 
 def loss_of(params: Any, x: Any, y: Any, keep: Any, weight: Any) -> Any:
-    """Its gradients are means of small integers."""
+    """Return a loss whose gradients are means of small integers."""
     found = forward(params, x)
     error = jax.lax.stop_gradient(jnp.clip(jnp.round(found - y), -4, 4))
     return jnp.mean(error * found) * keep * weight

@@ -28,7 +28,7 @@ class Mlp(linen.Module):
 
 
 class Cnn(linen.Module):
-    """With batch normalisation, whose statistics are those of a process's rows."""
+    """Network with batch normalisation over the rows of its process."""
 
     @linen.compact
     def __call__(self, x, train=True):
@@ -38,7 +38,7 @@ class Cnn(linen.Module):
 
 
 class Block(linen.Module):
-    """Of a transformer; its layers are computed anew in the backward pass."""
+    """Block of a transformer, whose layers are computed again in the backward pass."""
 
     @linen.compact
     def __call__(self, x):
@@ -127,7 +127,7 @@ class Net(nnx.Module):
 
 
 def test_nnx_with_gradients_reduced_behind(r: Run):
-    """As nnx has it: a module that is changed in place, under nnx.jit."""
+    """A module is changed in place under nnx.jit, which is the style of nnx."""
     model = Net(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 

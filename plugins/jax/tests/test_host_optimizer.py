@@ -180,7 +180,7 @@ def test_what_a_program_makes_of_parameters_counts():
 
 
 def test_a_training_goes_on_to_the_bit():
-    """From a checkpoint of whole states, and from one of shards."""
+    """Training continues bit by bit from a checkpoint of whole states, and from one of shards."""
     make, _ = PAIRS["clipped"]
     x, y = rows()
     whole = make()

@@ -236,7 +236,7 @@ def test_metrics_beside_the_loss(r: Run):
 
 
 def test_two_losses_in_a_step(r: Run):
-    """As of a generator and its critic: each has its own gradients and optimizer."""
+    """A generator and its critic each have separate gradients and an optimizer."""
     critic, maker = mlp(1), mlp(2, sizes=(WIDTH, 8, WIDTH))
     optimizer = optax.sgd(0.05, momentum=0.5)
 

@@ -37,7 +37,7 @@ OPTIMIZERS = {
 
 
 def test_a_training_is_that_of_one_process():
-    """With optimizers of optax, of which each rank has the whole."""
+    """Optimizers of optax have their whole state on each rank."""
     for optimizer in OPTIMIZERS.values():
         compared(optimizer, jax.jit)
 
@@ -82,7 +82,7 @@ def test_a_loop_in_one_compiled_function():
 
 
 def test_batches_of_other_lengths_compile_anew():
-    """Also where only one rank does."""
+    """A batch of another length on one rank alone works, too."""
     step = jax.jit(hvd.grad(lambda w, x: (w * x).mean()))
     for counts in ([4] * SIZE, [4] * SIZE, [4 + rank for rank in RANKS], [2] * SIZE, [4] * SIZE):
         xs = [np.arange(counts[rank], dtype="float32") + rank for rank in RANKS]

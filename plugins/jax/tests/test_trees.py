@@ -31,7 +31,7 @@ RUN_IN = {
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "step"], meta_fields=["apply"])
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """As Flax's TrainState: a function that is no data is a part of it."""
+    """Pytree like Flax's TrainState, with a function as a static part."""
 
     params: Any
     step: Any
@@ -74,7 +74,7 @@ def same(found, expected):
 
 
 def test_trees_come_back_from_checkpoints():
-    """With the state of optax, keys of both kinds, bfloat16, and a function; also where arrays are read late."""
+    """Trees contain the state of optax, keys of both kinds, bfloat16, and a function; arrays may be read late."""
     expected = tree(1)
     with tempfile.TemporaryDirectory() as own:
         folder = Path(hvd.broadcast_object(own, 0))
@@ -100,7 +100,7 @@ def test_what_is_kept_is_a_copy():
 
 
 def test_what_differs_is_named():
-    """By its path, with both sides."""
+    """The error contains the path and both values."""
     kept = hvd.to_state_dict({"a": {"w": jnp.ones(2)}, "key": jax.random.key(0), "step": 3})
     cases = [
         ({"a": {"w": jnp.ones(2), "b": jnp.ones(1)}}, r"\['a'\]\['b'\] is in the tree and not in the state"),

@@ -229,7 +229,7 @@ def scaled_adam() -> Any:
 
 
 def with_an_overflow(rank: int) -> tuple[Any, Any]:
-    """In the third step of the last rank."""
+    """Return data that make the loss overflow in the third step of the last rank."""
     x, y = numbers(rank)
     if rank == SIZE - 1:
         y[2 * ROWS : 3 * ROWS] *= 1e12
@@ -276,7 +276,7 @@ def check_loss_scale_goes_on():
 
 
 def check_a_loss_scale_around_it_is_refused():
-    """With the way out."""
+    """The error describes a solution."""
     model = built(dense)
     around = keras.mixed_precision.LossScaleOptimizer(hvd.HostOptimizer(adam()))
     model.compile(around, loss="mse")
@@ -285,7 +285,7 @@ def check_a_loss_scale_around_it_is_refused():
 
 
 def check_momentum_correction():
-    """As with DistributedOptimizer, which scales Keras' own velocities."""
+    """Keras' velocities are scaled, as with DistributedOptimizer."""
     for nesterov in (False, True):
         models = []
         for wrap in (hvd.HostOptimizer, hvd.DistributedOptimizer):
@@ -300,7 +300,7 @@ def check_momentum_correction():
 
 
 def check_settings_after_the_build():
-    """Those that Keras reads in each update, and this one cannot follow, are refused then."""
+    """Changes of settings that Keras reads in each update, but this optimizer does not, are refused."""
 
     def exclude(optimizer: Any, variables: Any) -> None:
         optimizer.exclude_from_weight_decay(var_list=variables)
@@ -456,7 +456,7 @@ def check_backup_and_restore():
 
 
 def check_load_model_refuses_the_state_of_a_host_optimizer():
-    """It makes a DistributedOptimizer; without updates nothing is missing."""
+    """The error occurs because loading creates a DistributedOptimizer; a file without updates loads."""
     folder, model = shared_folder(), fitted(begun(adam))
     model.optimizer.gather_state()
     saved_as_model(model, folder)

@@ -109,7 +109,7 @@ def like_one_process(
         model.compile(of_model, **of_compile)
 
     def losses(model: Model, ranks: list[int], *first: Any) -> list[float]:
-        """Of each epoch of `model` on what `ranks` have."""
+        """Return the loss of each epoch of `model` on the data of `ranks`."""
         options: dict[str, Any] = {"callbacks": [*first, *callbacks()]}
         if weights is not None:
             options["sample_weight"] = joined([weights(rank) for rank in ranks])

@@ -85,7 +85,7 @@ def check_what_diloco_refuses():
 
 
 def check_fit_trains_like_one_process():
-    """Also when ranks begin with different weights."""
+    """The result is the same even if ranks begin with different weights."""
     for rule in RULES:
         model = network(seed=RANK)
         fit(
@@ -98,7 +98,7 @@ def check_fit_trains_like_one_process():
 
 
 def check_an_optimizer_made_of_the_config_of_a_distributed_one():
-    """It is distributed, with the same options: how one makes an optimizer like another, for a second model."""
+    """The new optimizer is distributed, with the same options; scripts create one like this for a second model."""
     first = hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Sum)
     model, other = network(), network()
     second = type(first).from_config(first.get_config())
@@ -153,7 +153,7 @@ def train_on_pairs(model: keras.Model, plain, batch_of) -> None:
 
 
 def check_an_average_of_weights_over_several_backward_passes():
-    """It begins with the first update, as without passes; zeros would be a part of it, and `fit` ends with it."""
+    """The average begins with the first update, as without passes; it contains no zeros, and `fit` ends with it."""
     model, other = network(), network()
     plain, wrapped = (keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5) for _ in range(2))
     options = {"backward_passes_per_step": 2, "average_aggregated_gradients": True}
@@ -164,7 +164,7 @@ def check_an_average_of_weights_over_several_backward_passes():
 
 
 def check_passes_of_other_variables_are_refused():
-    """Their sums would be applied to the variables of the last pass, or a cycle later."""
+    """Otherwise their sums would be applied to the variables of the last pass, or a cycle later."""
     first, second = ((tf.Variable if IS_KERAS_2 else keras.Variable)([1.0]) for _ in range(2))
     one = tf.constant([1.0])
     for then in ([(one, first)], [(one, first), (None, second)]):

@@ -283,7 +283,7 @@ def on_the_host(steps: int, pauses: tuple[int, ...]) -> dict[str, Any]:
 
 
 def check_a_host_optimizer_goes_on_in_worlds_of_other_sizes() -> None:
-    """Its moments are divided anew: 2 to 3 ranks, then one is killed; the weights are those of one rank."""
+    """Moments are redistributed: 2 to 3 ranks, then one is killed; the weights are those of one rank."""
     with slots(on_the_host, 1, 9, ()) as worlds:
         worlds.form()
         expected = worlds.results()[0]

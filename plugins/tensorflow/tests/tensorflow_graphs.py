@@ -105,7 +105,8 @@ def check_two_optimizers_in_one_graph():
 
 
 def check_names_given_twice_in_a_graph():
-    """As operations: the second gets a number. Under name scopes they differ, unless scopes are ignored."""
+    """The second name gets a number, like those of operations. Names under name scopes differ, unless scopes are
+    ignored."""
     with tf.Graph().as_default(), session(1) as running:
         given = one_after_the_other([tf.constant(10.0**i) for i in range(4)])
         sums = [hvd.allreduce(x, op=hvd.Sum, name="same") for x in given[:2]]
@@ -189,7 +190,7 @@ def check_errors_have_the_types_of_tensorflow():
 
 
 def check_a_lost_peer_in_a_graph_ends_in_one_line():
-    """Of TensorFlow's error with the whole graph above it, what a script that does not catch it prints."""
+    """A script that does not catch TensorFlow's error prints one line about it, below the whole graph."""
 
     def lose(_):
         raise PeerLost(1, "rank 1 was lost: Socket closed")
@@ -219,7 +220,7 @@ def check_factors_of_slices():
 
 
 def check_a_step_that_failed_before_its_gradients_leaves_nothing():
-    """On every rank, and the next step goes on."""
+    """The step fails on every rank, and the next step succeeds."""
     weight, failing = tf.Variable(tf.ones([2])), [True]
 
     def check(x):

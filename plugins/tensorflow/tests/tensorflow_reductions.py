@@ -64,7 +64,7 @@ def check_allreduce_gradient():
 
 
 def check_second_derivative():
-    """It would be without what the collective adds to it; where that is nothing, it is as it should be."""
+    """The collective's part of the derivative would be missing; if that part is zero, the derivative is correct."""
 
     def second(x, function):
         with tf.GradientTape() as outer:

@@ -53,7 +53,7 @@ def raises_on_every_rank(trains, words: str) -> None:
 
 
 def check_other_values_of_a_rank_are_found():
-    """With a tape, eagerly and in a graph, and with an optimizer of Keras, in the last variable as in any."""
+    """Other values are found with a tape, eagerly and in a graph, and with a Keras optimizer, in any variable."""
     for kind, make in STEPPERS.items():
         model = network()
         step = make(model, keras.optimizers.SGD(0.01))
@@ -67,7 +67,7 @@ def check_other_values_of_a_rank_are_found():
 
 
 def check_a_wrong_rate_is_found():
-    """That one rank has set before the steps of a graph."""
+    """One rank has set another rate before the steps of a graph."""
     model = network()
     rate = 0.02 if RANK == ODD else 0.01
     step = by_optimizer(model, keras.optimizers.SGD(rate))

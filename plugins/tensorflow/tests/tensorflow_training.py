@@ -108,7 +108,8 @@ LACKING = {
 
 
 def joined_gradients(variables, uses) -> list:
-    """Of the mean of all ranks' losses, in one process: None where no rank's depends on the variable."""
+    """Return gradients of the mean of all ranks' losses in one process; None if no rank's loss depends on the
+    variable."""
     with tf.GradientTape() as tape:
         loss = tf.add_n([loss_using(variables, uses(rank), rank) for rank in range(SIZE)]) / SIZE
     return tape.gradient(loss, variables)
@@ -129,7 +130,8 @@ def own_gradients(way: str, variables, uses) -> list:
 
 
 def check_gradients_that_some_ranks_lack():
-    """As one process on the joined batch: zeros where another rank has a gradient, None where no rank has one."""
+    """The result equals one process on the joined batch: zeros if another rank has a gradient, None if no rank has
+    one."""
     variables = [tf.Variable(tf.fill([2], index + 1.0)) for index in range(4)]
     for uses in LACKING.values():
         expected = joined_gradients(variables, uses)
@@ -165,7 +167,8 @@ def embedding_loss(table, rank: int, whole: bool):
 
 
 def check_slices_that_some_ranks_lack_or_have_as_tensors():
-    """As one process on the joined batch: of an embedding that a rank has not looked up, or has used whole."""
+    """The result equals one process on the joined batch, for an embedding that a rank has not looked up or has used
+    whole."""
     table = tf.Variable(tf.ones([4, 2]))
     for whole in (False, True):
         with tf.GradientTape() as tape:
@@ -248,7 +251,7 @@ def check_local_sources():
 
 
 def check_local_layers():
-    """Of a list of layers, or of one alone."""
+    """The argument is a list of layers, or one layer."""
     shared, local = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
     x = tf.fill([1, 2], float(RANK))
     for layers in ([local], local):

@@ -110,7 +110,7 @@ def check_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
 
 
 def check_v1_optimizer_eagerly():
-    """Without a graph a loss is a function; sums over several passes need a graph."""
+    """A loss is a function without a graph; sums over several passes need a graph."""
     weight = tf.Variable(1.0)
     optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
     optimizer.minimize(lambda: weight * float(RANK), var_list=[weight])

@@ -78,7 +78,7 @@ def trains(kind: str, epochs: int, told: tuple[int, ...]) -> dict[str, Any]:
 
 
 def digest_of(model: torch.nn.Module) -> str:
-    """Of parameters and buffers."""
+    """Return a digest of parameters and buffers."""
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         found.update(name.encode() + value.numpy().tobytes())

@@ -32,7 +32,7 @@ def test_ranks_with_another_order_of_parameters_cut_alike() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_gradients_become_views_of_one_array(dtype: torch.dtype) -> None:
-    """In the next step they are reduced where they lie, and are the same objects."""
+    """In the next step gradients are reduced in place, and are the same objects."""
     memory = TorchBucketMemory()
     grads = [torch.ones(2, 3, dtype=dtype), torch.ones((), dtype=dtype), torch.ones(0, dtype=dtype)]
     reduced(memory, grads)

@@ -157,7 +157,7 @@ def reduce_over(transports: list[str]) -> str:
 
 
 def test_ranks_that_chose_differently_hear_of_it():
-    """With both choices, on all ranks."""
+    """The error on all ranks contains both choices."""
     expected = "device is cpu through gloo on rank 0 and cpu on rank 1"
     assert all(expected in said for said in forked(reduce_over, 2, ["torch", "auto"]))
 

@@ -173,7 +173,7 @@ def test_what_is_saved_of_node_sums_is_whole():
 
 
 def test_a_set_s_host_optimizer_takes_the_sums_of_its_ranks():
-    """With integers as floats; ranks outside the set take no part."""
+    """Integers are sent as floats; ranks outside the set do not participate."""
     ends = hvd.add_process_set(sorted({0, SIZE - 1}))
     if ends.included():
         net = torch.nn.Linear(3, 2)

@@ -43,7 +43,7 @@ def test_error_shape():
 
 
 def test_error_shape_after_steps_that_were_alike():
-    """Of one tensor among several: the others are reduced, and so is the next step."""
+    """One tensor of several has another shape: the others are reduced, and so is the next step."""
     names = ["a", "b", "c"]
 
     def step(shapes: dict[str, int]) -> dict:
@@ -97,7 +97,7 @@ def test_error_number_of_tensors():
 
 
 def test_error_no_tensor():
-    """Also where it is one rank's alone; the ranks go on."""
+    """The argument is wrong on one rank alone, too; the ranks continue."""
     assert_differs(error_of(lambda: hvd.grouped_allreduce([])), "no tensor was given")
     assert_differs(error_of(lambda: hvd.grouped_allgather([])), "no tensor was given")
     if SIZE > 1:
@@ -115,7 +115,7 @@ def test_error_shape_of_sparse_tensors():
 
 
 def test_a_report_of_a_loss_that_requires_a_gradient():
-    """It is the number, and torch does not warn."""
+    """The report contains the number, and torch does not warn."""
     read, write = os.pipe()
     os.environ["RINGTRAIN_REPORT_FD"] = str(write)
     try:
@@ -205,7 +205,7 @@ for _name in ("shape", "dtype", "device", "op", "number_of_tensors", "root", "fa
 
 
 def test_what_is_no_tensor_is_refused_in_words():
-    """By every collective, before another rank waits for it."""
+    """Every collective refuses it before another rank waits."""
     calls = [hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.reducescatter, hvd.alltoall]
     calls += [lambda value: hvd.broadcast(value, 0), lambda value: hvd.broadcast_(value, 0)]
     calls += [lambda value: hvd.grouped_allreduce([value]), lambda value: hvd.grouped_allgather([value])]

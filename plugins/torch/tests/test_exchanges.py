@@ -150,7 +150,7 @@ def test_alltoall_rank_that_sends_nothing():
 
 
 def test_alltoall_of_an_empty_dimension():
-    """There are rows, though they have no elements."""
+    """The tensor has rows without elements."""
     rows, received = hvd.alltoall(torch.empty(sum(range(SIZE)), 0), list(RANKS))
     assert (rows.shape, received.tolist()) == ((RANK * SIZE, 0), [RANK] * SIZE)
 

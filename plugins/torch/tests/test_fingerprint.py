@@ -18,7 +18,7 @@ SHAPES = {
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_scaled_tensor_is_told_from_the_one_that_was(shape: tuple[int, ...], whole: bool) -> None:
-    """Even through `.data`, which PyTorch does not count as a write; of any type, size and layout."""
+    """A change through `.data`, which PyTorch does not count as a write, is detected for any type, size and layout."""
     for dtype in TYPES:
         layouts = [
             torch.randn(shape).to(dtype),
@@ -35,7 +35,7 @@ def test_a_scaled_tensor_is_told_from_the_one_that_was(shape: tuple[int, ...], w
 
 
 def test_one_element_is_seen_where_all_are_looked_at() -> None:
-    """In a part of them it need not be; PyTorch's own count of writes sees it there."""
+    """A comparison of all elements detects it; a comparison of a part may rely on PyTorch's count of writes."""
     tensor = torch.randn(100, 100)
     whole, part = TorchFingerprint.of(tensor), TorchFingerprint.of(tensor, whole=False)
     tensor.data[3, 4] += 1
@@ -54,7 +54,7 @@ def test_a_view_of_a_buffer_at_any_place() -> None:
 
 
 def test_entries_of_a_sparse_tensor() -> None:
-    """Their values are what is looked at."""
+    """Values of the entries are compared."""
     tensor = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (5,), check_invariants=True)
     before = TorchFingerprint.of(tensor)
     assert before.is_of(tensor)

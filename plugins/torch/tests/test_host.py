@@ -25,7 +25,7 @@ def made(net, rule="sgd", **options):
 
 
 def test_weights_change_during_the_backward_pass_where_that_is_asked_for():
-    """They are those of one process, and an element is new before `step()` where its gradient has been reduced."""
+    """Weights equal those of one process, and an element is new before `step()` when its gradient has been reduced."""
     net, other = model(), model()
     optimizer = made(net, "adamw", update_during_backward=True)
     seen = []
@@ -59,7 +59,7 @@ def test_gradients_without_memory():
 
 
 def test_the_wrapped_optimizer_is_refused_until_close():
-    """Its step, its state and what loads one; a schedule of it goes on."""
+    """Calls of its step, its state and its load raise an error; a schedule of it continues."""
     net, other = model(), model()
     plain, reference = TORCH_RULES["adamw"](net.parameters()), TORCH_RULES["adamw"](other.parameters())
     optimizer = hvd.HostOptimizer(plain, net)
@@ -125,7 +125,7 @@ def test_weights_that_one_rank_alone_writes():
 
 
 def test_layers_that_compute_a_weight_before_they_run():
-    """With `overlap` they compute it of new values."""
+    """With `overlap` the layers compute the weight from new values."""
     wraps = {
         "weight_norm": nn.utils.weight_norm,
         "spectral_norm": nn.utils.spectral_norm,
@@ -230,7 +230,7 @@ def test_ranks_that_make_other_calls():
 
 
 def test_join_after_as_many_steps():
-    """It returns, before and after `close()`."""
+    """The call returns, before and after `close()`."""
     net = model()
     optimizer = made(net)
     train(net, optimizer, batches(RANK, 3))

@@ -113,7 +113,7 @@ class Contrastive(Regression):
 
 
 def test_a_trainer_trains_like_one_process():
-    """With clipping, with accumulation and a rest of it, and with schedules; the logged loss is the mean."""
+    """Training uses clipping, accumulation with a remainder, and schedules; the logged loss is the mean."""
     cases = (
         {},
         {"gradient_clip_val": 0.1},
@@ -136,7 +136,7 @@ def test_batch_normalisation_of_all_ranks():
 
 
 def test_a_loss_over_rows_of_all_ranks():
-    """Its gradient is that of the whole batch."""
+    """The gradient equals that of the whole batch."""
     for wrap in OPTIMIZERS:
         agree(fit(Contrastive, False, 3, wrap=wrap)[1], fit(Contrastive, True, 3)[1], 1e-4)
 

@@ -45,7 +45,8 @@ def in_buckets(net, **options):
 
 
 def test_more_backward_passes_than_announced():
-    """They are summed as torch does where it is so from the start, and refused where gradients have left."""
+    """If it is so from the first step, gradients are summed as in torch; after gradients were submitted, it is
+    refused."""
     net, other = model(), model()
     optimizer, plain = in_buckets(net), torch.optim.SGD(other.parameters(), lr=0.1)
     for step, ((x, y), (all_x, all_y)) in enumerate(zip(batches(RANK, 6), pooled(6), strict=True)):
@@ -97,7 +98,8 @@ def test_gradients_that_are_dropped_while_they_are_reduced():
 
 
 def test_a_gradient_that_no_rank_has():
-    """It is None after the step, with compression, groups and sums too, and its parameter does not move."""
+    """The gradient is None after the step, also with compression, groups and sums, and its parameter does not
+    change."""
     cases = ({}, {"compression": hvd.Compression.fp16}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0})
     for options in cases:
         net = nn.ModuleDict({"used": nn.Linear(6, 2), "first": nn.Linear(6, 2), "none": nn.Linear(6, 2)})
@@ -178,7 +180,7 @@ def test_compression_of_gradients():
 
 
 def test_a_closure_of_fewer_backward_passes_than_announced():
-    """Its gradients are reduced all the same, as those of `step()` are."""
+    """Gradients are reduced nevertheless, like those of `step()`."""
     net = model()
     optimizer = distributed(net, backward_passes_per_step=2)
     for x, y in batches(RANK, 5):
@@ -238,7 +240,7 @@ def test_gradients_that_change_in_a_later_step():
 
 
 def test_gradients_that_are_zeroed_and_not_taken_away():
-    """They stay the same tensors, and weights get the bits that they get otherwise."""
+    """The tensors stay the same, and weights get the same bits as without zeroing."""
     net, other = model(), model()
     optimizer, usual = distributed(net), distributed(other)
     grads: list[torch.Tensor] = []
@@ -257,7 +259,7 @@ def test_gradients_that_are_zeroed_and_not_taken_away():
 
 
 def test_a_gradient_that_is_kept_over_a_step():
-    """It stays as it was, also when the next gradient is reduced."""
+    """Its values do not change when the next gradient is reduced."""
     net = model()
     optimizer = distributed(net)
     kept = []
@@ -548,7 +550,7 @@ def test_optimizer_keeps_its_class_and_scheduler():
 
 
 def test_a_scheduler_made_before_wrapping_outlives_a_broadcast_and_a_load():
-    """It sets the rate in the groups of the optimizer that it was made of, and what is loaded goes into these."""
+    """The scheduler sets the rate in the groups of its optimizer, into which states are loaded."""
     for options in ({}, {"op": hvd.Adasum}):
         plain = TORCH_RULES["adam"](model().parameters())
         scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
@@ -591,7 +593,7 @@ def test_hooks_of_a_step():
 
 
 def test_a_group_of_parameters_that_is_added_later():
-    """Its gradients are reduced like those that the optimizer was made with; with Adasum its steps are."""
+    """Gradients of the new group are reduced like the others; with Adasum, its steps are combined."""
     net = model()
     optimizer = hvd.DistributedOptimizer(TORCH_RULES["sgd"](net[0].parameters()), net[0].named_parameters())
     optimizer.add_param_group({"params": [*net[2].parameters(), *net[4].parameters()]})

@@ -288,7 +288,7 @@ def test_backward_after_a_tensor_was_overwritten():
 
 
 def test_second_derivative():
-    """It would be without what the collective adds to it; where that is nothing, it is as it should be."""
+    """The collective's part of the derivative would be missing; if that part is zero, the derivative is correct."""
     x = value(RANK, 1, "float32").requires_grad_()
     for collective in (hvd.allreduce, hvd.allgather, lambda x: hvd.broadcast(x, 0)):
         (grad,) = torch.autograd.grad((collective(x).sum() + (x**3).sum()), x, create_graph=True)
@@ -419,7 +419,7 @@ def test_complex_tensors():
 
 
 def test_averages_of_integers_never_wrap():
-    """They are Python's, rounded towards zero, at the ends of each type too; sums wrap as torch's do."""
+    """Averages equal Python's, rounded towards zero, at the limits of each type, too; sums wrap like torch's."""
     for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
         info = torch.iinfo(dtype)
         for low, high in ((info.max, info.max), (info.min, info.min), (info.max, info.min), (info.min + 3, 7)):

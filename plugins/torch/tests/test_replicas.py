@@ -40,7 +40,7 @@ def names_the_odd_rank(trains, words: str) -> None:
 
 
 def test_one_flipped_bit_is_found():
-    """In any layer, also where Adasum combines the steps of the ranks."""
+    """The bit is found in any layer, also if Adasum combines the steps of the ranks."""
     for layer, options in ((0, {}), (2, {}), (4, {}), (4, {"op": hvd.Adasum})):
         if options and SIZE & (SIZE - 1):
             continue  # Adasum wants a power of two
@@ -61,7 +61,7 @@ def test_a_wrong_load_is_found():
 
 
 def test_a_wrong_rate_is_found():
-    """Of one group of two, set by one rank after the first steps."""
+    """One rank has set another rate for one of two groups after the first steps."""
     net = model()
     groups = [{"params": net[0].parameters()}, {"params": [*net[2].parameters(), *net[4].parameters()]}]
     plain = torch.optim.SGD(groups, lr=0.01)
@@ -96,7 +96,7 @@ def test_what_is_a_ranks_own_is_not_compared():
 
 
 def test_weights_that_are_sent_after_the_first_step_are_alike():
-    """As scripts of Horovod's do it, for the optimizer to have its state by then."""
+    """Scripts of Horovod broadcast after the first step, so that the optimizer has its state."""
     net = model(seed=RANK)
     optimizer = optimizer_of(net)
     train(net, optimizer, DATA[:1])
@@ -116,7 +116,7 @@ def test_ranks_that_have_joined_are_not_compared():
 
 
 def test_a_step_that_fails_leaves_the_next_optimizer_alone():
-    """Its comparison may still be in flight where another optimizer of the same names begins one."""
+    """Its comparison may still be in progress when another optimizer with the same names begins one."""
     look = functools.partial(torch_replica_of, {}, [])
     failed, later = (OptimizerReplicas("gradient.weight", hvd.global_process_set) for _ in range(2))
     if RANK:

@@ -66,7 +66,7 @@ class _AdamWThatClips(torch.optim.AdamW):
 
 
 class _CountsByGroup(_Lion):
-    """Its rate falls with the updates, which it counts in the group."""
+    """Optimizer whose rate decreases with the updates, which it counts in the group."""
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -211,7 +211,7 @@ def test_gradients_asked_for_after_the_step(r: Run):
 
 
 def test_gradients_put_there_and_never_zeroed(r: Run):
-    """As with functorch, and with methods that mix the gradients of several losses."""
+    """Gradients are set by functorch, or by methods that mix the gradients of several losses."""
     model = mlp()
     optimizer = r.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     params = list(model.parameters())

@@ -313,7 +313,7 @@ def test_sync_batch_norm_of_a_half_type():
 
 
 def test_sync_batch_norm_of_batches_that_are_empty_on_all_ranks():
-    """As with plain batch normalisation, the running statistics stay as they are."""
+    """The running statistics do not change, as with plain batch normalisation."""
     norm = hvd.SyncBatchNorm(3)
     norm(torch.empty(0, 3)).sum().backward()
     assert norm.running_mean.tolist() == [0] * 3

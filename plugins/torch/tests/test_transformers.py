@@ -68,7 +68,7 @@ def shared_folder() -> str:
 
 
 def test_a_trainer_trains_like_one_process():
-    """With its clipping and schedule, and goes on from a checkpoint to the same weights."""
+    """Training uses the Trainer's clipping and schedule, and continues from a checkpoint to the same weights."""
     arguments = {**ALONE["clipped"][0], "save_steps": 9}
     expected = alone("clipped")
     for wrap in (hvd.HostOptimizer, distributed):

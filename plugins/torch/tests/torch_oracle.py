@@ -104,7 +104,7 @@ class Run:
 
     @contextlib.contextmanager
     def whole_gradients(self, optimizer: Any) -> Iterator[None]:
-        """Within it gradients are the joined batch's, may be changed, and `step()` takes them as they are."""
+        """Context in which gradients are those of the joined batch and may be changed; `step()` uses them unchanged."""
         if self.alone or not hasattr(optimizer, "skip_synchronize"):
             yield
             return
