@@ -20,33 +20,33 @@ from ringtrain_torch.stand_in import TorchGradientStandIn
 
 @dataclass(eq=False, slots=True)
 class _StreamedParameter:
-    """A parameter within an update. `held`: the gradient that was not passed to the host yet. `given`: the host has a
-    gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in `param.grad` before and
-    after `step()`. `stale`: `held` would in torch include the gradient of the previous step."""
+    """A parameter within an update. `pending`: the gradient that was not passed to the host yet. `submitted`: the host
+    has a gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in `param.grad`
+    before and after `step()`. `stale`: in torch, `pending` would include the gradient of the previous step."""
 
     name: str
     param: Any
     open: Any = None
     spent: Any = None
-    held: Any = None
-    given: bool = False
+    pending: Any = None
+    submitted: bool = False
     passes: int = 0
     stale: bool = False
     hooks: list[Any] = field(default_factory=list)
 
     def clear(self) -> None:
         """Reset the state of this step."""
-        self.held, self.given, self.passes, self.stale = None, False, 0, False
+        self.pending, self.submitted, self.passes, self.stale = None, False, 0, False
 
 
 @dataclass(frozen=True)
 class TorchStreamOptions:
     """Options of the stream. `begin`: called before the first gradient of an update is passed to the host.
-    `asks_zero_grad`: whether gradients remain after `step()`, so that a missing `zero_grad()` is reported. `holds`:
+    `expects_zero_grad`: whether gradients remain after `step()`, so that a missing `zero_grad()` is reported. `holds`:
     weights change only in `step()`."""
 
     begin: Callable[[], None]
-    asks_zero_grad: bool
+    expects_zero_grad: bool
     holds: bool
 
 
@@ -78,7 +78,7 @@ class TorchGradientStream:
         self._under_way: list[Future[None]] = []
         self._passes: int | None = None  # backward passes of a step; None: not known yet
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
-        self._any_given = False  # whether the host has a gradient of this step
+        self._any_submitted = False  # whether the host has a gradient of this step
         on_cpu = all(param.device.type == "cpu" for param in params.values())
         self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
         self.watch()
@@ -92,14 +92,14 @@ class TorchGradientStream:
                     own.param, partial(_refuse_spent_backward, own), partial(self._zero, own), True
                 )
                 own.hooks = [
-                    own.param.register_hook(TorchGradientHook(partial(self._make_way, own))),
-                    own.param.register_post_accumulate_grad_hook(TorchGradientHook(partial(self._take, own))),
+                    own.param.register_hook(TorchGradientHook(partial(self._restore_gradient, own))),
+                    own.param.register_post_accumulate_grad_hook(TorchGradientHook(partial(self._on_gradient, own))),
                 ]
 
     @property
     def begun(self) -> bool:
         """Whether there is a gradient of an update that was not made yet."""
-        return any(own.given or own.held is not None for own in self._params.values())
+        return any(own.submitted or own.pending is not None for own in self._params.values())
 
     def finish(self) -> None:
         """Return when the host has every gradient of this step, or knows that this rank has none.
@@ -112,15 +112,15 @@ class TorchGradientStream:
                 "would add to the new ones; call optimizer.zero_grad() after each step()"
             )
         if self._means is None:
-            self._look()
-        if any(own.held is not None and (own.given or self._means is not None) for own in self._all):
+            self._check_gradients()
+        if any(own.pending is not None and (own.submitted or self._means is not None) for own in self._all):
             self._read_all()  # another backward pass after gradients were passed on; it happens on all ranks
-            self._give_again()
+            self._submit_again()
         elif self._means is not None:
             self._host.replace_gradients({own.name: _gradient_array(own.param.grad) for own in self._all})
         else:
-            self._give_rest()
-        self._wait_given()
+            self._submit_rest()
+        self._wait_submitted()
         passes = max((own.passes for own in self._all), default=1)
         self._passes = max(self._passes or 1, passes)
 
@@ -129,30 +129,30 @@ class TorchGradientStream:
         for own in self._all:
             own.clear()
             if own.param.grad is not None:
-                own.param.grad = own.spent if self._options.asks_zero_grad else None
-        self._means, self._any_given = None, False
+                own.param.grad = own.spent if self._options.expects_zero_grad else None
+        self._means, self._any_submitted = None, False
         self.watch()
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Discard existing gradients. Collective if the host has some."""
-        if self._any_given:
+        if self._any_submitted:
             self._drop()
         for own in self._all:
-            there = own.held is not None or own.param.grad is not None
+            there = own.pending is not None or own.param.grad is not None
             own.clear()
             own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Put gradients back into `param.grad`: the means of all ranks if the host has some. The host then has none.
         Collective if the host has some."""
-        if self._any_given:
+        if self._any_submitted:
             self._read_all()
             self._host.drop()
         for own in self._all:
             if own.param.grad is own.open:
-                own.param.grad = own.held
+                own.param.grad = own.pending
             own.clear()
-        self._means, self._any_given = None, False
+        self._means, self._any_submitted = None, False
 
     def forget(self) -> None:
         """Discard the gradients of an unfinished step. Local: the host discards them as well."""
@@ -164,7 +164,7 @@ class TorchGradientStream:
         for own in self._all:
             own.clear()
             own.param.grad = None
-        self._means, self._any_given = None, False
+        self._means, self._any_submitted = None, False
 
     def close(self) -> None:
         """Release the parameters."""
@@ -181,7 +181,7 @@ class TorchGradientStream:
     def _all(self) -> Iterable[_StreamedParameter]:
         return self._params.values()
 
-    def _make_way(self, own: _StreamedParameter, _: torch.Tensor) -> None:
+    def _restore_gradient(self, own: _StreamedParameter, _: torch.Tensor) -> None:
         """Restore the gradient that torch would have. Runs before autograd adds to `param.grad`."""
         grad = own.param.grad
         if self._means is not None:
@@ -189,38 +189,38 @@ class TorchGradientStream:
         elif grad is not None and (grad is own.open or grad is own.spent) and not _is_accumulated(own.param):
             return  # a backward pass that does not add to `param.grad`
         elif grad is own.open:
-            own.param.grad = own.held
+            own.param.grad = own.pending
         elif grad is own.spent:
             own.param.grad, own.stale = None, grad is not None
-        elif grad is None and (own.given or own.held is not None):
+        elif grad is None and (own.submitted or own.pending is not None):
             self._set_to_none(own)
 
     def _set_to_none(self, own: _StreamedParameter) -> None:
         """Handle a gradient that the script has set to None, as `model.zero_grad()` does for all of them."""
-        own.held, own.passes, own.stale = None, 0, False
-        if not own.given:
+        own.pending, own.passes, own.stale = None, 0, False
+        if not own.submitted:
             return
-        if all(other.param.grad is not other.open or not other.given for other in self._all):
+        if all(other.param.grad is not other.open or not other.submitted for other in self._all):
             self._drop()
             return
         self._read_all()
         own.param.grad = None
 
-    def _take(self, own: _StreamedParameter, param: Any) -> None:
+    def _on_gradient(self, own: _StreamedParameter, param: Any) -> None:
         """Handle a gradient that autograd has added to `param.grad`."""
-        own.held = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        own.pending = param.grad.to_dense() if param.grad.is_sparse else param.grad
         own.passes += 1
         if self._means is not None:
             return
         param.grad = own.open
-        if own.given:
+        if own.submitted:
             if not self._options.holds:
-                own.held, own.passes = None, own.passes - 1
-            self._need_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
+                own.pending, own.passes = None, own.passes - 1
+            self._require_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
         elif self._passes is not None and own.passes >= self._passes and not own.stale:
-            self._give(own)
+            self._submit_gradient(own)
 
-    def _look(self) -> None:
+    def _check_gradients(self) -> None:
         """Handle gradients that a script has put into `param.grad` or removed from there."""
         replaced = {}
         for own in self._all:
@@ -228,45 +228,45 @@ class TorchGradientStream:
             if grad is own.open and grad is not None:
                 continue
             there = None if grad is None or grad is own.spent else grad
-            if own.given:
+            if own.submitted:
                 replaced[own] = there
             else:
-                own.held = there
+                own.pending = there
         if replaced:
-            self._need_hold(f"the gradient of {next(iter(replaced)).name!r} was replaced before step()")
+            self._require_hold(f"the gradient of {next(iter(replaced)).name!r} was replaced before step()")
             self._read_all()
             for own, grad in replaced.items():
                 own.param.grad = grad
 
-    def _give(self, own: _StreamedParameter) -> None:
+    def _submit_gradient(self, own: _StreamedParameter) -> None:
         """Pass the gradient of `own` to the host, also if there is none."""
-        if not self._any_given:
+        if not self._any_submitted:
             self._options.begin()
-            self._any_given = True
-        grad, own.held, own.given = own.held, None, True
+            self._any_submitted = True
+        grad, own.pending, own.submitted = own.pending, None, True
         if self._node_sum is not None and self._node_sum.carries(own.name):
             there = None if grad is None else real_tensor(grad)
             self._host.submit_with(own.name, partial(self._node_sum.put, own.name, there), grad is not None)
         elif grad is None:
             self._host.submit(own.name, None)
         else:
-            self._submit(own, grad)
+            self._submit_copy(own, grad)
         if not self._options.holds and grad is not None:
             torch.autograd.graph.increment_version(own.param)  # code that still needs the old value gets torch's error
 
-    def _submit(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
+    def _submit_copy(self, own: _StreamedParameter, grad: torch.Tensor) -> None:
         arrays = to_arrays([real_tensor(grad)])
         if self._thread is None:
             self._host.submit(own.name, arrays()[0])
         else:
             self._under_way.append(self._thread.submit(lambda: self._host.submit(own.name, arrays()[0])))
 
-    def _give_rest(self) -> None:
+    def _submit_rest(self) -> None:
         for own in self._all:
-            if not own.given:
-                self._give(own)
+            if not own.submitted:
+                self._submit_gradient(own)
 
-    def _wait_given(self) -> None:
+    def _wait_submitted(self) -> None:
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             with REDUCTION:  # the previous update may have to end first
@@ -274,10 +274,10 @@ class TorchGradientStream:
 
     def _read(self, own: _StreamedParameter) -> torch.Tensor:
         """Return the mean gradient of `own` over ranks, in place of its stand-in."""
-        self._need_hold(f"the gradient of {own.name!r} was read before step()")
+        self._require_hold(f"the gradient of {own.name!r} was read before step()")
         self._read_all()
-        while any(other.held is not None for other in self._all):
-            self._give_again()
+        while any(other.pending is not None for other in self._all):
+            self._submit_again()
             self._read_all()
         if own.param.grad is None:
             raise ConfigurationError(f"no rank has a gradient of {own.name!r}; read it before zero_grad()")
@@ -289,49 +289,49 @@ class TorchGradientStream:
         if self._means is not None:
             return
         self._host.require_last_micro_step("gradients were read or changed before step()")
-        late = {own: own.held for own in self._all if own.given and own.held is not None}
+        late = {own: own.pending for own in self._all if own.submitted and own.pending is not None}
         for own in late:
-            own.held = None
-        self._give_rest()
-        self._wait_given()
+            own.pending = None
+        self._submit_rest()
+        self._wait_submitted()
         self._means = self._host.gather_gradients()
         for own in self._all:
             mean = self._means[own.name]
             own.param.grad = None if mean is None else tensor_like_param(to_tensor(mean), own.param)
             if own in late:
-                own.held = late[own] if mean is None else late[own] + own.param.grad
+                own.pending = late[own] if mean is None else late[own] + own.param.grad
 
-    def _give_again(self) -> None:
+    def _submit_again(self) -> None:
         """Reduce the gradients that were read once more, together with those of later passes. Collective."""
-        values = {own: own.param.grad if own.held is None else own.held for own in self._all}
+        values = {own: own.param.grad if own.pending is None else own.pending for own in self._all}
         self._host.drop()
-        self._means, self._any_given = None, False
+        self._means, self._any_submitted = None, False
         for own, value in values.items():
-            own.given, own.held = False, value
+            own.submitted, own.pending = False, value
             own.param.grad = own.open
-        self._give_rest()
-        self._wait_given()
+        self._submit_rest()
+        self._wait_submitted()
 
     def _drop(self) -> None:
         """Discard the host's gradients. Collective."""
-        self._need_hold("gradients were forgotten after backward()")
+        self._require_hold("gradients were forgotten after backward()")
         if self._means is None:
-            self._give_rest()
-            self._wait_given()
+            self._submit_rest()
+            self._wait_submitted()
         self._host.drop()
-        self._means, self._any_given = None, False
+        self._means, self._any_submitted = None, False
         for own in self._all:
-            own.given = False
+            own.submitted = False
 
     def _zero(self, own: _StreamedParameter) -> None:
         """Handle `param.grad.zero_()`."""
-        if own.given:
-            self._need_hold(f"the gradient of {own.name!r} was set to zero before step()")
+        if own.submitted:
+            self._require_hold(f"the gradient of {own.name!r} was set to zero before step()")
             self._read_all()
-        own.held, own.passes, own.stale = None, 0, False
+        own.pending, own.passes, own.stale = None, 0, False
         own.param.grad = torch.zeros_like(own.param)
 
-    def _need_hold(self, what: str) -> None:
+    def _require_hold(self, what: str) -> None:
         if not self._options.holds:
             raise ConfigurationError(
                 f"{what}, and HostOptimizer was made with update_during_backward=True, so weights have begun to "

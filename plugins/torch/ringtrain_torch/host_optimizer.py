@@ -403,7 +403,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def _train_grouped(self) -> None:
         """Train the parameters that a script has put into groups, and restore their state. Collective."""
-        self._gradients.take_back()
+        self._gradients.restore()
         self._weights.to_host()
         former = self._state.by_parameter()
         self._release()
