@@ -56,7 +56,7 @@ def value_and_grad(
             _submit_jax_gradient(own_number, name, np.array(gradient), how)  # JAX reuses the memory after the callback
 
         def hooked(leaves: Sequence[Any]) -> Any:
-            passed = [leaving(leaf, number, name, submit) for leaf, name in zip(leaves, names, strict=True)]
+            passed = [stream_gradient(leaf, number, name, submit) for leaf, name in zip(leaves, names, strict=True)]
             given = list(args)
             for place, value in zip(places, jax.tree.unflatten(structure, passed), strict=True):
                 given[place] = value
@@ -129,7 +129,7 @@ def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedRedu
     handles[name] = NamedCollective.allreduce(how, f"{number}{name}", "gradient").begin([gradient])
 
 
-def leaving(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
+def stream_gradient(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
     """Return `leaf`. `submit(number, name, gradient)` receives its cotangent as soon as JAX has it, in memory that is
     reused afterwards; a mark of the same shape replaces the cotangent."""
 
@@ -164,9 +164,9 @@ def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: A
         handles = _jax_gradient_calls().begun.pop(key)
         return [handles[name].result()[0] for name in names]
 
-    return host_call("value_and_grad", wait, [number, *left(marks)], lambda: shapes, dtypes)
+    return host_call("value_and_grad", wait, [number, *submission_results(marks)], lambda: shapes, dtypes)
 
 
-def left(marks: Sequence[Any]) -> list[Any]:
+def submission_results(marks: Sequence[Any]) -> list[Any]:
     """Return values that exist once all gradients of `marks` are submitted."""
     return [mark.reshape(-1)[0] for mark in marks if mark.size]

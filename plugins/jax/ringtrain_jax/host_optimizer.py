@@ -16,7 +16,7 @@ from ringtrain.errors import ConfigurationError, RingtrainError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim.rules import Rule
 from ringtrain_jax.calls import host_call
-from ringtrain_jax.gradients import leaving, left
+from ringtrain_jax.gradients import stream_gradient, submission_results
 
 
 class Submitted(NamedTuple):
@@ -103,7 +103,8 @@ class HostOptimizer(OnHostOptimizer):
 
             def hooked(given: Sequence[Any]) -> Any:
                 passed = [
-                    leaving(leaf, number, name, self._submit) for leaf, name in zip(given, self._names, strict=True)
+                    stream_gradient(leaf, number, name, self._submit)
+                    for leaf, name in zip(given, self._names, strict=True)
                 ]
                 return fun(jax.tree.unflatten(self._structure, passed), *args, **kwargs)
 
@@ -129,7 +130,9 @@ class HostOptimizer(OnHostOptimizer):
             grads = Submitted((mark,))
         weights = [self._host.weights[name] for name in self._names]
         shapes, dtypes = [(), *(one.shape for one in weights)], [np.int32, *(one.dtype for one in weights)]
-        new_state, *new = host_call("update", self._finish, [state, *left(grads.marks)], lambda: shapes, dtypes)
+        new_state, *new = host_call(
+            "update", self._finish, [state, *submission_results(grads.marks)], lambda: shapes, dtypes
+        )
         return Updates(tuple(new)), new_state
 
     def apply_updates(self, params: Any, updates: Updates) -> Any:

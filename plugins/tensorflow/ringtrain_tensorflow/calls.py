@@ -79,7 +79,7 @@ def host_call(
         ticket, running = add_operation(
             lambda *arrays: _calls.begin(function, arrays, hold_s), inputs, [tf.int64, tf.bool]
         )
-        ended = _until_graph_call_ended(ticket, tf.ensure_shape(running, []))
+        ended = _graph_call_end(ticket, tf.ensure_shape(running, []))
         with tf.control_dependencies([ended]):
             outputs = add_operation(_calls.take, [ticket], dtypes)
     for output, shape in zip(outputs, shapes, strict=True):
@@ -114,7 +114,7 @@ def differentiable_tensorflow_call(
                 return backward(own_name, arrays[: len(grads)], arrays[len(grads) :])
 
             needed = [*map(value_of, grads), *kept(given, outputs)]
-            return call_of_gradient(on_host, needed, dtypes, [tensor.shape for tensor in inputs])
+            return gradient_call(on_host, needed, dtypes, [tensor.shape for tensor in inputs])
 
         return tuple(outputs), gradient
 
@@ -122,9 +122,7 @@ def differentiable_tensorflow_call(
 
 
 @tf.autograph.experimental.do_not_convert
-def call_of_gradient(
-    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]
-) -> list[Any]:
+def gradient_call(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
     """Call a function that computes a gradient, like `host_call`. A second derivative raises NotSupportedError, because
     it would silently omit this part."""
 
@@ -143,7 +141,7 @@ def _no_second_gradient(*_: Array) -> Sequence[Array]:
     raise NotSupportedError("a collective has no second derivative; expected no gradient of its gradient")
 
 
-def _until_graph_call_ended(ticket: Any, running: Any) -> Any:
+def _graph_call_end(ticket: Any, running: Any) -> Any:
     """Return a tensor that is ready when the call has ended; meanwhile no TensorFlow thread is blocked.
 
     The graph polls repeatedly, because a run that fails elsewhere can only end between two polls.

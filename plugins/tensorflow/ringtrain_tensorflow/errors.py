@@ -43,7 +43,7 @@ def as_tensorflow() -> Iterator[None]:
         if kind is None or isinstance(error, tf.errors.OpError):
             raise
         own: Any = type(error)
-        raise _both_tensorflow_errors(own, kind)(str(error)) from error
+        raise _combined_error_type(own, kind)(str(error)) from error
 
 
 def _kind_of_tensorflow_error(error: BaseException) -> Any:
@@ -51,7 +51,7 @@ def _kind_of_tensorflow_error(error: BaseException) -> Any:
 
 
 @functools.cache
-def _both_tensorflow_errors(own: Any, kind: Any) -> Any:
+def _combined_error_type(own: Any, kind: Any) -> Any:
     def made(self: Any, *args: Any) -> None:
         message = args[0] if len(args) == 1 else args[2]  # Keras creates them again with TensorFlow's arguments
         kind.__init__(self, None, None, message)

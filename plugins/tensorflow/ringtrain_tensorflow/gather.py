@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ringtrain import ProcessSet, global_process_set
 from ringtrain.adapter import Array, NamedCollective, allgather_gradient, broadcast_gradient
-from ringtrain_tensorflow.calls import any_rows, call_of_gradient, differentiable_tensorflow_call, host_call, value_of
+from ringtrain_tensorflow.calls import any_rows, differentiable_tensorflow_call, gradient_call, host_call, value_of
 from ringtrain_tensorflow.names import name_of_call, name_of_gradient
 
 
@@ -96,7 +96,7 @@ def alltoall(
 
         def gradient(grad: Any, _: Any) -> Any:
             own_name = name_of_gradient(full)
-            (back,) = call_of_gradient(
+            (back,) = gradient_call(
                 lambda array, lengths: NamedCollective.alltoall(lengths, process_set, own_name).run([array])[:1],
                 [value_of(grad), received],
                 [value.dtype],

@@ -165,7 +165,7 @@ class TensorFlowGradientReducer:
         return grad / size
 
 
-def one_of_groups(groups: Any, num_groups: int) -> Any:
+def groups_argument(groups: Any, num_groups: int) -> Any:
     """Return `groups`, or the deprecated `num_groups` if it is None."""
     if num_groups:
         warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)

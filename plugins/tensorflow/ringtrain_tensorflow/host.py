@@ -10,7 +10,7 @@ from ringtrain import Average, ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain_tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer
 from ringtrain_tensorflow.keras.host_optimizer import HostKerasMixin
-from ringtrain_tensorflow.world_ops import stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone
 
 HOST = "/CPU:0"
 
@@ -58,13 +58,13 @@ class HostStrategy:
         """Reduce the gradients over all ranks and apply them on the host; return the optimizer's result."""
         pairs = list(grads_and_vars)
         if isinstance(optimizer, HostKerasMixin):
-            return self._apply_there(optimizer, pairs)
+            return self._apply_with_host_optimizer(optimizer, pairs)
         variables = [variable for _, variable in pairs]
         grads = self.reduce_gradients([grad for grad, _ in pairs], variables)
         present = [pair for pair in zip(grads, variables, strict=True) if pair[0] is not None]
         return self.on_host(lambda: optimizer.apply_gradients(present))
 
-    def _apply_there(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    def _apply_with_host_optimizer(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
         """Apply gradients with a HostOptimizer, which averages them itself."""
         ours = self._reducer.options
         if ours.op is not Average or ours.process_set is not optimizer.process_set:
@@ -76,7 +76,7 @@ class HostStrategy:
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
         """Return the gradients reduced over all ranks, computed on the host."""
-        if stays_alone(self._reducer.options.process_set):
+        if is_always_alone(self._reducer.options.process_set):
             return list(grads)
         held = list(grads) if variables is None else list(variables)  # None cannot be replaced by zeros
         return self.on_host(lambda: self._reducer.reduce(list(grads), held))

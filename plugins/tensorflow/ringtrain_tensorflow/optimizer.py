@@ -9,7 +9,7 @@ import tensorflow as tf
 from ringtrain import Adasum, Average, ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError, kind_of
 from ringtrain_tensorflow.compression import Compression, Compressor
-from ringtrain_tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, one_of_groups
+from ringtrain_tensorflow.gradients import TensorFlowGradientOptions, TensorFlowGradientReducer, groups_argument
 from ringtrain_tensorflow.keras.api import is_keras_optimizer
 from ringtrain_tensorflow.keras.optimizer import DistributedOptimizer as DistributedKerasOptimizer
 from ringtrain_tensorflow.v1_optimizer import (
@@ -51,7 +51,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
-        groups=one_of_groups(groups, num_groups),
+        groups=groups_argument(groups, num_groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )

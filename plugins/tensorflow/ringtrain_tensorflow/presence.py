@@ -11,7 +11,7 @@ from ringtrain import ProcessSet
 from ringtrain.adapter import NamedCollective, NamedReduction, attached, queue_of
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain_tensorflow.errors import as_tensorflow
-from ringtrain_tensorflow.world_ops import outlives_the_world
+from ringtrain_tensorflow.world_ops import may_run_in_later_world
 
 # Kinds of gradients. None is not a kind.
 _KINDS: Final = ("dense", "slices at int32", "slices at int64")
@@ -37,7 +37,7 @@ def completed_gradients(
     worlds do not build again, gradients are returned unchanged. Collective. Raises MismatchError on all ranks for
     different numbers of gradients.
     """
-    if not grads or outlives_the_world():
+    if not grads or may_run_in_later_world():
         return list(grads)
     kinds = tuple(map(_gradient_kind_of, grads))
     if tf.executing_eagerly():

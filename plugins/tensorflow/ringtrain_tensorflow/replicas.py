@@ -37,13 +37,13 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
         return AROUND_NOTHING
     look = functools.partial(_tensorflow_replica_of, held, _readable(rate))
     return GraphPartSurroundings(
-        functools.partial(_seen_now, name, held, process_set, look),
+        functools.partial(_current_look, name, held, process_set, look),
         functools.partial(_compared_variables, name, held, process_set),
         held,
     )
 
 
-def _seen_now(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Look:
+def _current_look(name: str, variables: Sequence[Any], process_set: ProcessSet, look: Look) -> Look:
     return look if trains_alone(process_set) else _tensorflow_replicas_of(name, variables, process_set).seen_now(look)
 
 

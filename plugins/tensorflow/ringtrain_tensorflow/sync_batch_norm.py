@@ -7,7 +7,7 @@ import tensorflow as tf
 from ringtrain import global_process_set
 from ringtrain_tensorflow.gather import allgather
 from ringtrain_tensorflow.keras.api import IS_KERAS_2, keras
-from ringtrain_tensorflow.world_ops import members_as, stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone, members_as
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
@@ -23,7 +23,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{"fused": False, **kwargs} if IS_KERAS_2 else kwargs)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if stays_alone(global_process_set):
+        if is_always_alone(global_process_set):
             return super()._moments(inputs, *args, **kwargs)
         if not IS_KERAS_2:
             return self._moments_of_all(inputs, self.axis, *args, **kwargs)

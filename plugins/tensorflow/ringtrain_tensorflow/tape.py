@@ -12,10 +12,10 @@ from ringtrain_tensorflow.compression import Compression, Compressor
 from ringtrain_tensorflow.gradients import (
     TensorFlowGradientOptions,
     TensorFlowGradientReducer,
-    one_of_groups,
+    groups_argument,
     trainable,
 )
-from ringtrain_tensorflow.world_ops import stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class DistributedTensorFlowTape(tf.GradientTape):
@@ -47,7 +47,7 @@ class DistributedTensorFlowTape(tf.GradientTape):
             self._reducer.register_local(variable)
         flat = tf.nest.flatten(sources)
         grads = super().gradient(target, flat, output_gradients)
-        alone = stays_alone(self._reducer.options.process_set)
+        alone = is_always_alone(self._reducer.options.process_set)
         return list(grads) if alone else self._reducer.reduce(grads, flat)
 
 
@@ -78,7 +78,7 @@ def DistributedGradientTape(
         sparse_as_dense=sparse_as_dense,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
-        groups=one_of_groups(groups, num_groups),
+        groups=groups_argument(groups, num_groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
@@ -107,7 +107,7 @@ def PartialDistributedGradientTape(
         sparse_as_dense=sparse_as_dense,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
-        groups=one_of_groups(groups, num_groups),
+        groups=groups_argument(groups, num_groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringtrain import ProcessSet, global_process_set
 from ringtrain.errors import ConfigurationError
 from ringtrain_tensorflow.gradients import TensorFlowGradientReducer, identity
-from ringtrain_tensorflow.world_ops import members_as, stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone, members_as
 
 
 class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
@@ -57,7 +57,7 @@ class DistributedV1Optimizer(WrappedV1Optimizer):
         return _zipped_v1_gradients(self._reduced([grad for grad, _ in pairs], _v1_variables(pairs)), pairs)
 
     def _reduced(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        alone = stays_alone(self._reducer.options.process_set)
+        alone = is_always_alone(self._reducer.options.process_set)
         return grads if alone else self._reducer.reduce(grads, variables)
 
 
@@ -110,7 +110,7 @@ class AdasumV1Optimizer(WrappedV1Optimizer):
         plus the combined difference."""
         pairs = list(grads_and_vars)
         variables = _v1_variables(pairs)  # all: ranks may lack different gradients
-        if stays_alone(self._reducer.options.process_set):
+        if is_always_alone(self._reducer.options.process_set):
             return super().apply_gradients(pairs, global_step, name)
         first, last = _session_run_of_cycle(self._passes)
         starts = [_start_of_cycle(first, variable) for variable in variables]

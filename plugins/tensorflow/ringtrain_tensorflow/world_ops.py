@@ -67,15 +67,15 @@ def _scalar_operation(function: Callable[[], int]) -> Any:
     return value
 
 
-def stays_alone(process_set: ProcessSet) -> bool:
+def is_always_alone(process_set: ProcessSet) -> bool:
     """Return whether operations built now need no reduction: this rank shares gradients with no other rank of
     `process_set`, now or in any later world."""
-    return trains_alone(process_set) and not outlives_the_world()
+    return trains_alone(process_set) and not may_run_in_later_world()
 
 
 def members_as(process_set: ProcessSet, dtype: Any) -> Any:
     """Return the number of ranks in `process_set` as a tensor of `dtype`."""
-    if not outlives_the_world():
+    if not may_run_in_later_world():
         return tf.cast(members(process_set), dtype)
 
     def count() -> list[Any]:
@@ -84,6 +84,6 @@ def members_as(process_set: ProcessSet, dtype: Any) -> Any:
     return tf.cast(host_call(count, [], [tf.int32], [[]])[0], dtype)
 
 
-def outlives_the_world() -> bool:
+def may_run_in_later_world() -> bool:
     """Return whether operations built now may run in a later world of an elastic job."""
     return is_elastic() and not tf.executing_eagerly()

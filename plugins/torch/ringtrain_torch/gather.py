@@ -14,8 +14,8 @@ from ringtrain_torch.handles import (
     TorchHandle,
     check_tensors,
     differentiable,
-    first_of_torch_handle,
     on_host,
+    single_result_handle,
     submit_tensors,
     synchronize,
 )
@@ -28,7 +28,7 @@ def allgather_async(
 
     The number of rows may differ between ranks; dtype and the other dimensions are the same on all ranks.
     """
-    return first_of_torch_handle(submit_tensors(NamedCollective.allgather(process_set, name), [tensor]))
+    return single_result_handle(submit_tensors(NamedCollective.allgather(process_set, name), [tensor]))
 
 
 def allgather(
@@ -60,7 +60,7 @@ def broadcast_async(
 
     `tensor`: the same shape and dtype on all ranks; only the values on `root_rank` matter.
     """
-    return first_of_torch_handle(submit_tensors(NamedCollective.broadcast(root_rank, process_set, name), [tensor]))
+    return single_result_handle(submit_tensors(NamedCollective.broadcast(root_rank, process_set, name), [tensor]))
 
 
 def broadcast_async_(
@@ -107,7 +107,7 @@ def alltoall_async(
     `synchronize` returns the received rows, in rank order, and with `splits` also the number of rows from each rank.
     """
     handle = _torch_alltoall(tensor, NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name))
-    return handle if splits is not None else first_of_torch_handle(handle)
+    return handle if splits is not None else single_result_handle(handle)
 
 
 def alltoall(

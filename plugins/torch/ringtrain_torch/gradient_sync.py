@@ -260,14 +260,14 @@ class TorchGradientSync:
         self._began_ns = self._began_ns or time.perf_counter_ns()
         member.passes += 1
         if not self._overlaps:
-            member.made = TorchFingerprint.of(member.param.grad, self._looks_at_all)
+            member.made = TorchFingerprint.of(member.param.grad, self._compares_all)
         elif member.passes == self._passes and self._is_full(bucket):
             if bucket is not self._last_bucket():
                 self._submit(bucket)
                 return
             for one in bucket.members:
                 if one.param.grad is not None:
-                    one.made = TorchFingerprint.of(one.param.grad, self._looks_at_all)
+                    one.made = TorchFingerprint.of(one.param.grad, self._compares_all)
 
     @property
     def _overlaps(self) -> bool:
@@ -316,10 +316,10 @@ class TorchGradientSync:
             if not dense and member is sparse[0]:  # a rank on which one of them is dense uses this name
                 gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
             handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
-            yield _PendingReduction(handle, (member,), (TorchFingerprint.of(grad, self._looks_at_all),), (is_here,))
+            yield _PendingReduction(handle, (member,), (TorchFingerprint.of(grad, self._compares_all),), (is_here,))
 
     def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _PendingReduction:
-        options, whole, members = self.options, self._looks_at_all, tuple(here)
+        options, whole, members = self.options, self._compares_all, tuple(here)
         grads = [_dense_gradient(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
@@ -341,7 +341,7 @@ class TorchGradientSync:
         return _PendingReduction(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
 
     @property
-    def _looks_at_all(self) -> bool:
+    def _compares_all(self) -> bool:
         return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
 
     def _take(self, part: _PendingReduction) -> list[str]:

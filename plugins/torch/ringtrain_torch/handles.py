@@ -90,7 +90,7 @@ def _torch_submission(
     return NamedSubmission(request, arrays, finish or (lambda result: to_tensors(result, tensors)))
 
 
-def first_of_torch_handle(handle: TorchHandle) -> TorchHandle:
+def single_result_handle(handle: TorchHandle) -> TorchHandle:
     """Return a handle of the same collective with a single result."""
     return TorchHandle(handle.future, itemgetter(0))
 

@@ -169,7 +169,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         if updated:
             self._weights.expect_step()
             if not self._overlap:
-                self._weights.all_back()
+                self._weights.wait_updated()
             self._weights.note()
             self._shared.stepped()
         self._gradients.ended()
@@ -190,7 +190,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         updated = self._host.flush(self._weights.take())
         if updated:
             self._weights.expect_step()
-            self._weights.all_back()
+            self._weights.wait_updated()
             self._weights.note()
         return updated
 
@@ -209,7 +209,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Return when every parameter of the model has the value of the last step. Needed only with `overlap`."""
-        self._weights.all_back()
+        self._weights.wait_updated()
 
     wait_for = synchronize
 
@@ -241,7 +241,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         """Use the weights and state from `prepare`; the model's parameters have its values then. Local."""
         super().adopt()
         self._weights.follow()
-        self._weights.all_back()
+        self._weights.wait_updated()
         self._weights.note()
         self._set_options(self._prepared)
 
@@ -308,14 +308,14 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load state and groups from `state_dict()`, saved with any number of ranks, or from torch's own optimizer of
         the same kind; or weights and state from `shard_dict()`. Not collective: every rank loads the same state."""
-        self._weights.all_back()
+        self._weights.wait_updated()
         self._weights.take()
         if "arrays" in state_dict:
             self._state.check_shards()
             self._host.load_state_dict(self._state.arrays_of(state_dict))
             self._set_options(state_dict.get("groups", []))
             self._weights.expect()
-            self._weights.all_back()
+            self._weights.wait_updated()
         else:
             state = self._state.checked(state_dict)
             with in_place(self):
@@ -362,7 +362,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         stream = TorchStreamOptions(self._begin_update, self._inner is not None, not self._during_backward)
         self._gradients = TorchGradientStream(self._host, self._params, self._node_sum, stream)
         self._weights = TorchWeightStream(self._host, self._params, self._node_sum)
-        self._weights.all_back()
+        self._weights.wait_updated()
         self._weights.note()
         if self._overlap:
             self._weights.watch(self._model)

@@ -15,9 +15,9 @@ from ringtrain_torch.compression import Compression, Compressor
 from ringtrain_torch.handles import (
     TorchHandle,
     differentiable,
-    first_of_torch_handle,
     on_host,
     remembered_torch_request,
+    single_result_handle,
     submit_again,
     submit_tensors,
     synchronize,
@@ -48,7 +48,7 @@ def allreduce_async(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], NamedCollective.allreduce(how, name))
-    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
+    return single_result_handle(remembered_torch_request(asked, begun, process_set))
 
 
 def allreduce_async_(
@@ -66,7 +66,7 @@ def allreduce_async_(
         return again
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     begun = _allreduce([tensor], NamedCollective.allreduce(how, name), in_place=True)
-    return first_of_torch_handle(remembered_torch_request(asked, begun, process_set))
+    return single_result_handle(remembered_torch_request(asked, begun, process_set))
 
 
 def allreduce_(
@@ -169,7 +169,7 @@ def reducescatter_async(
     """Begin to reduce `tensor`; `synchronize` returns this rank's rows. If the rows are not divisible, the first ranks
     get one more. `op`: Average or Sum."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
-    return first_of_torch_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
+    return single_result_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
 
 
 def reducescatter(

@@ -122,13 +122,13 @@ class TorchWeightStream:
 
     def to_host(self) -> None:
         """Copy values that only the device has to the host."""
-        self.all_back()
+        self.wait_updated()
         for name in self._by_node:
             self._views[name].copy_(real_tensor(self._params[name].detach()))
 
-    def all_back(self) -> None:
+    def wait_updated(self) -> None:
         """Return when every parameter has the host's values."""
-        self._back(tuple(self._params))
+        self._wait_for(tuple(self._params))
         self._host.wait_for()
 
     def close(self) -> None:
@@ -142,14 +142,14 @@ class TorchWeightStream:
         self._views.clear()
 
     def _called(self, names: tuple[str, ...], *_: Any) -> None:
-        self._back(names)
+        self._wait_for(names)
 
     def _unpin(self) -> None:
         for address in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
 
-    def _back(self, names: tuple[str, ...]) -> None:
+    def _wait_for(self, names: tuple[str, ...]) -> None:
         for name in names:
             if name not in self._expected:
                 continue

@@ -10,7 +10,7 @@ from ringtrain_tensorflow.keras.api import IS_KERAS_2
 from ringtrain_tensorflow.keras.host_part import number_of
 from ringtrain_tensorflow.keras.optimizer import derived
 from ringtrain_tensorflow.reduce import allreduce
-from ringtrain_tensorflow.world_ops import stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class HostKerasScaleMixin:
@@ -66,7 +66,7 @@ class HostKerasScaleMixin:
     def _alike(self, grads: Sequence[Any]) -> list[Any]:
         """Return `grads`, replaced by NaN on all ranks if they are not finite on one. Collective."""
         found = list(grads)
-        if stays_alone(self._process_set):
+        if is_always_alone(self._process_set):
             return found
         given = [index for index, grad in enumerate(found) if grad is not None]
         finite = [tf.reduce_all(tf.math.is_finite(_keras_gradient_values(found[index]))) for index in given]

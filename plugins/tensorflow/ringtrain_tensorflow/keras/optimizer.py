@@ -17,13 +17,13 @@ from ringtrain_tensorflow.compression import Compression, Compressor
 from ringtrain_tensorflow.gradients import (
     TensorFlowGradientOptions,
     TensorFlowGradientReducer,
-    one_of_groups,
+    groups_argument,
     trainable,
 )
 from ringtrain_tensorflow.keras.api import IS_KERAS_2, is_keras_optimizer, keras
 from ringtrain_tensorflow.keras_backend import check_backend
 from ringtrain_tensorflow.tape import tape_layers_of
-from ringtrain_tensorflow.world_ops import stays_alone
+from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class DistributedKerasMixin:
@@ -53,7 +53,7 @@ class DistributedKerasMixin:
 
     def _check_scaling(self) -> None:
         """Raise ConfigurationError if this rank alone would decide whether gradients are applied."""
-        if self._is_scaled_around and not stays_alone(self._reducer.options.process_set):
+        if self._is_scaled_around and not is_always_alone(self._reducer.options.process_set):
             no_scaling = "" if IS_KERAS_2 else "compile with auto_scale_loss=False, or "
             raise ConfigurationError(
                 "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
@@ -94,7 +94,7 @@ class DistributedKerasMixin:
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Return `grads` reduced over the ranks."""
         self._register_local_layers()
-        if stays_alone(self._reducer.options.process_set):
+        if is_always_alone(self._reducer.options.process_set):
             # A single rank must train like many: repeated rows of an embedding are summed before the update.
             dense = self._reducer.options.sparse_as_dense
             return [tf.convert_to_tensor(grad) if dense and grad is not None else grad for grad in grads]
@@ -232,7 +232,7 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
         """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         apply(grads)
-        if not stays_alone(self._reducer.options.process_set):
+        if not is_always_alone(self._reducer.options.process_set):
             self._combine_steps(variables, before)
 
 
@@ -283,7 +283,7 @@ class AdasumKeras2Mixin(DistributedKeras2Mixin):
         """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
         before = [tf.identity(variable) for variable in variables]
         applied = apply(grads)
-        if stays_alone(self._reducer.options.process_set):
+        if is_always_alone(self._reducer.options.process_set):
             return applied
         with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
             assigned = self._combine_steps(variables, before)
@@ -323,7 +323,7 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,
-        groups=one_of_groups(groups, num_groups),
+        groups=groups_argument(groups, num_groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
