@@ -36,7 +36,7 @@ class Backend(Protocol):
     def tick(self) -> Verdict | None:
         """Do the work that is due; return the verdict once the attempt has ended."""
 
-    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
+    def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
         """Handle a stop request; return the verdict if it ends the attempt.
 
         None: the attempt goes on for now, and this method is called again. `by_person`: the request is for the whole

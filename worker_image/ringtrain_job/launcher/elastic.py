@@ -80,7 +80,7 @@ class ElasticBackend:
             self._sites.of_host = lambda worker: hosts.sites.get(table.host_of(worker), "")
         self._discovery = HostDiscovery(script, table, rules, self, hosts)
 
-    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
+    def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
         """Return the verdict, or HandOver, after a stop request. The whole job is stopped if a person or all agents
         request it; otherwise only this pod is deleted."""
         self._requested_at = self._clock() if self._requested_at is None else self._requested_at

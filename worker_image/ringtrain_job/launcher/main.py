@@ -69,7 +69,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         is_over = store.resumed and files.outcome.exists()
         if is_over:
             return _repeat_launcher_outcome(Attempt(status, is_over, lambda: stop.asked), stack)
-        attempt = Attempt(status, gives_up=launcher.gives_up)
+        attempt = Attempt(status, gives_up=launcher.has_given_up)
         status.about = AboutFile(files, _run_description(config, command))
         status.observers = open_observers(attempt, stack)
         sites = WorkerSites(dict(enumerate(config.sites)), bool(config.site_label))
@@ -178,7 +178,7 @@ class _LauncherProcess:
         """Return whether the main loop still runs."""
         return time.monotonic() - self._ticked < self._config.timeout_s
 
-    def gives_up(self) -> bool:
+    def has_given_up(self) -> bool:
         """Return whether a person has requested an immediate end. Also counts as an iteration of the main loop, because
         the caller polls it while it waits."""
         self._ticked = time.monotonic()
@@ -191,7 +191,7 @@ class _LauncherProcess:
         while True:
             ended: Verdict | HandOver | None = self._divergence_verdict() or backend.tick()
             if ended is None and self._stop.asked:
-                ended = backend.requested_to_stop(by_person=self._stop.interrupts > 0)
+                ended = backend.handle_stop_request(by_person=self._stop.interrupts > 0)
             if isinstance(ended, HandOver):
                 return None
             if ended is not None:

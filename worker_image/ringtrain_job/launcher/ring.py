@@ -46,7 +46,7 @@ class RingBackend:
             self._start()
         return verdict
 
-    def requested_to_stop(self, *, by_person: bool) -> Verdict | HandOver | None:
+    def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
         return Verdict(Outcome.STOPPED, 128 + signal.SIGTERM, self._gang.view().succeeded)
 
     def stop(self, verdict: Verdict) -> None:

@@ -130,7 +130,7 @@ def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Ver
     if view.succeeded == len(view.ranks) and not failed:
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
     gone = _lost_or_leaving_workers(view, failed, now, patience)
-    if failed and not gone and not _settled_exits(view, failed, now, patience):
+    if failed and not gone and not _are_exits_settled(view, failed, now, patience):
         return None
     failure = first_cause(view, failed, gone)
     if failure is None:
@@ -170,7 +170,7 @@ def _is_hard_failure(view: GangView, exit: RankExit) -> bool:
     return view.lost_by(state) is None
 
 
-def _settled_exits(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
+def _are_exits_settled(view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience) -> bool:
     if any(_is_hard_failure(view, exit) for exit in failed) or all(state.phase in ENDED for state in view.ranks):
         return True
     # An own failure can only be preceded by an earlier exit whose report is still under way. A rank that lost its peer
