@@ -70,7 +70,7 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ru
         assert await logs(c, tmp_path, ns, "--rank=0", "--attempt=1") == "begin 1 0\n"
         merged = await logs(c, tmp_path, ns, "--attempt=1")
         assert sorted(merged.splitlines()) == [f"[{rank}] begin 1 {rank}" for rank in range(4)]
-        assert "logs are kept of attempts 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
+        assert "there are logs of attempts 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
         assert "talk has 4 ranks, 0 to 3" in await logs(c, tmp_path, ns, "--rank=4")
         if c.fake is not None:
             await without_the_right_to_exec(c, tmp_path, ns)
@@ -94,7 +94,7 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ru
 async def from_the_claim(c: Cluster, folder: Path, namespace: str, whole: str) -> None:
     """Of earlier attempts, and of a launcher that is gone, a pod reads the store, and goes."""
     assert await logs(c, folder, namespace, "--rank=3", "--attempt=1") == "begin 1 3\n"
-    assert "logs are kept of attempts 1, 2" in await logs(c, folder, namespace, "--attempt=5")
+    assert "there are logs of attempts 1, 2" in await logs(c, folder, namespace, "--attempt=5")
     await c.api.delete(PODS, namespace, "talk-launcher")
     await c.until_gone(PODS, namespace, "talk-launcher")
     assert await logs(c, folder, namespace, "--rank=3") == whole

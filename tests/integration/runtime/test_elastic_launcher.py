@@ -204,7 +204,7 @@ def test_a_pod_that_is_confirmed_gone_is_not_waited_for(gang: MakeGang) -> None:
     job.until_formed(2, [0])
     late = job.agent(1)
     assert late.wait() == 69
-    assert "of incarnation 1 has ended, says the operator" in late.err()
+    assert "of incarnation 1 has ended according to the operator" in late.err()
     job.agents[1] = job.job.agent(1, *RANK, RINGTRAIN_INCARNATION="2")
     job.until_formed(3, [0, 1])
     assert job.put("/workers", b'{"workers": 2, "gone": {"one": 1}}')[0] == 422

@@ -76,7 +76,7 @@ class LogShipper:
         try:
             reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
         except grpc.RpcError as error:
-            log.debug("the launcher did not take log lines, they are kept: %s", error)
+            log.debug("the launcher did not accept log lines, which are stored: %s", error)
             return False
         except ValueError:  # the channel was closed
             return False

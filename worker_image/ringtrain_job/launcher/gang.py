@@ -398,7 +398,7 @@ class Gang:
         if not self._is_lost(registration):
             return None
         what = f"pod {registration.pod} of incarnation {registration.incarnation}"
-        return Refusal(f"{what} has ended, says the operator; a new pod takes its place")
+        return Refusal(f"{what} has ended according to the operator; a new pod takes its place")
 
     def _duplicate(self, registration: Registration) -> Refusal | None:
         index = registration.worker_index

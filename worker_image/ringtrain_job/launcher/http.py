@@ -127,7 +127,7 @@ class StatusServer(HttpServer):
         def answer(asked: str, authorization: str) -> Answer:
             path, _, query = asked.partition("?")
             if path == "/status" and tokens and not is_one_of(bearer(authorization), tokens):
-                return 401, "text/plain", b"/status asks for the job's token: Authorization: Bearer ...\n"
+                return 401, "text/plain", b"/status requires the job's token: Authorization: Bearer ...\n"
             if path == "/status":
                 told = brief_status() if "brief" in query.split("&") else status()
                 if change_tokens and not is_one_of(bearer(authorization), tokens or change_tokens):
@@ -143,7 +143,7 @@ class StatusServer(HttpServer):
             if path not in ("/workers", "/pods", "/sites"):
                 return 404, "text/plain", b"what can be put is /workers, /pods and /sites\n"
             if (change_tokens or tokens) and not is_one_of(bearer(authorization), change_tokens or tokens):
-                text = f"{path} asks for the job's token: Authorization: Bearer ...\n"
+                text = f"{path} requires the job's token: Authorization: Bearer ...\n"
                 return 401, "text/plain", text.encode()
             try:
                 if path == "/pods":

@@ -27,7 +27,7 @@ def find_log(files: AttemptFiles, rank: int | None) -> Path:
         return path
     if not files.directory.is_dir():
         kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
-        raise LogMissing(f"{files.directory} is not there; logs are kept of attempts {in_ranges(kept)}")
+        raise LogMissing(f"{files.directory} does not exist; there are logs of attempts {in_ranges(kept)}")
     ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
     raise LogMissing(f"{path.name} is not there: ranks that have written something are {in_ranges(ranks)}")
 

@@ -153,7 +153,7 @@ class LogShipping:
             self._since = time.time()
         defect = not isinstance(error, StorageError | OSError)
         if not self.problem or type(error) is not self._kind:
-            log.error("logs are kept in %s and not shipped for now: %s", self._files.directory, error, exc_info=defect)
+            log.error("logs stay in %s and are not uploaded for now: %s", self._files.directory, error, exc_info=defect)
         self.problem, self._kind = str(error) or type(error).__name__, type(error)
 
     def _wait(self, seconds: float) -> None:

@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 def test_a_missing_log_is_told_apart(files: AttemptFiles, tmp_path: Path) -> None:
     """An attempt that left nothing, and a rank that has written nothing, with what there is instead."""
-    with pytest.raises(LogMissing, match="logs are kept of attempts 1, 2"):
+    with pytest.raises(LogMissing, match="there are logs of attempts 1, 2"):
         find_log(AttemptFiles.of(tmp_path, "default", "digits", 7), 0)
     with pytest.raises(LogMissing, match="ranks that have written something are 0, 3"):
         find_log(files, 1)

@@ -183,7 +183,7 @@ class ElasticRankSockets:
         self._on_message(connection.caller, message)
 
     def _report_problem(self, connection: _RankConnection, text: str) -> None:
-        log.warning("slot %d said to its agent what is not understood: %s", connection.caller.slot, text)
+        log.warning("slot %d sent its agent an invalid message: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read gets no further errors
             self._queue(connection, line_of(slot_error_message(text)))
 
