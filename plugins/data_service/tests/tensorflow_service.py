@@ -266,8 +266,8 @@ def reads_of_two_jobs(path: str) -> tuple[str, list[str], list[int]]:
 
 
 def check_a_compute_job_that_is_lost() -> None:
-    """When the whole compute job is killed, a line reports that training waits, the dataset ends with an error that
-    names the job after the config's timeout, and training reads from the next job."""
+    """The whole compute job is killed: a line reports that training waits, the dataset ends with an error that names
+    the job after the config's timeout, and training reads from the next job."""
     with tempfile.TemporaryDirectory() as folder:
         config = f"{folder}/compute.json"
         with (

@@ -25,7 +25,7 @@ from ringtrain_torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, 
 from ringtrain_torch.compression import Compressor
 from ringtrain_torch.fingerprint import TorchFingerprint
 from ringtrain_torch.handles import TorchHandle, submit_bucket
-from ringtrain_torch.presence import check_drops_agree, empty_gradient, grad_presence_row, is_grad_anywhere
+from ringtrain_torch.presence import check_drops_agree, empty_gradient, grad_presence_row, grads_anywhere
 from ringtrain_torch.sparse import SparseTorchHandle
 
 # A script changes gradients too early in all steps or in none: all bits are compared in the first steps and at
@@ -371,7 +371,7 @@ class TorchGradientSync:
 
     def _leave_out(self, part: _PendingReduction, row: torch.Tensor) -> None:
         """Remove the zeros that this rank has contributed for gradients that no rank has."""
-        for member, is_here, anywhere in zip(part.members, part.here, is_grad_anywhere(row), strict=False):
+        for member, is_here, anywhere in zip(part.members, part.here, grads_anywhere(row), strict=False):
             if not is_here and not anywhere:
                 member.param.grad = None
 

@@ -23,7 +23,7 @@ def grad_presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) 
     return torch.tensor([float(one) for one in (*here, dropping)], dtype=like.dtype, device=like.device)
 
 
-def is_grad_anywhere(reduced: torch.Tensor) -> list[bool]:
+def grads_anywhere(reduced: torch.Tensor) -> list[bool]:
     """Return for each gradient whether some rank has it, from a reduced row."""
     wide = reduced.real if reduced.is_complex() else reduced
     return [number > 0 for number in wide.tolist()]
