@@ -1,4 +1,4 @@
-"""`ringtrain-operator` run the operator until it receives SIGTERM."""
+"""The command `ringtrain-operator`: run the operator until it receives SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-ope
 
 
 class JsonValue(click.ParamType[Any]):
-    """An option that is JSON of one kind."""
+    """Option whose value is a JSON object or list."""
 
     name = "json"
 
@@ -31,35 +31,35 @@ class JsonValue(click.ParamType[Any]):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value; a message that names the option for anything else."""
+        """Parse the value; any other value is a usage error that names the option."""
         try:
             found = json.loads(value) if isinstance(value, str) else value
-        except ValueError as exc:
-            self.fail(f"{value!r} is not JSON: {exc}", param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not valid JSON", param, ctx)
         if not isinstance(found, self._kind):
             self.fail(f"{value!r} is not a JSON {'object' if self._kind is dict else 'list'}", param, ctx)
         return found
 
 
 class GangOption(click.ParamType[Any]):
-    """A gang scheduler by its name in spec.scheduling.gang, and the schedulerName under which it runs."""
+    """Option NAME or NAME=SCHEDULER: a gang scheduler of spec.scheduling.gang, and its schedulerName."""
 
     name = "gang scheduler"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Both names, the second the usual one unless it is given; a message for an unknown gang scheduler."""
+        """Return both names, with the default schedulerName if it is omitted. An unknown NAME is a usage error."""
         from .placement.gangs import SCHEDULERS
 
         if isinstance(value, tuple):
             return value
         gang, _, scheduler = str(value).partition("=")
         if gang not in SCHEDULERS:
-            self.fail(f"{gang!r} is none of {', '.join(SCHEDULERS)}", param, ctx)
+            self.fail(f"{gang!r} is not a gang scheduler; expected one of {', '.join(SCHEDULERS)}", param, ctx)
         return gang, scheduler or SCHEDULERS[gang].scheduler_name
 
 
 def _resource_option(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Resources of a container; an error that names the field that is wrong."""
+    """Return a container's resources. A wrong field is a usage error that names the field."""
     from .spec.pod_schema import packaged_pod_spec_schema
 
     if given is None:
@@ -72,17 +72,17 @@ def _resource_option(given: dict[str, Any] | None, option: str, default: Mapping
 
 
 def _pod_group_option(value: str) -> int | None:
-    """What --fs-group says."""
+    """Return the group number of --fs-group; None if it is empty."""
     if not value:
         return None
     if not value.isdigit() or not 0 < int(value) < 2**31:
-        raise click.BadParameter(f"--fs-group is {value!r}; expected a number from 1 to {2**31 - 1}, or nothing")
+        raise click.BadParameter(f"--fs-group is {value!r}; expected a number from 1 to {2**31 - 1}, or an empty value")
     return int(value)
 
 
 @click.command(hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
-@click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace; again for more. None: all.")
-@click.option("--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs looked at in parallel.")
+@click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace (repeatable). Default: all.")
+@click.option("--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs reconciled in parallel.")
 @click.option(
     "--connections",
     type=click.IntRange(1),
@@ -96,37 +96,40 @@ def _pod_group_option(value: str) -> int | None:
     type=click.IntRange(1),
     default=600,
     show_default=True,
-    help="Seconds between looks at every job.",
+    help="Seconds between reconciles of every job.",
 )
 @click.option("--listen", default=":8080", show_default=True, help="host:port of /healthz, /readyz, /metrics.")
-@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="One of many writes.")
-@click.option("--lease-namespace", default="", help="Where the Lease lies; default: the pod's own namespace.")
+@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="One replica writes.")
+@click.option("--lease-namespace", default="", help="Namespace of the Lease. Default: that of the pod.")
 @click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-@click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Of launchers, as JSON.")
+@click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Resources of launchers, as JSON.")
 @click.option(
-    "--agent-resources", type=JsonValue(dict), default=None, help="Of containers that copy the agent, as JSON."
+    "--agent-resources",
+    type=JsonValue(dict),
+    default=None,
+    help="Resources of init containers with the agent, as JSON.",
 )
 @click.option(
     "--fs-group",
     default="65532",
     show_default=True,
-    help="Group of claims that the operator mounts; empty: the cluster gives one, as OpenShift does.",
+    help="fsGroup of claims that the operator mounts; empty if the cluster assigns one, as OpenShift does.",
 )
 @click.option(
     "--metrics-from",
     type=JsonValue(list),
     default="[]",
-    help="NetworkPolicyPeers that may scrape launchers: JSON.",
+    help="NetworkPolicyPeers that may scrape launchers, as JSON.",
 )
 @click.option(
     "--template-ports-from",
     type=JsonValue(list),
     default="[]",
-    help="NetworkPolicyPeers that may reach the ports which jobs' templates declare: JSON.",
+    help="NetworkPolicyPeers that may reach ports declared in jobs' templates, as JSON.",
 )
 @click.option(
     "--kueue/--no-kueue",
@@ -140,24 +143,24 @@ def _pod_group_option(value: str) -> int | None:
     type=GangOption(),
     multiple=True,
     help="Gang scheduler whose PodGroups may be written: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER "
-    "also names the scheduler that places the pods. Again for more. Maturity: Kubernetes Beta, Coscheduling "
+    "also sets the pods' schedulerName. Repeatable. Maturity: Kubernetes Beta, Coscheduling "
     "Experimental, Volcano Experimental.",
 )
 @click.option(
-    "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image that has the agent for any image."
+    "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image with the agent, for pods of any image."
 )
 @click.option(
     "--agent-pull-secret",
     "agent_pull_secrets",
     multiple=True,
-    help="Secret in the jobs' namespaces that may pull the agent's image. Again for more.",
+    help="Secret in the jobs' namespaces for pulling the agent's image (repeatable).",
 )
 @click.option(
     "--agent-volume",
     type=click.Choice(["ImageVolume", "InitContainer"]),
     default="InitContainer",
     show_default=True,
-    help="How the agent comes into pods: the kubelet mounts its image, or a first container copies it. "
+    help="Way to add the agent to pods: the kubelet mounts its image, or an init container copies it. "
     "Maturity: ImageVolume Experimental.",
 )
 @click.option(
@@ -166,7 +169,7 @@ def _pod_group_option(value: str) -> int | None:
     type=click.Choice(["Inject", "Image"]),
     default="Inject",
     show_default=True,
-    help="spec.agent of jobs that do not have it.",
+    help="Default of spec.agent.",
 )
 @click.option(
     "--provisioning/--no-provisioning",
@@ -179,13 +182,13 @@ def _pod_group_option(value: str) -> int | None:
 def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **options: Any) -> None:
     """Run the operator. Every option can be given as RINGTRAIN_OPERATOR_<OPTION>.
 
-    Exit codes: 0 after SIGTERM or SIGINT, 1 when something broke or the lease was lost.
+    Exit codes: 0 after SIGTERM or SIGINT, 1 after a failure or if the lease was lost.
     """
     from .cluster.api.connection import ApiConnection
     from .cluster.config import OperatorConfig, configure_logging, default_identity
     from .cluster.operator import run_operator_until_signalled
 
-    objects = _take_settings(options)
+    objects = _pop_settings(options)
     config = OperatorConfig(identity=default_identity(os.environ), objects=objects, gangs=dict(gangs), **options)
     try:
         config.address()
@@ -196,31 +199,31 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
         connection = ApiConnection.from_env(os.environ, kubeconfig or "")
         failure = run_operator_until_signalled(config, connection)
     if failure is not None:
-        logging.getLogger("ringtrain_operator").error("the operator ends: %s", failure)
+        logging.getLogger("ringtrain_operator").error("the operator stops: %s", failure)
         sys.exit(1)
 
 
 def operator_settings_of(arguments: Sequence[str]) -> BuildSettings:
-    """What an operator with these arguments does to jobs' objects. Raises click.UsageError for wrong ones."""
+    """Return the object settings of an operator with these arguments. Raises click.UsageError for wrong ones."""
     with operator.make_context("ringtrain-operator", list(arguments)) as context:
-        return _take_settings(dict(context.params))
+        return _pop_settings(dict(context.params))
 
 
-def _take_settings(options: dict[str, Any]) -> BuildSettings:
-    """The options about objects, which are taken out of `options`."""
+def _pop_settings(options: dict[str, Any]) -> BuildSettings:
+    """Remove the options about objects from `options`, and return them as settings."""
     from .build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
-    take = options.pop
+    pop = options.pop
     return BuildSettings(
-        launcher_resources=_resource_option(take("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
-        metrics_from=take("metrics_from"),
-        template_ports_from=take("template_ports_from"),
+        launcher_resources=_resource_option(pop("launcher_resources"), "--launcher-resources", LAUNCHER_RESOURCES),
+        metrics_from=pop("metrics_from"),
+        template_ports_from=pop("template_ports_from"),
         agent=AgentSource(
-            image=take("agent_image"),
-            volume=take("agent_volume"),
-            default=take("agent_default"),
-            resources=_resource_option(take("agent_resources"), "--agent-resources", AGENT_RESOURCES),
-            pull_secrets=take("agent_pull_secrets"),
+            image=pop("agent_image"),
+            volume=pop("agent_volume"),
+            default=pop("agent_default"),
+            resources=_resource_option(pop("agent_resources"), "--agent-resources", AGENT_RESOURCES),
+            pull_secrets=pop("agent_pull_secrets"),
         ),
-        fs_group=_pod_group_option(take("fs_group")),
+        fs_group=_pod_group_option(pop("fs_group")),
     )

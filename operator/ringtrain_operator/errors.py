@@ -1,10 +1,10 @@
-"""Every error the operator raises on purpose.
+"""Errors that the operator raises on purpose.
 
 OperatorError
 ├── Invalid          the user's DistributedTrainingJob cannot be run as written; lists every problem
-├── ManifestUnreadable  a file is not there, is not YAML, or does not hold what it should
-├── LocalUnsupported  a pod asks for what one machine cannot give (dtj local)
-├── SchemaUnsupported  a model uses something the CRD converter does not understand (a defect of ours)
+├── ManifestUnreadable  a file is missing, is not YAML, or has other content than expected
+├── LocalUnsupported  a pod needs something that one machine cannot provide (dtj local)
+├── SchemaUnsupported  a model uses something that the CRD converter does not support (a defect of this package)
 └── ApiError         the Kubernetes API refused or did not answer; its own tree is in cluster/api/errors.py
 """
 
@@ -19,7 +19,7 @@ class OperatorError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a manifest: where, what was found, what is allowed and what to do."""
+    """One thing wrong in a manifest: the field's path, the value found, the values allowed and the remedy."""
 
     path: str
     message: str
@@ -29,7 +29,7 @@ class Problem:
 
 
 class Invalid(OperatorError):
-    """The job cannot be run as written. `problems` holds all of them, not only the first."""
+    """The job cannot be run as written. `problems` lists every problem, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -37,24 +37,26 @@ class Invalid(OperatorError):
 
 
 class ManifestUnreadable(OperatorError):
-    """The file is not there, is not YAML, or does not hold what it should. The message names the file."""
+    """The file is missing, is not YAML, or has other content than expected. The message names the file."""
 
 
 class LocalUnsupported(OperatorError):
-    """The pod needs something that only a cluster has."""
+    """The pod needs something that only a cluster provides."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that ends a message about the unknown `name`; empty where none of those `known` is near."""
+def spelling_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint ("did you mean …?") to append to an error about the unknown `name`; empty if no name in `known` is
+    close.
+    """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def shown(value: object) -> str:
-    """`value` for a message, shortened where it is long."""
+    """Return `repr(value)` for an error message, cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 class SchemaUnsupported(OperatorError):
-    """A model has an annotation or a constraint that the CRD converter does not know how to express."""
+    """A model has an annotation or a constraint that the CRD converter cannot express."""

@@ -210,10 +210,10 @@ REJECTED = [
     refused("no-image", "spec.worker.template.spec.containers", "missing", worker=worker({"image": None})),
     refused("command-is-a-string", "containers[0].command", "list", worker=worker({"command": "python"})),
     refused("backend-unknown", "spec.backend", "'ring' or 'mpi'", backend="nccl"),
-    refused("replicas-zero", "spec.worker.replicas", "greater than or equal to 1", worker=worker(replicas=0)),
+    refused("replicas-zero", "spec.worker.replicas", "at least 1", worker=worker(replicas=0)),
     refused("replicas-too-many", "spec.worker.replicas", "4096", worker=worker(replicas=4097)),
-    refused("replicas-is-a-string", "spec.worker.replicas", "integer", worker=worker(replicas="2")),
-    refused("slots-zero", "spec.slotsPerWorker", "greater than or equal to 1", slotsPerWorker=0),
+    refused("replicas-is-a-string", "spec.worker.replicas", "a whole number", worker=worker(replicas="2")),
+    refused("slots-zero", "spec.slotsPerWorker", "at least 1", slotsPerWorker=0),
     refused("slots-too-many", "spec.slotsPerWorker", "1024", slotsPerWorker=1025),
     refused("device-without-domain", "spec.worker.devices", "domain", worker=worker(devices={"gpu": 1})),
     refused("device-with-newline", "spec.worker.devices", "domain", worker=worker(devices={"a.b/c\n": 1})),
@@ -225,7 +225,7 @@ REJECTED = [
         worker=worker(devices={"nvidia.com/gpu": 2, "rdma/hca": 1}),
     ),
     refused("encryption-unknown", "spec.networking.encryption", "tensors", networking={"encryption": "all"}),
-    refused("sites-of-no-label", "spec.networking.sites", "pattern", networking={"sites": "a b"}),
+    refused("sites-of-no-label", "spec.networking.sites", "that matches", networking={"sites": "a b"}),
     refused("sites-under-mpi", "spec.networking.sites", "backend ring", backend="mpi", networking={"sites": "zone"}),
     refused(
         "encryption-under-mpi",
@@ -240,7 +240,7 @@ REJECTED = [
     refused("backoff-negative", "spec.runPolicy.backoffLimit", "0", runPolicy={"backoffLimit": -1}),
     refused("deadline-zero", "spec.runPolicy.activeDeadlineSeconds", "1", runPolicy={"activeDeadlineSeconds": 0}),
     refused("ttl-negative", "ttlSecondsAfterFinished", "0", runPolicy={"ttlSecondsAfterFinished": -1}),
-    refused("suspend-is-a-string", "spec.runPolicy.suspend", "bool", runPolicy={"suspend": "yes"}),
+    refused("suspend-is-a-string", "spec.runPolicy.suspend", "true or false", runPolicy={"suspend": "yes"}),
     refused(
         "rule-unknown-action",
         "spec.runPolicy.failureRules[0].action",
@@ -294,13 +294,13 @@ REJECTED = [
     refused(
         "mount-path-relative",
         "spec.checkpoint.mountPath",
-        "pattern",
+        "that matches",
         checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "data"},
     ),
     refused(
         "restore-from-outside",
         "spec.checkpoint.restoreFrom",
-        "pattern",
+        "that matches",
         checkpoint={"persistentVolumeClaim": {"claimName": "c"}, "restoreFrom": "../x"},
     ),
     refused("elastic-without-bound", "spec.elastic.maxReplicas", "missing", elastic={}),
@@ -349,13 +349,13 @@ REJECTED = [
     refused(
         "elastic-launcher-as-worker",
         "spec.mpi.runLauncherAsWorker",
-        "has none of its own",
+        "runs none itself",
         backend="mpi",
         mpi={"runLauncherAsWorker": True},
         elastic={"maxReplicas": 4, "onLoss": "Restart"},
     ),
     refused("gang-unknown", "spec.scheduling.gang", "Volcano", scheduling={"gang": "Slurm"}),
-    refused("queue-no-name", "spec.scheduling.queue", "pattern", scheduling={"queue": "Research"}),
+    refused("queue-no-name", "spec.scheduling.queue", "that matches", scheduling={"queue": "Research"}),
     refused("min-available-zero", "spec.scheduling.minAvailable", "1", scheduling={"minAvailable": 0}),
     refused(
         "min-available-above-all",
@@ -381,7 +381,7 @@ REJECTED = [
     refused(
         "topology-no-label",
         "spec.scheduling.topology.required",
-        "pattern",
+        "that matches",
         scheduling={"topology": {"required": "a/b/c"}},
     ),
     refused("timeout-zero", "spec.networking.timeoutSeconds", "1", networking={"timeoutSeconds": 0}),
@@ -546,7 +546,7 @@ REJECTED = [
     refused(
         "evaluator-with-other-devices",
         "spec.evaluator.template.spec.containers[0].resources[nvidia.com/gpu]",
-        "keep the latter",
+        "remove it here",
         at_admission=False,
         evaluator={
             "devices": {"nvidia.com/gpu": 1},

@@ -45,7 +45,7 @@ def test_a_default_that_is_written_out_is_no_change() -> None:
     """Nor is what may change at any time: a job that runs goes on."""
     whole = manifest(slotsPerWorker=2, checkpoint={"uri": "s3://a/b"}, dataWorkers={}, evaluator={})
     written_out = {**whole["spec"], "backend": "ring", "runPolicy": {"suspend": True}, "logs": {"report": False}}
-    assert parse_job({**whole, "spec": written_out}).spec.fixed == parse_job(whole).spec.fixed
+    assert parse_job({**whole, "spec": written_out}).spec.frozen_digest == parse_job(whole).spec.frozen_digest
 
 
 @pytest.mark.parametrize("case", UPDATES)
@@ -53,4 +53,4 @@ def test_what_a_job_began_with_follows_what_may_change(case: Update) -> None:
     """A change that is refused while a job runs gives another digest; one that may come at any time, the same."""
     old, new = parse_job(case.old).spec, parse_job(case.new).spec
     if not old.run_policy.suspend and case.path != "spec.managedBy":
-        assert (new.fixed == old.fixed) is (case.path == "")
+        assert (new.frozen_digest == old.frozen_digest) is (case.path == "")

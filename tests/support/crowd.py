@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from ringtrain_operator.cluster.line import ClusterWaitingLine
+from ringtrain_operator.cluster.own_queue import WaitingJobs
 from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.observe.model import Observed
-from ringtrain_operator.placement.line import PlacementContention
+from ringtrain_operator.placement.own_queue import PlacementContention
 from ringtrain_operator.plan import Plan
 from ringtrain_operator.status.model import format_time
 from support.jobs import job
@@ -74,7 +74,7 @@ class Crowd:
 
     def __init__(self, asks: list[Ask], nodes: tuple[int, ...] = (4, 4), seed: int = 0) -> None:
         self.nodes, self._order, self.seconds = nodes, random.Random(seed), 0
-        self.line = ClusterWaitingLine(lambda: START + timedelta(seconds=self.seconds))
+        self.waiting_jobs = WaitingJobs(lambda: START + timedelta(seconds=self.seconds))
         self.tenants: list[Tenant] = []
         for number, ask in enumerate(asks):
             worker = job(workers=ask.workers)["spec"]["worker"]
@@ -169,15 +169,15 @@ class Crowd:
 
     def _look(self, tenant: Tenant) -> None:
         key = JobKey("default", tenant.job["metadata"]["name"])
-        self.line.nodes = tenant.observed().nodes
-        tenant.contention = self.line.contention()
+        self.waiting_jobs.nodes = tenant.observed().nodes
+        tenant.contention = self.waiting_jobs.contention()
         plan, attempt, waits = tenant.plan(), tenant.status.attempt, tenant.status.state == "Queued"
         first = next((one for one in tenant.contention.order if one.job != str(key)), None)
         tenant.apply(plan)
         if tenant.status.state == "Queued" and not waits and attempt:
             tenant.gave_back.append(GaveBack(self.seconds, first.job if first is not None else ""))
         tenant.look_at = self._next_look(plan)
-        for other in self.line.note(key, tenant.job, tenant.observed().pods):
+        for other in self.waiting_jobs.update(key, tenant.job, tenant.observed().pods):
             next(t for t in self.tenants if t.job["metadata"]["name"] == other.name).look_at = self.seconds
 
     def _next_look(self, plan: Plan) -> float | None:

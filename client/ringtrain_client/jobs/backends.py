@@ -13,7 +13,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unprocessable
 from ringtrain_operator.cluster.api.resources import CONFIG_MAPS, JOBS
-from ringtrain_operator.cluster.templates import job_with_its_template
+from ringtrain_operator.cluster.templates import merge_job_template
 from ringtrain_operator.errors import Invalid, OperatorError, Problem
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
@@ -137,7 +137,7 @@ class ClusterBackend:
         """Raises Invalid with all that is wrong with the job, also by the cluster's own schema of pods."""
         session = await self.session()
         meta = {"namespace": session.namespace, **job["metadata"]}
-        whole = await job_with_its_template(session.api, {**job, "metadata": meta})
+        whole = await merge_job_template(session.api, {**job, "metadata": meta})
         if whole.problem is not None:
             raise whole.problem
         parse_job(whole.job, schema=await self.schema())

@@ -14,9 +14,9 @@ from ringtrain_operator.errors import Invalid
 from ringtrain_operator.observe.pods import main_container, pull_of, view_pod
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.status.model import EndedPod, Incarnations, format_time, parse_status
-from ringtrain_operator.status.progress import last_started, parts_of, start_of
+from ringtrain_operator.status.progress import last_started, start_durations, start_status
 from ringtrain_operator.status.situation import counted
-from ringtrain_operator.workers.replacing import avoided_because, avoided_nodes
+from ringtrain_operator.workers.replacing import avoidance_text, avoided_nodes
 
 from .following import ENDED, state_of
 from .queue_place import place_in_queue
@@ -119,8 +119,8 @@ def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterato
             about = [e for e in events if (e.get("involvedObject") or {}).get("uid") == last.id.uid]
             pulled = last.with_pull(*pull_of(about, last.main.name))
             views = [pulled if view is last else view for view in views]
-        start = start_of(parsed, views)
-    parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in parts_of(start))
+        start = start_status(parsed, views)
+    parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in start_durations(start))
     if parts:
         where = f" (the last pod to start was {start.pod}" + (f" on {start.node})" if start.node else ")")
         yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
@@ -201,7 +201,7 @@ def _loss_causes(status: Json) -> Iterator[str]:
         node = f" on node {loss.node}" if loss.node else ""
         yield f"{format_time(loss.time)} {loss.pod} (incarnation {loss.incarnation}){node} {loss.cause}"
     for node in avoided_nodes(losses, datetime.now(UTC)):
-        yield f"{avoided_because(losses, node)}; new pods avoid it"
+        yield f"{avoidance_text(losses, node)}; new pods avoid it"
 
 
 def _causes_beside(status: Json) -> Iterator[str]:

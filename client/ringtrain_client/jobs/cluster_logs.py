@@ -83,7 +83,7 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
     made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
     workers = made_with + parsed.num_agents - parsed.num_workers
     if parsed.spec.elastic is not None:  # a worker that was scaled down has left lines, too
-        workers = parsed.most_agents
+        workers = parsed.max_agents
     size = workers * parsed.spec.slots
     if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")

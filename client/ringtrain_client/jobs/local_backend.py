@@ -221,7 +221,7 @@ def _local_attempt(job: Json) -> int:
 def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
     """Raises NoSuchRank for one that the job never has."""
     parsed = parse_job(job, templates=False)
-    size = parsed.most_agents * parsed.spec.slots
+    size = parsed.max_agents * parsed.spec.slots
     if wanted.rank is not None and wanted.rank >= size and wanted.attempt is None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 

@@ -23,7 +23,7 @@ MOST_PAGES = 20
 
 async def place_in_queue(session: ClusterAccess, job: Json) -> str:
     """The job's place, counted from 1; empty if it does not wait, or if nobody tells."""
-    name, queue = _waiting_workload(job), queue_of_live_job(job)
+    name, queue = _admission_result(job), queue_of_live_job(job)
     if not name or not queue:
         return ""
     for version in VERSIONS:
@@ -48,7 +48,7 @@ async def _found_in_queue(session: ClusterAccess, path: str, name: str, queue: s
     return ""
 
 
-def _waiting_workload(job: Json) -> str:
+def _admission_result(job: Json) -> str:
     status = job.get("status") or {}
     queued_as = (status.get("ledger") or {}).get("queuedAs")
     if queued_as == "Workload" and status.get("state") == "Queued":

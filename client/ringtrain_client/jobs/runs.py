@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from ringtrain_operator.cluster.api.errors import NotFound
-from ringtrain_operator.errors import Invalid, ManifestUnreadable, Problem, did_you_mean, shown
+from ringtrain_operator.errors import Invalid, ManifestUnreadable, Problem, shown, spelling_hint
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.training_template import named_template
 from ringtrain_operator.status.model import JobStatus, Progress, parse_status
@@ -211,7 +211,7 @@ class AsyncClient:
         ScriptUnusable for code that cannot be sent, Invalid with each wrong field, AlreadyExists, Forbidden.
         """
         if unknown := sorted(options.keys() - Options.__annotations__.keys()):
-            hint = did_you_mean(unknown[0], Options.__annotations__)
+            hint = spelling_hint(unknown[0], Options.__annotations__)
             raise TypeError(f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}")
         template, image = options.get("template") or "", options.get("image") or ""
         if not image and not template:

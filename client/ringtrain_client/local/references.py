@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringtrain_operator.errors import did_you_mean
+from ringtrain_operator.errors import spelling_hint
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import containers_of
@@ -35,7 +35,7 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
         elif (kind, name) in elsewhere:
             where = f"is in namespace {elsewhere[kind, name]}, the job in {job.namespace}"
             yield True, f"{kind} {name} of this file {where}: its pods see those of their own namespace"
-        elif hint := did_you_mean(name, [other for found, other in here if found == kind]):
+        elif hint := spelling_hint(name, [other for found, other in here if found == kind]):
             yield False, f"{kind} {name} is not in this file; {hint}"
 
 

@@ -1,8 +1,8 @@
-"""The objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Nothing is touched."""
+"""Objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Functions here call no API."""
 
 from .agent import added_pull_secrets
+from .auxiliary import build_data_worker_pod, build_evaluator_pod
 from .credentials import Issuer, build_secret, issue_credentials
-from .lasting import build_data_worker_pod, build_evaluator_pod
 from .names import (
     data_worker_name,
     evaluator_name,

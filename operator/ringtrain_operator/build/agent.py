@@ -1,4 +1,4 @@
-"""Where agent and launcher come from: the pod's image, or a directory that the operator brings as a volume."""
+"""Source of agent and launcher: the pod's image, or a volume that the operator adds."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,16 +11,16 @@ from .settings import AgentSource, BuildSettings
 from .volumes import add_volume
 
 INIT_CONTAINER = "ringtrain-agent"
-# Of the job's Service, which is there as long as the job: the image that has its agent; absent: its pods' image.
+# Annotation of the job's Service, which exists as long as the job: the agent's image. Absent: the pods' own image.
 ANNOTATION_IMAGE = f"{contract.GROUP}/agent-image"
-# In a container of the agent's own image.
+# Paths in a container of the agent's own image.
 PROGRAM, PYTHON = "/bin/ringtrain", "/python/bin/python3"
-# Where a container of the agent's image sees the volume that it fills.
+# Mount path of the agent's volume in the container that fills it.
 _TARGET = "/target"
 
 
 def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
-    """What brings the agent into the job's pods; None: it is in their image."""
+    """Return the source of the agent for the job's pods; None if their image has it."""
     source = settings.agent
     if source is None or (job.spec.agent or source.default) != "Inject":
         return None
@@ -28,13 +28,13 @@ def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
 
 
 def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
-    """`given`, and references to the Secrets `names` that it lacks."""
+    """Return `given` with references to the Secrets `names` that are missing in it."""
     known = {secret.get("name") for secret in given}
     return [*map(dict, given), *({"name": name} for name in names if name not in known)]
 
 
 def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
-    """Bring the agent into a pod's spec, in place, unless its image has it; returns the program to start."""
+    """Add the agent to a pod's spec, in place, unless its image has it. Returns the program to start."""
     source = agent_source(job, settings)
     if source is None:
         return "ringtrain"
@@ -48,7 +48,7 @@ def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
             "command": [PROGRAM, "copy", _TARGET],
             "resources": copy.deepcopy(dict(source.resources)),
             "volumeMounts": [{"name": VOLUME_AGENT, "mountPath": _TARGET}],
-            # Ours alone: it needs nothing that the restricted standard forbids.
+            # This container is ours, so it can always have the restricted standard.
             "securityContext": {
                 "readOnlyRootFilesystem": True,
                 "allowPrivilegeEscalation": False,
@@ -57,7 +57,7 @@ def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
         }
         spec["initContainers"] = [copying, *(spec.get("initContainers") or ())]
     add_volume(spec, {"name": VOLUME_AGENT, **volume}, contract.AGENT_DIR, read_only=True)
-    if spec.get("imagePullSecrets"):  # else admission takes them from the account
+    if spec.get("imagePullSecrets"):  # otherwise admission copies them from the service account
         spec["imagePullSecrets"] = added_pull_secrets(spec["imagePullSecrets"], source.pull_secrets)
     if job.spec.agent == "Inject":
         own = {"name": contract.ENV_AGENT, "value": "Inject"}

@@ -1,4 +1,4 @@
-"""What every pod of a job is made of: a copy of its template, and the operator's names and defaults."""
+"""Common parts of every pod of a job: a copy of its template, and the operator's names and defaults."""
 
 import copy
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from .settings import BuildSettings
 
 Pod = dict[str, Any]
 
-# What a template that leaves out the image has from the worker's pod beside it.
+# Fields that a template without an image gets from the worker's template.
 _OF_THE_WORKER = ("imagePullSecrets", "securityContext", "priorityClassName", "terminationGracePeriodSeconds")
-# Of a container: as whom its image can be run.
+# Fields of a container that determine the user of its image.
 _USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions")
-# In the worker's environment they are about its devices and its rank.
+# Variables of the worker that describe its devices and its rank.
 _ABOUT_A_RANK = frozenset({ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG})
 
 
 def new_pod(job: Job, template: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> Pod:
-    """A copy of the template under the operator's name, labels and owner."""
+    """Return a copy of the template with the operator's name, labels and owner."""
     given = template.get("metadata") or {}
     metadata = names.metadata(job, name, {**(given.get("labels") or {}), **labels})
     if given.get("annotations"):
@@ -36,12 +36,12 @@ def new_pod(job: Job, template: Mapping[str, Any], name: str, labels: Mapping[st
 
 
 def _pod_without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """To the API a null field is an absent one; here too."""
+    """Return `fields` without null values; the API treats a null field as absent."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
 def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
-    """What every role gets last: identity, name on the network, termination message, restricted defaults."""
+    """Set the fields that every role needs last: identity, host name, termination message, security defaults."""
     spec = pod["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = pod["metadata"]["name"]
@@ -50,11 +50,11 @@ def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
         spec["serviceAccountName"] = job.name
         spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("enableServiceLinks", False)
-    # What never started leaves no message; the end of its log is better than nothing.
+    # A container that never started leaves no message; the end of its log replaces it.
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
-        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # else it asks the node's servers, which know no Service
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # otherwise the node's DNS is used, which knows no Services
     priority = job.spec.scheduling.priority_class_name
     if priority and not spec.get("priorityClassName"):
         spec["priorityClassName"] = priority
@@ -65,7 +65,7 @@ def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
 
 
 def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
-    """Extended resources cannot be overcommitted: requests equal limits."""
+    """Add devices to requests and limits, in place. Extended resources need equal requests and limits."""
     if not devices:
         return
     resources = container.setdefault("resources", {})
@@ -74,7 +74,7 @@ def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
 
 
 def completed_pod_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
-    """The `given` template with what it leaves out taken from the worker's; its first container has a name."""
+    """Return the `given` template completed with fields of the worker's template. Its first container gets a name."""
     template = copy.deepcopy(dict(given))
     worker = job.spec.worker.template["spec"]
     trainer = worker["containers"][0]
@@ -99,17 +99,17 @@ def completed_pod_template(job: Job, given: Mapping[str, Any], name: str) -> Pod
 
 
 def _run_pod_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
-    """Have the worker's image run as the user whom the worker's container has, unless the template names one."""
+    """Copy the worker container's user, in place, because the image is the same, unless the template sets one."""
     given = main.get("securityContext") or {}
-    said = {**(spec.get("securityContext") or {}), **given}
+    combined = {**(spec.get("securityContext") or {}), **given}
     theirs = trainer.get("securityContext") or {}
-    taken = {field: theirs[field] for field in _USER_FIELDS if field in theirs and field not in said}
-    if taken:
-        main["securityContext"] = {**taken, **given}
+    copied = {field: theirs[field] for field in _USER_FIELDS if field in theirs and field not in combined}
+    if copied:
+        main["securityContext"] = {**copied, **given}
 
 
 def template_without_devices(job: Job) -> Pod:
-    """The worker's template without what makes its containers a rank's: devices, and variables about them."""
+    """Return the worker's template without devices and the variables that describe them."""
     template = copy.deepcopy(job.spec.worker.template)
     spec = template["spec"]
     spec.pop("resourceClaims", None)

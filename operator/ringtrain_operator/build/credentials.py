@@ -1,4 +1,4 @@
-"""A job's own trust: a CA whose key is thrown away, a certificate for each role, a token."""
+"""Credentials of one job: a CA whose key is discarded, a certificate for each role, a token."""
 
 import base64
 import secrets
@@ -16,9 +16,9 @@ from ..spec.job import Job
 from .names import job_labels, metadata, secret_name
 
 Issuer = Callable[[Job, datetime], Mapping[str, bytes]]
-"""Makes a job's credentials: the keys of the Secret (contract.SECRET_KEYS) and their bytes."""
+"""Function that creates a job's credentials: the keys of the Secret (contract.SECRET_KEYS) and their bytes."""
 
-# Longer than any job; the credentials die with the job's Secret.
+# Longer than any job; the credentials are deleted with the job's Secret.
 VALIDITY = timedelta(days=3650)
 # Nodes' clocks may be behind the operator's.
 CLOCK_SKEW = timedelta(days=1)
@@ -26,7 +26,7 @@ TOKEN_BYTES = 32
 
 
 def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
-    """Fresh credentials for `job` from the system's randomness."""
+    """Create new credentials for `job` from the system's random source."""
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringtrain {job.uid}")])
     ca = (
@@ -49,7 +49,7 @@ def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
 
 
 def build_secret(job: Job, credentials: Mapping[str, bytes], serial: int = 0) -> dict[str, Any]:
-    """The Secret that holds `credentials`; it never changes."""
+    """Return the immutable Secret with `credentials`."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -66,13 +66,13 @@ def _job_leaf_certificate(
     key: ec.EllipticCurvePublicKey,
     issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey, datetime],
 ) -> x509.Certificate:
-    """A role's certificate; both roles serve and call, so both usages are in it."""
+    """Return a role's certificate. Every role is server and client, so the certificate has both usages."""
     ca_name, ca_key, now = issuer
     roles = [role]
     if role == contract.ROLE_LAUNCHER and job.num_agents > job.num_workers:
-        roles.append(contract.ROLE_WORKER)  # this launcher has an agent beside it
+        roles.append(contract.ROLE_WORKER)  # this launcher's pod also runs an agent
     host, *others = (f"{name}.{job.uid}.ringtrain" for name in roles)
-    # A common name ends at 64 characters; only the DNS name in the alternative names is verified.
+    # A common name has at most 64 characters; only the DNS name in the alternative names is verified.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())

@@ -1,4 +1,4 @@
-"""The environment of docs/contract.md: what an agent and a launcher read."""
+"""Environment variables of docs/contract.md for agent, launcher, data workers and evaluator."""
 
 import json
 import shlex
@@ -12,15 +12,15 @@ from ..spec.job import Job, Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from .names import checkpoint_folder, launcher_address, launcher_ports, worker_name
 
-# A week: the most that an agent takes for a number of seconds.
+# One week: the maximum number of seconds that an agent accepts.
 MOST_GRACE_S = 604_800
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
-# Bytes: the kernel refuses a program a variable of 128 KiB, and its container would never start.
+# In bytes. Linux refuses a variable of 128 KiB, so that the container would never start.
 _MOST_TF_CONFIG = 100_000
 
 
 def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0) -> list[dict[str, Any]]:
-    """Variables of the main container of worker `index`."""
+    """Return the variables of the main container of worker `index`."""
     return _env_of_container(
         _common_pod_variables(job, contract.ROLE_WORKER, attempt)
         | _field_variables(job, contract.WORKER_FIELDS)
@@ -34,8 +34,11 @@ def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0)
 
 
 def _worker_ports(job: Job) -> dict[str, str]:
-    """Ports as the contract has them. 0, which is any that is free, where pods share their node's, and for ranks
-    beyond the distance between two bases: the agent registers what it took, and every rank hears of it."""
+    """Return the ports of the contract as variables; 0 means that the agent takes any free port and registers it.
+
+    It is 0 for pods that share their node's network, and for the ranks' ports if a pod has more ranks than there are
+    ports between two bases.
+    """
     shares_node = bool(job.spec.worker.template["spec"].get("hostNetwork"))
     wide = job.spec.slots > contract.PORT_TF_BASE - contract.PORT_RING_BASE
     ports = {
@@ -48,7 +51,9 @@ def _worker_ports(job: Job) -> dict[str, str]:
 
 
 def launcher_environment(job: Job, attempt: int, status_token: str, formation: int = 0) -> list[dict[str, Any]]:
-    """Variables of the launcher's main container; `formation`: the last one that is known of an elastic job."""
+    """Return the variables of the launcher's main container. `formation`: last known generation of an elastic job's
+    world.
+    """
     control_port, status_port = launcher_ports(job)
     return _env_of_container(
         _common_pod_variables(job, contract.ROLE_LAUNCHER, attempt)
@@ -67,9 +72,11 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
 
 
 def _field_variables(job: Job, fields: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Variables that the contract names a field of the spec for; none for one that is unset or false."""
+    """Return the variables for which the contract names a field of the spec; none for a field that is
+    unset or false.
+    """
     found = {name: field_at(job.spec, path) for name, path in fields}
-    # $$: Kubernetes reads $(NAME) as another variable
+    # $$: Kubernetes expands $(NAME) as a reference to another variable
     return {
         name: "1" if value is True else str(value).replace("$", "$$")
         for name, value in found.items()
@@ -85,8 +92,10 @@ def _image_variables(job: Job) -> dict[str, str]:
 def data_worker_environment(
     job: Job, index: int, data: DataWorkers, *, shares_node: bool = False
 ) -> list[dict[str, Any]]:
-    """Variables of the main container of data worker `index`. Nothing of an attempt: it outlives them.
-    `shares_node`: its ports are its node's."""
+    """Return the variables of the main container of data worker `index`. They do not depend on an attempt.
+
+    `shares_node`: the pod uses its node's network and ports.
+    """
     variables = _identity_variables(job, contract.ROLE_DATA) | {
         contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
@@ -99,17 +108,17 @@ def data_worker_environment(
     }
     if data.kind == "tensorflow":
         variables[contract.ENV_DATA_DISPATCHERS] = str(data.dispatchers or 1)
-    if job.spec.networking.encrypts != "none":
-        variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
+    if job.spec.networking.encryption_mode != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption_mode
     return _env_of_container(variables)
 
 
 def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict[str, Any]]:
-    """Variables of the evaluator's main container. `workers`: of the world beside which it evaluates."""
+    """Return the variables of the evaluator's main container. `workers`: number of workers of the world."""
     variables = _identity_variables(job, contract.ROLE_EVALUATOR) | {
         **_checkpoint_variables(job),
         ENV_TF_CONFIG: _evaluator_tf_config(job, workers),
-        "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed
+        "PYTHONUNBUFFERED": "1",  # a printed line is in the log at once
     }
     if not devices:
         variables[ENV_NVIDIA_VISIBLE_DEVICES] = "void"
@@ -117,9 +126,9 @@ def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict
 
 
 def _evaluator_tf_config(job: Job, workers: int) -> str:
-    """The cluster as ranks have it in their TF_CONFIG, by the pods' names, and a task outside of it.
+    """Return TF_CONFIG for the evaluator: the ranks' cluster by pod names, and a task outside of it.
 
-    No cluster where the variable would be too long: an evaluator calls no rank.
+    The cluster is left out if the variable would be too long: an evaluator connects to no rank.
     """
     ports = range(contract.PORT_TF_BASE, contract.PORT_TF_BASE + job.spec.slots)
     ranks = [f"{worker_name(job, worker)}.{job.name}:{port}" for worker in range(workers) for port in ports]
@@ -129,7 +138,7 @@ def _evaluator_tf_config(job: Job, workers: int) -> str:
 
 
 def _identity_variables(job: Job, role: str) -> dict[str, str]:
-    """What every pod of the job is told."""
+    """Return the variables that every pod of the job gets."""
     return {
         contract.ENV_ROLE: role,
         contract.ENV_JOB_NAME: job.name,
@@ -143,32 +152,34 @@ def _common_pod_variables(job: Job, role: str, attempt: int) -> dict[str, str]:
     variables = {
         **_identity_variables(job, role),
         contract.ENV_ATTEMPT: str(attempt),
-        contract.ENV_NUM_WORKERS: str(job.most_agents),
+        contract.ENV_NUM_WORKERS: str(job.max_agents),
         contract.ENV_SLOTS_PER_WORKER: str(job.spec.slots),
         contract.ENV_SECRET_DIR: contract.SECRET_DIR,
         **_grace_variables(job),
         **_mpi_variables(job),
     }
-    if job.spec.networking.encrypts != "none":
-        variables[contract.ENV_ENCRYPT] = job.spec.networking.encrypts
+    if job.spec.networking.encryption_mode != "none":
+        variables[contract.ENV_ENCRYPT] = job.spec.networking.encryption_mode
     return variables | _checkpoint_variables(job)
 
 
 def _grace_variables(job: Job) -> dict[str, str]:
-    """What a worker's pod gets from SIGTERM to SIGKILL; empty for a job whose ranks neither hand over nor save."""
+    """Return the grace period of worker pods; empty for a job whose ranks neither hand over state nor
+    save checkpoints.
+    """
     if job.spec.elastic is None and job.spec.checkpoint is None:
         return {}
     return {contract.ENV_GRACE_PERIOD: str(min(job.spec.worker.grace_s, MOST_GRACE_S))}
 
 
 def _log_uri_variables(job: Job) -> dict[str, str]:
-    """Where logs are copied to; empty for a job that keeps them on its own volume alone."""
+    """Return the destination of the logs' copy; empty for a job without spec.logs.uri."""
     uri = job.spec.logs.uri
     return {contract.ENV_LOG_URI: f"{uri.rstrip('/')}/{job.namespace}/{checkpoint_folder(job)}"} if uri else {}
 
 
 def _checkpoint_variables(job: Job) -> dict[str, str]:
-    """Where checkpoints are; empty for a job that keeps none."""
+    """Return the places of checkpoints; empty for a job without spec.checkpoint."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return {}
@@ -183,7 +194,7 @@ def _checkpoint_variables(job: Job) -> dict[str, str]:
 
 
 def _elastic_bounds_variables(job: Job, formation: int) -> dict[str, str]:
-    """What the launcher of an elastic job may do, and where its world was; empty for another job."""
+    """Return the limits of an elastic job's launcher and the last known generation; empty for any other job."""
     elastic = job.spec.elastic
     if elastic is None:
         return {}
@@ -208,7 +219,7 @@ def _mpi_variables(job: Job) -> dict[str, str]:
 
 
 def _env_of_container(plain: dict[str, str]) -> list[dict[str, Any]]:
-    """`plain` and the pod's own place (downward API) as a container's `env`."""
+    """Return the container's `env`: `plain` variables, and the pod's identity from the downward API."""
     fields = {
         contract.ENV_POD_NAME: "metadata.name",
         contract.ENV_POD_UID: "metadata.uid",

@@ -1,4 +1,4 @@
-"""The pod in which `dtj` reads the log store of a job whose launcher is over: its launcher's, without all else."""
+"""Pod in which `dtj` reads the logs of a job whose launcher has ended: the launcher's pod reduced to its log volume."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from .pods import build_launcher_pod
 from .security import add_security_defaults
 from .settings import FS_GROUP
 
-# On reader pods alone, with the job's name. They have no label of the job's pods: they are none of its gang.
+# Label of reader pods, with the job's name. They have no other label of the job's pods, so the plan ignores them.
 LABEL_READER = f"{contract.GROUP}/log-reader"
 MANAGED_BY = "dtj"
 CONTAINER = "reader"
 
-# Of the launcher's variables, what `ringtrain logs` reads.
+# Variables of the launcher that `ringtrain logs` reads.
 _VARIABLES = frozenset(
     {
         contract.ENV_JOB_NAME,
@@ -29,7 +29,7 @@ _VARIABLES = frozenset(
         contract.ENV_LOG_URI,
     }
 )
-# What decides where a pod may run, with which image, and whose files it may read.
+# Fields that determine nodes, image access and file permissions.
 _POD_FIELDS = (
     "affinity",
     "imagePullSecrets",
@@ -45,11 +45,11 @@ _USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "se
 
 
 def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agent_image: str = "") -> Pod:
-    """A pod that sleeps for `lives_s` seconds beside the job's log store, which it cannot change.
+    """Return a pod that sleeps for `lives_s` seconds and has the job's log store mounted read-only.
 
     Image, node and user are those of the job's launcher; `ringtrain logs` reads as in a launcher of `attempt`.
-    `suffix`: what makes its name unique. `agent_image`: the one that the operator has brought the job's agent
-    from; the reader has that image then, and needs nothing of the launcher's.
+    `suffix`: makes its name unique. `agent_image`: image from which the operator injected the job's agent; the reader
+    then uses this image, and needs nothing of the launcher's image.
     """
     launcher = build_launcher_pod(job, attempt)["spec"]
     main = launcher["containers"][0]
@@ -57,7 +57,7 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
     spec.update(
         restartPolicy="Never",
         activeDeadlineSeconds=lives_s,
-        terminationGracePeriodSeconds=1,  # sleep as a container's first process hears no SIGTERM
+        terminationGracePeriodSeconds=1,  # sleep as PID 1 ignores SIGTERM
         automountServiceAccountToken=False,
         enableServiceLinks=False,
         securityContext=launcher["securityContext"],
@@ -69,9 +69,12 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
 
 
 def _log_reader_metadata(job: Job, suffix: str) -> dict[str, Any]:
-    """The job is its owner, so that it goes with the job, and not its controller: the operator leaves it alone."""
+    """Return metadata with the job as owner, so that the pod is deleted with it, but not as controller.
+
+    The operator ignores pods that it does not control.
+    """
     owner = names.owner_references(job)[0]
-    # blockOwnerDeletion would ask for the right to the job's finalizers.
+    # blockOwnerDeletion would require permission to update the job's finalizers.
     return {
         "name": f"{job.name}-logs-{suffix}",
         "namespace": job.namespace,
@@ -83,7 +86,7 @@ def _log_reader_metadata(job: Job, suffix: str) -> dict[str, Any]:
 def _log_reader_container(main: dict[str, Any], lives_s: int, job: Job, agent_image: str) -> dict[str, Any]:
     context = {k: v for k, v in (main.get("securityContext") or {}).items() if k in _USER_FIELDS}
     ours = [entry for entry in main["env"] if entry["name"] in _VARIABLES]
-    # The user's own, such as PATH. What comes from Secrets may be gone, and is not needed.
+    # The user's variables, such as PATH. Values from Secrets are omitted: a Secret may be deleted, and is not needed.
     theirs = [e for e in main["env"] if "value" in e and not e["name"].startswith("RINGTRAIN_")]
     mounts = [{**m, "readOnly": True} for m in main["volumeMounts"] if m["name"] == VOLUME_LOGS]
     secret = job.spec.logs.secret_ref

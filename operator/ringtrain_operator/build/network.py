@@ -1,4 +1,4 @@
-"""Who may talk to the job's pods, and under which names: Service, NetworkPolicy, ServiceAccount."""
+"""Network objects of a job: Service, NetworkPolicy and ServiceAccount."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from .agent import ANNOTATION_IMAGE, added_pull_secrets, agent_source
 from .names import job_labels, launcher_ports, metadata
 from .settings import BuildSettings
 
-# Label of the operator's own pods (charts/ringtrain-operator): they read the launcher's /status. No template may
-# set a label of ringtrain.dev, and the policy names the operator's namespace besides.
+# Label of the operator's pods (charts/ringtrain-operator), which read the launcher's /status. Templates cannot set
+# labels of ringtrain.dev, and the policy also requires the operator's namespace.
 OPERATOR_LABELS = {contract.LABEL_COMPONENT: "operator"}
 LABEL_NAMESPACE = "kubernetes.io/metadata.name"
 
 
 def build_service(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
-    """A headless Service that gives every pod of the job a host name, ready or not."""
+    """Return a headless Service that gives every pod of the job a host name, ready or not."""
     source = agent_source(job, settings or BuildSettings())
-    noted = {"annotations": {ANNOTATION_IMAGE: source.image}} if source is not None else {}
+    extra = {"annotations": {ANNOTATION_IMAGE: source.image}} if source is not None else {}
     control_port, status_port = launcher_ports(job)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, job.name, job_labels(job)) | noted,
+        "metadata": metadata(job, job.name, job_labels(job)) | extra,
         "spec": {
             "clusterIP": "None",
-            # Agents must find the launcher before anything is ready.
+            # Agents must find the launcher before any pod is ready.
             "publishNotReadyAddresses": True,
             "selector": {contract.LABEL_JOB: job.name},
             "ports": [
@@ -39,8 +39,10 @@ def build_service(job: Job, settings: BuildSettings | None = None) -> dict[str, 
 
 
 def build_service_account(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
-    """An identity without any permission, whose token is mounted nowhere. It may pull the agent's image, if the
-    job's pods get that."""
+    """Return a ServiceAccount without permissions and without a mounted token.
+
+    If the job's pods use the agent's image, the account has the Secrets to pull it.
+    """
     account = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -54,7 +56,7 @@ def build_service_account(job: Job, settings: BuildSettings | None = None) -> di
 
 
 def build_network_policy(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
-    """Only the job's own pods reach its pods; the operator, and whoever `settings` let in, reach certain ports."""
+    """Return a policy that admits the job's own pods; the operator and peers in `settings` reach certain ports only."""
     settings = settings or BuildSettings()
     own = {"podSelector": {"matchLabels": {contract.LABEL_JOB: job.name}}}
     status_port = [{"port": contract.PORT_STATUS, "protocol": "TCP"}]
@@ -86,7 +88,7 @@ def _operator_peers(settings: BuildSettings) -> list[dict[str, Any]]:
 
 
 def _template_ports(job: Job) -> list[dict[str, Any]]:
-    """Ports that the templates' containers declare, each once."""
+    """Return the ports that the templates' containers declare, without duplicates."""
     found: dict[tuple[int, str], None] = {}
     for template in templates_of(job.spec).values():
         for container in containers_of(template):

@@ -1,4 +1,4 @@
-"""Where a pod with the worker's image has to run: on nodes of the platform that the worker's template names."""
+"""Node platform of pods with the worker's image: architecture and operating system from the worker's template."""
 
 import copy
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# Labels of every node that say which images it can run, and their names before Kubernetes 1.14.
+# Node labels for architecture and operating system, with their names before Kubernetes 1.14.
 _LABELS = frozenset(
     {"kubernetes.io/arch", "kubernetes.io/os", "beta.kubernetes.io/arch", "beta.kubernetes.io/os"},
 )
@@ -14,9 +14,9 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def run_where_image_does(spec: Json, worker: Mapping[str, Any]) -> None:
-    """Add to a pod's spec, in place, what the worker's says of architecture and operating system.
+    """Add the worker template's requirements on architecture and operating system to a pod's spec, in place.
 
-    All nodes of that platform may have the taints that the worker tolerates: what is bound to it tolerates them.
+    The worker's tolerations are added, too, because all nodes of that platform may have the taints.
     """
     selector = {key: value for key, value in (worker.get("nodeSelector") or {}).items() if key in _LABELS}
     terms = _node_platform_terms(worker)
@@ -32,19 +32,19 @@ def run_where_image_does(spec: Json, worker: Mapping[str, Any]) -> None:
 
 
 def _node_platform_terms(spec: Mapping[str, Any]) -> list[Json]:
-    """What is required of a node's platform, a node satisfying one term; empty: any may do."""
+    """Return the required platform terms, of which a node must match one; empty if any platform is allowed."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = []
     for term in required.get("nodeSelectorTerms") or ():
-        said = [one for one in term.get("matchExpressions") or () if one.get("key") in _LABELS]
-        if not said:
+        platform = [one for one in term.get("matchExpressions") or () if one.get("key") in _LABELS]
+        if not platform:
             return []
-        terms.append({"matchExpressions": said})
+        terms.append({"matchExpressions": platform})
     return [term for index, term in enumerate(terms) if term not in terms[:index]]
 
 
 def _require_node_terms(spec: Json, terms: list[Json]) -> None:
-    """Add `terms` to what the spec requires of its node: one of its own has to hold, and one of these."""
+    """Add `terms` to the spec's node requirements, in place: a node must match one existing term and one of these."""
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
     of_nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     own = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]

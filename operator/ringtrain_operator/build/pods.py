@@ -1,4 +1,4 @@
-"""The launcher's and the workers' pods: the user's template, and what docs/contract.md adds to it."""
+"""Pods of launcher and workers: the user's template with the additions of docs/contract.md."""
 
 import copy
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .agent import add_agent
 from .assembly import Pod, add_devices, completed_pod_template, finish_pod, new_pod
 from .settings import BuildSettings
 
-# A launcher whose loops hang for two minutes is replaced, and the gang with it.
+# A launcher whose loops hang for two minutes is killed, and the gang restarts.
 LIVENESS = {
     "initialDelaySeconds": 60,
     "periodSeconds": 20,
@@ -20,9 +20,9 @@ LIVENESS = {
 }
 
 
-# Exit codes of a launcher that was killed (SIGKILL, also for memory or by its liveness probe; SIGSEGV, SIGABRT).
+# Exit codes of a killed launcher (SIGKILL, also out of memory or liveness probe; SIGSEGV, SIGABRT).
 RESTARTED_CODES = (137, 139, 134)
-# Among what a scheduler weighs, the node's past weighs most.
+# Weights of preferences: avoiding a bad node outweighs nearness.
 _AVOIDED_WEIGHT = 100
 _NEARNESS_WEIGHT = 50
 _HOSTNAME = "kubernetes.io/hostname"
@@ -30,9 +30,9 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True)
 class PodIncarnation:
-    """Which pod of its name it is in an elastic job, from 1, and nodes that it had better not run on.
+    """Number of a pod among those of its name in an elastic job, from 1, and nodes to avoid.
 
-    `formation`: of a launcher's pod, the last formation of the attempt that is known.
+    `formation`: for a launcher's pod, the last known generation of the attempt's world.
     """
 
     number: int
@@ -49,7 +49,9 @@ def build_worker_pod(
     *,
     settings: BuildSettings | None = None,
 ) -> Pod:
-    """The pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret that it mounts."""
+    """Return the pod of worker `index` in `attempt`, ready to be created. `secret`: name of the Secret
+    that it mounts.
+    """
     labels = names.pod_labels(job, contract.ROLE_WORKER, attempt)
     pod = new_pod(job, job.spec.worker.template, names.worker_name(job, index), labels)
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
@@ -66,7 +68,7 @@ def build_worker_pod(
     number = incarnation.number if incarnation is not None else 0
     variables = environment.worker_environment(job, attempt, index, number)
     main["env"] = variables + list(main.get("env") or ())
-    if not spec.get("hostNetwork"):  # there it would be a port of the node, which one pod alone may have
+    if not spec.get("hostNetwork"):  # there it would reserve the node's port for one pod
         main.setdefault("ports", []).append({"name": "rt-agent", "containerPort": contract.PORT_AGENT})
     add_devices(main, job.spec.worker.devices)
     volumes.add_secret(spec, secret or names.secret_name(job), contract.ROLE_WORKER)
@@ -84,7 +86,7 @@ def build_launcher_pod(
     settings: BuildSettings | None = None,
     incarnation: PodIncarnation | None = None,
 ) -> Pod:
-    """The launcher's pod in `attempt`, ready to be created. It has no devices, whatever the node has."""
+    """Return the launcher's pod in `attempt`, ready to be created. It never gets devices."""
     settings = settings or BuildSettings()
     template = _launcher_template(job, settings)
     labels = names.pod_labels(job, contract.ROLE_LAUNCHER, attempt)
@@ -94,7 +96,7 @@ def build_launcher_pod(
     command = [*main.get("command", []), *main.pop("args", [])] or _mpi_command(job)
     main["command"] = [add_agent(job, spec, settings), "launcher", *(["--", *command] if command else [])]
     volumes.add_scratch(spec)
-    if not command:  # nothing but our launcher runs there, and that writes to volumes only
+    if not command:  # only our launcher runs there, which writes to volumes only
         main.setdefault("securityContext", {}).setdefault("readOnlyRootFilesystem", True)
     formation = incarnation.formation if incarnation is not None else 0
     variables = environment.launcher_environment(job, attempt, settings.token(), formation)
@@ -116,10 +118,10 @@ def build_launcher_pod(
 
 
 def _avoid_nodes(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Prefer other nodes than `nodes`. Only prefer: where no other has room, these are better than none."""
+    """Prefer other nodes than `nodes`, in place. It is only a preference: a bad node is better than none."""
     if not nodes:
         return
-    # The API allows one name in each expression.
+    # The API allows one name per expression.
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     affinity = spec["affinity"] = dict(spec.get("affinity") or {})
     of_nodes = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
@@ -129,7 +131,7 @@ def _avoid_nodes(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
 
 
 def _keep_workers_near(spec: dict[str, Any], job: Job) -> None:
-    """Have the job's workers near each other (`scheduling.topology`), beside what the template says."""
+    """Add a pod affinity for `scheduling.topology`, in place, to that of the template."""
     topology = job.spec.scheduling.topology
     if topology is None:
         return
@@ -146,8 +148,9 @@ def _keep_workers_near(spec: dict[str, Any], job: Job) -> None:
 
 
 def _spread_workers(spec: dict[str, Any], job: Job) -> None:
-    """Prefer to have an elastic job's workers on several nodes: a lost node then takes no shard of the optimizer's
-    state together with its second home. Only prefer, and not where the user says otherwise.
+    """Prefer to spread an elastic job's workers over nodes, in place, unless the template has spread constraints.
+
+    A lost node then does not have both a shard of the optimizer state and its replica.
     """
     topology = job.spec.scheduling.topology
     near = topology is not None and _HOSTNAME in (topology.required, topology.preferred)
@@ -164,14 +167,14 @@ def _spread_workers(spec: dict[str, Any], job: Job) -> None:
 
 
 def _worker_affinity_term(job: Job) -> dict[str, Any]:
-    """Selects the job's workers."""
+    """Return a label selector of the job's workers."""
     return {"matchLabels": {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}}
 
 
 def _restart_when_killed(main: dict[str, Any]) -> None:
-    """Have the kubelet start a launcher that was killed again: it learns the world from the agents.
+    """Make the kubelet restart a killed launcher, which learns the world from the agents.
 
-    An API server before Kubernetes 1.35 drops the rule; the pod has failed then.
+    API servers before Kubernetes 1.35 drop the rule; the pod then fails.
     """
     if main.get("restartPolicy"):
         return
@@ -180,14 +183,14 @@ def _restart_when_killed(main: dict[str, Any]) -> None:
 
 
 def _launcher_template(job: Job, settings: BuildSettings) -> Pod:
-    """The launcher's template with what it leaves out taken from the worker's."""
+    """Return the launcher's template, completed from the worker's."""
     template = completed_pod_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
     template["spec"]["containers"][0].setdefault("resources", _launcher_resources(job, settings))
     return template
 
 
 def _launcher_resources(job: Job, settings: BuildSettings) -> dict[str, Any]:
-    """The installation's, except for a launcher with ranks of its own: that one gets what a worker gets."""
+    """Return the installation's resources, or, for a launcher with ranks, those of a worker without devices."""
     if job.num_agents == job.num_workers:
         return copy.deepcopy(dict(settings.launcher_resources))
     trainer = job.spec.worker.template["spec"]["containers"][0].get("resources") or {}
@@ -201,7 +204,7 @@ def _launcher_resources(job: Job, settings: BuildSettings) -> dict[str, Any]:
 
 
 def _mpi_command(job: Job) -> list[str]:
-    """Under mpi the launcher starts the program; unless it has a command of its own, that is the worker's."""
+    """Return the launcher's command under mpi: mpirun with the worker's command. Empty for other backends."""
     if job.spec.backend != "mpi":
         return []
     main = job.spec.worker.template["spec"]["containers"][0]

@@ -1,30 +1,34 @@
-"""Security of pods: as few defaults as mpi-operator and Trainer have, and the restricted Pod Security Standard where
-the API server asks for it. What a template says itself is left as it is."""
+"""Security defaults of pods: few by default, as in mpi-operator and Trainer; more if the API server requires them.
+
+The restricted Pod Security Standard is applied if the API server refuses the pod without. Templates take precedence.
+"""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS
 
-# Fields of the restricted standard that change what an image can do, by the names that refusals have.
+# Fields of the restricted standard that may break an image, by the names in refusals of the API server.
 SECURITY_FIELDS = ("runAsNonRoot", "capabilities", "allowPrivilegeEscalation")
-# Whoever names one of these has decided who reads and writes the volumes.
+# A template with one of these fields has decided about the ownership of volumes.
 _OWNERSHIP = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups")
 
 
 def add_security_defaults(spec: dict[str, Any], fs_group: int | None) -> None:
-    """Add a seccomp profile and a group to a pod's spec (a copy of ours, changed in place). `fs_group`: of claims that
-    we mount; None: the cluster gives one itself."""
+    """Add a seccomp profile and an fsGroup to a pod's spec, in place.
+
+    `fs_group`: group of the claims that the operator mounts; None if the cluster assigns one.
+    """
     context = spec["securityContext"] = dict(spec.get("securityContext") or {})
     context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
     if fs_group is not None and _needs_group(spec):
         context["fsGroup"] = fs_group
-        # Without it every start walks the whole claim.
+        # Otherwise the kubelet changes every file of the claim at every start.
         context.setdefault("fsGroupChangePolicy", "OnRootMismatch")
 
 
 def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """The pod with those of SECURITY_FIELDS that are in `fields`, unless its template says that itself, or root."""
+    """Return the pod with the SECURITY_FIELDS in `fields`, unless its template sets them or runs as root."""
     spec = dict(pod["spec"])
     context = spec.get("securityContext") or {}
     if "runAsNonRoot" in fields and "runAsNonRoot" not in context and context.get("runAsUser") != 0:
@@ -36,9 +40,9 @@ def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, An
 
 
 def _needs_group(spec: Mapping[str, Any]) -> bool:
-    """Whether a claim that we mount has to be made writable, and no word of the template says by whom."""
-    said = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
-    if any((context or {}).get(field) is not None for context in said for field in _OWNERSHIP):
+    """Return whether a claim mounted by the operator must be made writable, and the template sets no owner."""
+    contexts = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
+    if any((context or {}).get(field) is not None for context in contexts for field in _OWNERSHIP):
         return False
     claims = [volume for volume in spec.get("volumes") or () if volume.get("persistentVolumeClaim")]
     return any(volume["name"] in (VOLUME_CHECKPOINT, VOLUME_LOGS) for volume in claims)
@@ -48,7 +52,7 @@ def _secured_container(container: Mapping[str, Any], fields: Collection[str]) ->
     context = container.get("securityContext") or {}
     made: dict[str, Any] = {}
     added = (context.get("capabilities") or {}).get("add") or []
-    # The API server refuses allowPrivilegeEscalation: false beside either of these.
+    # The API server refuses allowPrivilegeEscalation: false together with either of these.
     if "allowPrivilegeEscalation" in fields and not (
         context.get("privileged") or {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(added)
     ):

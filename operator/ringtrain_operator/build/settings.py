@@ -1,4 +1,4 @@
-"""What the operator's installation decides about the objects of every job."""
+"""Settings of the operator's installation that affect the objects of every job."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -10,32 +10,33 @@ from .credentials import TOKEN_BYTES, Issuer, issue_credentials
 
 Json = Mapping[str, Any]
 
-# Requests: enough to gather logs. Limits: a quota on limits admits only pods that have them; a launcher of a small
-# world takes some 100 MiB, and mpirun of a large one needs room.
+# Requests suffice to collect logs. Limits exist because a quota on limits refuses pods without them; a launcher of a
+# small world uses about 100 MiB, and mpirun of a large one needs more.
 LAUNCHER_RESOURCES: Json = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"cpu": "2", "memory": "1Gi"},
 }
 
 
-# Of the container that copies the agent, over 100 MB. It asks for a launcher's CPU, so that no pod asks for more.
+# For the container that copies the agent (over 100 MB). Its CPU is a launcher's, so that no pod requests more.
 AGENT_RESOURCES: Json = {
     "requests": {"cpu": "100m", "memory": "32Mi"},
     "limits": {"cpu": "2", "memory": "128Mi"},
 }
 
-# Any number does that is not root's.
+# Any group other than root's works.
 FS_GROUP = 65532
 
-# What puts the agent into a pod: the kubelet, or a container that copies it first.
+# The mechanism that adds the agent to a pod: an image volume, or a container that copies it first.
 AgentVolume = Literal["ImageVolume", "InitContainer"]
 
 
 @dataclass(frozen=True)
 class AgentSource:
-    """The agent that the operator brings into pods: the image that has it, and how. `default`: for jobs that say
-    nothing in spec.agent. `resources`: of the container that copies it. `pull_secrets`: names of Secrets in the
-    jobs' namespaces that may pull the image.
+    """The agent that the operator adds to pods: its image and the mechanism.
+
+    `default`: for jobs without spec.agent. `resources`: of the container that copies it. `pull_secrets`: names of
+    Secrets in the jobs' namespaces for pulling the image.
     """
 
     image: str
@@ -46,17 +47,19 @@ class AgentSource:
 
 
 def random_secret_token() -> str:
-    """A token that nobody guesses."""
+    """Return a random token that cannot be guessed."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """`metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach launchers' status port, and the
-    ports that templates' containers declare. `operator_namespace` empty: the operator runs in no pod. `issue` and
-    `token` are where randomness comes from. `pod_schema` None: that of this package.
-    `fs_group`: of the claims that we mount; None: the cluster gives one itself, as OpenShift does.
-    `agent` None: pods run the `ringtrain` of their image, or of this machine, whatever the job says.
+    """Installation settings for the objects of a job.
+
+    `metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach the launchers' status port, or the ports
+    declared in templates. `operator_namespace` is empty if the operator does not run in a pod. `issue` and `token` are
+    the sources of randomness. `pod_schema` defaults to the one in this package. `fs_group`: group of the claims that
+    the operator mounts; None if the cluster assigns one, as OpenShift does. `agent` None: pods use the `ringtrain` of
+    their image, or of this machine, whatever spec.agent says.
     """
 
     operator_namespace: str = "ringtrain-system"

@@ -1,4 +1,4 @@
-"""Volumes that the operator adds to a pod, and where they are mounted."""
+"""Volumes that the operator adds to a pod, with their mount paths."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from ..spec.reserved import VOLUME_CHECKPOINT, VOLUME_LOGS, VOLUME_MPI, VOLUME_S
 
 SHM_DIR = "/dev/shm"
 SCRATCH_DIR = "/tmp"
-# As mpi-operator and Kubeflow Trainer have it, whose users' commands name it.
+# The same path as in mpi-operator and Kubeflow Trainer, which users' commands refer to.
 MPI_DIR = "/etc/mpi"
 HOSTFILE = f"{MPI_DIR}/hostfile"
 
@@ -25,20 +25,20 @@ def add_volume(spec: dict[str, Any], volume: Volume, path: str, read_only: bool 
 
 
 def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
-    """Mount the role's own certificate and key, the CA's certificate and the token."""
+    """Mount the role's certificate and key, the CA's certificate and the token."""
     items = [
         {"key": "ca.crt", "path": "ca.crt"},
         {"key": f"{role}.crt", "path": "tls.crt"},
         {"key": f"{role}.key", "path": "tls.key"},
         {"key": "token", "path": "token"},
     ]
-    # Only containers that mount it see it, and they run as any user, whose group need not be the volume's.
+    # Readable by all: only containers that mount it see it, and their user need not be in the volume's group.
     secret = {"secretName": name, "items": items, "defaultMode": 0o444}
     add_volume(spec, {"name": VOLUME_SECRET, "secret": secret}, contract.SECRET_DIR, read_only=True)
 
 
 def add_logs(spec: dict[str, Any], job: Job) -> None:
-    """Mount the log store, and give the launcher the variables of the Secret of spec.logs, if there is one."""
+    """Mount the log store, and add the Secret of spec.logs, if set, to the launcher's variables."""
     logs = job.spec.logs
     if logs.secret_ref is not None:
         add_variables(spec, logs.secret_ref.name)
@@ -51,8 +51,8 @@ def add_logs(spec: dict[str, Any], job: Job) -> None:
 
 
 def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
-    """Mount the checkpoints' claim, and give the main container the variables of their Secret, if there are
-    any.
+    """Mount the checkpoint claim, and add the keys of its Secret to the main container's variables. Without a
+    checkpoint, do nothing.
     """
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
@@ -67,28 +67,28 @@ def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
 
 
 def add_variables(spec: dict[str, Any], secret: str) -> None:
-    """Make the keys of `secret` variables of the main container. A variable of the template goes before them."""
+    """Add the keys of `secret` to the variables of the main container. The template's variables take precedence."""
     main = spec["containers"][0]
     theirs, source = main.get("envFrom") or [], {"secretRef": {"name": secret}}
     main["envFrom"] = [source, *(other for other in theirs if other != source)]
 
 
 def add_shared_memory(spec: dict[str, Any]) -> None:
-    """Give the main container a /dev/shm bounded by its memory instead of 64 MiB, unless it has one."""
+    """Give the main container a /dev/shm limited by its memory instead of 64 MiB, unless it mounts one."""
     if _is_mounted(spec, SHM_DIR):
         return
     add_volume(spec, {"name": VOLUME_SHM, "emptyDir": {"medium": "Memory"}}, SHM_DIR)
 
 
 def add_scratch(spec: dict[str, Any]) -> None:
-    """Give a main container whose template asks for a read-only root a /tmp to write to, unless it has one."""
+    """Give a main container with a read-only root file system a writable /tmp, unless it mounts one."""
     context = spec["containers"][0].get("securityContext") or {}
     if context.get("readOnlyRootFilesystem") and not _is_mounted(spec, SCRATCH_DIR):
         add_volume(spec, {"name": VOLUME_SCRATCH, "emptyDir": {}}, SCRATCH_DIR)
 
 
 def add_hostfile(spec: dict[str, Any], job: Job) -> None:
-    """Give the launcher of an mpi job a place for the file of mpirun's hosts, unless the template mounts one."""
+    """Give the launcher of an mpi job a directory for mpirun's hostfile, unless the template mounts one."""
     if job.spec.backend != "mpi" or _is_mounted(spec, MPI_DIR) or _is_mounted(spec, HOSTFILE):
         return
     add_volume(spec, {"name": VOLUME_MPI, "emptyDir": {}}, MPI_DIR)

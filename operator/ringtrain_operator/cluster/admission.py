@@ -1,4 +1,4 @@
-"""Pods as their namespace admits them: what an image may do there is asked of the API server alone."""
+"""Creation of pods under the Pod Security of their namespace. Only the API server knows which fields are required."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -13,8 +13,11 @@ Pod = Mapping[str, Any]
 async def create_admitted(
     create: Callable[[Pod], Awaitable[Stored]], pod: Pod, secured: frozenset[str] = frozenset()
 ) -> tuple[Stored, frozenset[str]]:
-    """Create the pod with the fields `secured`, and with more of SECURITY_FIELDS where refusals (of Pod Security, or of
-    another engine's policies) name them. Returns the answer and the fields. Raises ApiError, of the last refusal."""
+    """Create the pod with the security fields `secured`, and add those of SECURITY_FIELDS that refusals name.
+
+    A refusal may come from Pod Security or from another policy engine. Returns the answer of `create` and the fields.
+    Raises the ApiError of the last refusal.
+    """
     while True:
         try:
             return await create(secured_pod(pod, secured)), secured

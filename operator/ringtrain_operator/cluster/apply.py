@@ -1,4 +1,4 @@
-"""Carry out a plan: delete and create in parallel, and say what the API would not have."""
+"""Apply a plan: delete and create objects in parallel, and record what the API refused."""
 
 import asyncio
 import logging
@@ -21,17 +21,18 @@ from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
 
-# These name others, which have to be there first.
+# Kinds that refer to other objects, which must exist first.
 LAST_KINDS = (PODS.kind, "ProvisioningRequest")
-# So the API server says that it could not ask an admission webhook, which may be so for ever. Nothing was stored.
+# The API server's message if an admission webhook failed, which may be permanent. Nothing was stored.
 _WEBHOOK_FAILED = "failed calling webhook"
 Outcome = Refusal | Foreign | None
 
 
 @dataclass
 class _ReconciledJob:
-    """The job that is worked on, and whom to tell what was done. `secured`: fields of the restricted standard without
-    which its namespace has refused a pod."""
+    """Context of one apply: the job, and the stores to update. `secured`: security fields that its
+    namespace requires.
+    """
 
     versions: ResourceVersions
     job: Mapping[str, Any]
@@ -44,10 +45,10 @@ class _ReconciledJob:
 
 
 async def apply_plan(versions: ResourceVersions, job: Mapping[str, Any], plan: Plan, memory: ReconcileMemory) -> bool:
-    """Do what `plan` says besides the status; returns whether another look is due at once.
+    """Apply everything in `plan` except the status. Returns whether another reconcile is needed at once.
 
-    What the API refuses for a reason (quota, admission, a template that breaks a rule) is kept in `memory` for the
-    next plan to report. Faults of the API itself are raised, after everything was tried.
+    Refusals with a reason (quota, admission, a template that breaks a rule) are stored in `memory` for the next plan to
+    report. Failures of the API itself are raised after everything was tried.
     """
     work = _ReconciledJob(versions, job, memory)
     if any(obj["kind"] == PODS.kind for obj in plan.create) or any(d.ref.kind == PODS.kind for d in plan.delete):
@@ -58,24 +59,24 @@ async def apply_plan(versions: ResourceVersions, job: Mapping[str, Any], plan: P
         *(_delete_object(work, deletion) for deletion in plan.delete),
         *(_create_object(work, obj) for obj in others),
     )
-    # Admission refuses a pod whose ServiceAccount is not there yet, so pods come second; and none comes where
-    # another's object is in the way, or without its Secret.
+    # Admission refuses a pod whose ServiceAccount does not exist, so pods come second. No pod is created while an
+    # object of another owner is in the way, or without the Secret.
     if not any(isinstance(outcome, Foreign | Refusal) for outcome in outcomes):
         if any(obj["kind"] != "PodTemplate" for obj in others) and not memory.is_outdated:
-            memory.looked_at = time.monotonic()  # what was just made need not be read
-        # One finds out for all whether they are refused as they are.
+            memory.objects_read_at = time.monotonic()  # objects created just now need not be read
+        # The first pod shows which security fields all pods need.
         outcomes += await _apply_together(*(_create_object(work, obj) for obj in pods[:1]))
         outcomes += await _apply_together(*(_create_object(work, obj) for obj in pods[1:]))
     refusals = tuple(o for o in outcomes if isinstance(o, Refusal))
     surprised = any(isinstance(o, Foreign) for o in outcomes) or refusals != memory.refusals
     if refusals:
-        memory.looked_at = float("-inf")  # perhaps because of something that is no more
+        memory.objects_read_at = float("-inf")  # an object may have been deleted
     memory.refusals = refusals
     return surprised
 
 
 async def _apply_together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
-    """What became of each request; when one failed, its error, after all others have ended."""
+    """Run all requests and return their outcomes; if one failed, raise its error after all have ended."""
     answers = await asyncio.gather(*requests, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -86,29 +87,29 @@ async def _apply_together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outco
 async def _create_object(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcome:
     resource, ref = resource_of(obj["kind"], obj["apiVersion"]), ObjectRef(obj["kind"], obj["metadata"]["name"])
     if resource is SERVICE_ACCOUNTS:
-        obj = await _pulling_as_default(work, obj)
+        obj = await _with_default_pull_secrets(work, obj)
     try:
-        version = await _stored_object(work, resource, obj)
+        version = await _store_object(work, resource, obj)
     except AlreadyExists:
-        return await _explain_taken(work, resource, ref)
+        return await _owner_of_taken_name(work, resource, ref)
     except (Forbidden, Unprocessable, NotFound, ServerError) as refused:
         if isinstance(refused, ServerError) and _WEBHOOK_FAILED not in refused.message:
             raise
         log.info("%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"})
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
-        work.versions.saw_pod(version)
+        work.versions.record_pod_version(version)
     elif work.memory.outdate(ref.kind):
         pass
     elif resource is SECRETS:
-        _note_secret(work, ref)
+        _record_secret(work, ref)
     else:
         work.memory.owned.add(ref)
     return None
 
 
-async def _stored_object(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
-    """The version of the created object. Raises ApiError."""
+async def _store_object(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
+    """Create the object and return its resourceVersion. Raises ApiError."""
 
     async def create(given: Mapping[str, Any]) -> str:
         return await work.versions.api.create_unread(resource, work.namespace, given)
@@ -120,8 +121,8 @@ async def _stored_object(work: _ReconciledJob, resource: ApiResource, obj: Mappi
     return version
 
 
-async def _pulling_as_default(work: _ReconciledJob, account: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`account` with the pull secrets of its namespace's default one: what a pod there may pull, the job's may."""
+async def _with_default_pull_secrets(work: _ReconciledJob, account: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `account` with the pull secrets of the namespace's default ServiceAccount added."""
     try:
         default = await work.versions.api.get(SERVICE_ACCOUNTS, work.namespace, "default")
     except (Forbidden, NotFound):
@@ -131,27 +132,27 @@ async def _pulling_as_default(work: _ReconciledJob, account: Mapping[str, Any]) 
     return {**account, "imagePullSecrets": secrets} if secrets else account
 
 
-def _note_secret(work: _ReconciledJob, ref: ObjectRef) -> None:
-    """The job's Secret is there; the next attempt will ask again."""
+def _record_secret(work: _ReconciledJob, ref: ObjectRef) -> None:
+    """Record that the job's Secret exists. The next attempt checks again."""
     work.memory.owned.add(ref)
     work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
 
 
 def _was_mounted(job: Mapping[str, Any]) -> bool:
-    """Whether pods of the job have mounted the Secret that its status names."""
+    """Return whether pods of the job have mounted the Secret that its status names."""
     ledger = (job.get("status") or {}).get("ledger") or {}
     mounted = ledger.get("credentialsMounted")
     return mounted is not None and int(mounted) == int(ledger.get("credentials") or 0)
 
 
-async def _explain_taken(work: _ReconciledJob, resource: ApiResource, ref: ObjectRef) -> Foreign | None:
-    """A name that is taken is ours (an earlier creation whose answer was lost), or somebody else's."""
+async def _owner_of_taken_name(work: _ReconciledJob, resource: ApiResource, ref: ObjectRef) -> Foreign | None:
+    """Return the owner of an object whose name exists already; None if it is this job (an earlier answer was lost)."""
     if resource is SECRETS:
         if _was_mounted(work.job):
-            _note_secret(work, ref)
+            _record_secret(work, ref)
             return None
-        # Whose a Secret is can't be read. One that this process did not just make, and that no pod of the job has
-        # mounted, counts as another's: the next plan takes another name.
+        # The operator cannot read a Secret's owner. A Secret that this process did not create and that no pod of the
+        # job has mounted counts as foreign: the next plan uses another name.
         work.memory.taken_secrets.add(ref)
         return Foreign(ref)
     found = await find_owner(work.versions.api, work.job, resource, ref.name)
@@ -175,7 +176,7 @@ async def _delete_object(work: _ReconciledJob, deletion: PlannedDeletion) -> Non
             uid=deletion.uid,
             grace_period_s=deletion.grace_s,
         )
-    except (NotFound, Conflict) as gone:
-        # gone, or replaced by another of its name: either way the one that was meant is no more
-        log.debug("%s was not there to delete: %s", ref, gone)
+    except (NotFound, Conflict) as absent:
+        # It is deleted, or replaced by another object of that name.
+        log.debug("%s did not exist any more: %s", ref, absent)
     work.memory.owned.discard(ref)

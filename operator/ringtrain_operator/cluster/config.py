@@ -1,4 +1,4 @@
-"""What an operator is told when it starts, and its own log: one JSON object a line, or plain text for people."""
+"""Configuration of an operator process, and its logging: one JSON object per line, or plain text."""
 
 import json
 import logging
@@ -15,13 +15,12 @@ from ..build import BuildSettings
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    """Settings of one operator process. `namespaces` empty: the whole cluster.
+    """Configuration of one operator process. `namespaces`: empty for the whole cluster.
 
-    `stuck_after_s`: a reconcile is a handful of requests with deadlines of their own, and the loop that watches
-    turns all the time; what takes longer than this is stuck, and /healthz says so. `kueue`: whether Workloads of
-    Kueue may be written. `gangs`: gang schedulers whose PodGroups may be written, each with its
-    schedulerName. `provisioning`: whether cluster autoscalers may be asked for nodes.
-    `objects`: settings of jobs' objects; the namespace in it follows from `lease_namespace`.
+    `stuck_after_s`: a reconcile consists of a few requests with their own timeouts, and the watch loop runs
+    continuously; if one takes longer, /healthz fails. `kueue`: whether Kueue's Workloads may be written. `gangs`:
+    permitted gang schedulers, each with its schedulerName. `provisioning`: whether nodes may be requested from cluster
+    autoscalers. `objects`: settings for the jobs' objects; their namespace is derived from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -43,7 +42,7 @@ class OperatorConfig:
     objects: BuildSettings = field(default_factory=BuildSettings)
 
     def address(self) -> tuple[str | None, int]:
-        """Host (None: all) and port of `listen`. Raises ValueError that says what is expected."""
+        """Return host (None for all) and port of `listen`. Raises ValueError with the expected format."""
         host, _, port = self.listen.rpartition(":")
         if not port.isdecimal() or int(port) > 65535:
             raise ValueError(f"listen is {self.listen!r}; expected host:port or :port, for example :8080")
@@ -51,7 +50,7 @@ class OperatorConfig:
 
 
 def default_identity(env: Mapping[str, str]) -> str:
-    """A name no other replica has: the pod's name where there is one."""
+    """Return a name that no other replica has: the pod's name, else host name and process id."""
     return env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -59,10 +58,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, whatever was given as `extra`, and a traceback if there is one."""
+    """Format a record as JSON: time, level, logger, message, the fields of `extra`, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -76,7 +75,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(style: Literal["json", "text"], level: str) -> None:
-    """Send everything to stderr in `style`; kopf only speaks up when something is wrong."""
+    """Log to stderr in `style`. kopf logs warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)

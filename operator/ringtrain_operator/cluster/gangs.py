@@ -1,4 +1,4 @@
-"""Gang schedulers of this cluster: whose PodGroups are served, and reading a job's groups."""
+"""Gang schedulers of this cluster: discovery of their APIs, and the PodGroups of a job."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,8 +17,10 @@ Json = dict[str, Any]
 
 
 class ClusterGangs:
-    """Reads PodGroups. `allowed`: schedulerName of each gang scheduler that the installation allows; `served`: the
-    apiVersion of those that are there.
+    """Reader of PodGroups.
+
+    `allowed`: schedulerName of each gang scheduler that the installation permits; `served`: apiVersion of each that
+    exists.
     """
 
     def __init__(self, api: ApiClient, allowed: Mapping[str, str]) -> None:
@@ -27,16 +29,16 @@ class ClusterGangs:
         self.served: Mapping[str, str] = {}
 
     async def find(self) -> None:
-        """Look which are there. Raises ApiError."""
+        """Discover which gang schedulers are installed. Raises ApiError."""
         found = {name: await self._served(SCHEDULERS[name]) for name in self._allowed}
         self.served = {name: version for name, version in found.items() if version}
 
     def watched(self) -> tuple[ApiResource, ...]:
-        """Whose changes are of interest."""
+        """Return the kinds to watch."""
         return tuple(pod_groups(version) for version in self.served.values())
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> GangsView:
-        """What `plan` sees of gangs for one job. Raises ApiError."""
+        """Return the view of gang schedulers for one job. Raises ApiError."""
         if not (job.get("status") or {}).get("attempt"):
             return GangsView(self._allowed, self.served)
         return GangsView(self._allowed, self.served, await memory.groups.read(lambda: self._read(job)))
@@ -51,11 +53,11 @@ class ClusterGangs:
         try:
             groups = await self._api.select(pod_groups(version), meta["namespace"], labels=selector)
         except NotFound:
-            return []  # uninstalled since
+            return []  # it was uninstalled meanwhile
         return [view_group(group, version) for group in groups if owned_by(group, meta["uid"])]
 
     async def _served(self, scheduler: GangScheduler) -> str:
-        """The apiVersion in which the API server has its PodGroups; empty if it has none."""
+        """Return the apiVersion in which the API server serves its PodGroups; empty if none."""
         for version in scheduler.versions:
             api_version = f"{scheduler.api_group}/{version}"
             try:

@@ -1,6 +1,6 @@
-"""Whether this operator is alive and ready, and its metrics, over HTTP.
+"""HTTP server for the operator's health probes and metrics.
 
-Without answers of the API server no replica, leader or not, is ready.
+A replica, leader or not, is not ready while the API server does not answer.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 
 Problem = Callable[[], str]
-"""Answers a question of the kubelet with what is wrong, or with an empty string."""
+"""Function for a probe: returns the problem, or an empty string."""
 
 
 @asynccontextmanager
 async def health_server(
-    address: tuple[str | None, int], why_not_alive: Problem, why_not_ready: Problem, metrics: OperatorMetrics
+    address: tuple[str | None, int], liveness_problem: Problem, readiness_problem: Problem, metrics: OperatorMetrics
 ) -> AsyncIterator[int]:
-    """Serve /healthz, /readyz and /metrics within the block; its value is the port.
+    """Serve /healthz, /readyz and /metrics within the block. Yields the port.
 
-    The server lives in the loop that reconciles: when that loop hangs, the probes time out.
+    The server runs in the event loop that reconciles, so the probes time out if this loop hangs.
     """
 
     async def expose(_request: web.Request) -> web.Response:
@@ -40,8 +40,8 @@ async def health_server(
         return web.Response(body=metrics.text(), headers=headers)
 
     app = web.Application()
-    app.router.add_get("/healthz", _health_probe(why_not_alive))
-    app.router.add_get("/readyz", _health_probe(why_not_ready))
+    app.router.add_get("/healthz", _health_probe(liveness_problem))
+    app.router.add_get("/readyz", _health_probe(readiness_problem))
     app.router.add_get("/metrics", expose)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -62,7 +62,9 @@ def _health_probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Res
 
 @dataclass(frozen=True)
 class ReachTimes:
-    """How often it is asked, how long for an answer, and how long without one until the operator is not ready."""
+    """Timing: `every_s`: interval of requests. `deadline_s`: timeout of one. `lost_after_s`: time without an answer
+    until not ready.
+    """
 
     every_s: float = 5.0
     deadline_s: float = 5.0
@@ -70,7 +72,7 @@ class ReachTimes:
 
 
 class ApiServerReach:
-    """Asks the API server for its version now and then, on a connection of its own, and keeps when it answered."""
+    """Periodic check of the API server on a separate connection."""
 
     def __init__(self, connection: ApiConnection, times: ReachTimes | None = None) -> None:
         self._times = times or ReachTimes()
@@ -79,8 +81,8 @@ class ApiServerReach:
         self._answered_at: float | None = None
         self._problem = ""
 
-    async def ask_forever(self) -> None:
-        """Ask until cancelled."""
+    async def check_forever(self) -> None:
+        """Request the version periodically until cancelled."""
         try:
             while True:
                 self._record_reach(await self._ask())
@@ -88,8 +90,8 @@ class ApiServerReach:
         finally:
             await self._api.close()
 
-    def why_not(self) -> str:
-        """What is wrong; empty while the API server answers."""
+    def problem(self) -> str:
+        """Return the problem; empty while the API server answers."""
         if self._answered_at is None:
             return f"the API server has not answered yet{self._cause()}"
         silent_s = time.monotonic() - self._answered_at
@@ -99,20 +101,20 @@ class ApiServerReach:
 
     @property
     def failed(self) -> bool:
-        """Whether the last question had no answer."""
+        """Whether the last request had no answer."""
         return bool(self._problem)
 
     def _cause(self) -> str:
         return f": {self._problem}" if self._problem else ""
 
     async def _ask(self) -> str:
-        """What was wrong with the answer; empty for one."""
+        """Return the problem with the answer; empty if there was an answer."""
         try:
             await self._api.raw_get("/version")
         except (Unreachable, Unauthorized) as exc:
             return str(exc)
         except ApiError as exc:
-            return str(exc) if exc.code >= 500 else ""  # a refusal is an answer
+            return str(exc) if exc.code >= 500 else ""  # a refusal is also an answer
         return ""
 
     def _record_reach(self, problem: str) -> None:

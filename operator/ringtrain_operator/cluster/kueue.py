@@ -1,4 +1,4 @@
-"""Kueue on this cluster: which version of its API is served, reading a job's Workload, and writing it."""
+"""Kueue in this cluster: discovery of its API, and reading and writing a job's Workload."""
 
 import logging
 import time
@@ -21,17 +21,17 @@ Json = dict[str, Any]
 # The newest first.
 VERSIONS = ("v1beta2", "v1beta1")
 PRIORITY_CLASSES = ApiResource("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
-# Flavors and classes of priority hardly ever change, and every job asks for the same few.
-KEPT_S = 30.0
+# ResourceFlavors and priority classes change rarely, and many jobs need the same few.
+CACHE_S = 30.0
 
 
 def workloads(version: str) -> ApiResource:
-    """Kueue's Workloads in this version of its API."""
+    """Return the resource of Kueue's Workloads in this API version."""
     return ApiResource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
 
 
 class ClusterKueue:
-    """Reads and writes Workloads in `version`; empty: there are none, and every job's view is None."""
+    """Reader and writer of Workloads in `version`. If it is empty, there are none, and every job's view is None."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -39,11 +39,11 @@ class ClusterKueue:
         self._read_objects: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def find(self) -> None:
-        """Look whether the API server has Workloads. Raises ApiError."""
+        """Discover whether the API server serves Workloads. Raises ApiError."""
         self.version = await self._api.served_version(KUEUE_GROUP, VERSIONS)
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> KueueView | None:
-        """What `plan` sees of Kueue for one job. Raises ApiError."""
+        """Return the view of Kueue for one job; None without Kueue. Raises ApiError."""
         if not self.version:
             return None
         status = job.get("status") or {}
@@ -61,7 +61,7 @@ class ClusterKueue:
         return KueueView(self.version, view)
 
     async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: ReconcileMemory) -> bool:
-        """Carry out what a plan says; whether it was refused, for good reasons that a person should read."""
+        """Carry out a plan's change. Returns whether the API refused it for a reason that the user should see."""
         namespace, resource = job["metadata"]["namespace"], workloads(self.version)
         memory.outdate("Workload")
         refused = ""
@@ -81,11 +81,11 @@ class ClusterKueue:
                     kind="json",
                 )
         except AlreadyExists:
-            pass  # made by us, with the answer lost, or another's: it is read next
-        except NotFound as gone:
-            log.debug("a Workload was not there: %s", gone)
+            pass  # created by an earlier request, or by another owner: it is read next
+        except NotFound as absent:
+            log.debug("a Workload did not exist: %s", absent)
             if change.verb == "create":
-                refused = gone.message  # Kueue is being removed, or the namespace is
+                refused = absent.message  # Kueue or the namespace is being deleted
         except Conflict:
             if change.verb != "delete":
                 raise
@@ -107,7 +107,7 @@ class ClusterKueue:
         return dict((await self._known(resource, name)).get("spec") or {})
 
     async def _priority(self, job: Mapping[str, Any]) -> tuple[Json, str]:
-        """Fields of a Workload with the class that the job names and its value, or what is wrong with that."""
+        """Return a Workload's priority fields for the class that the job names, and a problem (empty if none)."""
         labels = job["metadata"].get("labels") or {}
         if name := labels.get(PRIORITY_LABEL):
             group, kind, plural = KUEUE_GROUP, "WorkloadPriorityClass", "workloadpriorityclasses"
@@ -121,17 +121,17 @@ class ClusterKueue:
         except NotFound:
             return {}, f"{kind} {name!r} does not exist"
         except Forbidden as exc:
-            return {}, f"{kind} {name!r} can't be read: {exc.message}"
+            return {}, f"{kind} {name!r} cannot be read: {exc.message}"
         value = {"priority": int(found.get("value") or 0)}
         if self.version == "v1beta1":
             return {**value, "priorityClassName": name, "priorityClassSource": f"{group}/{kind.lower()}"}, ""
         return {**value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}, ""
 
     async def _known(self, resource: ApiResource, name: str) -> Json:
-        """An object of the cluster, read at most every KEPT_S."""
+        """Return a cluster-scoped object, read at most once per CACHE_S seconds."""
         key, now = (resource.kind, name), time.monotonic()
         read_at, found = self._read_objects.get(key, (float("-inf"), {}))
-        if now - read_at < KEPT_S:
+        if now - read_at < CACHE_S:
             return found
         found = await self._api.get(resource, None, name)
         self._read_objects[key] = (now, found)
@@ -139,19 +139,19 @@ class ClusterKueue:
 
 
 def queue_of_live_job(job: Mapping[str, Any]) -> str:
-    """The job's LocalQueue, also of a job whose spec is not valid."""
+    """Return the job's LocalQueue, even if its spec is invalid."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
     return kueue_queue(wanted.get("queue"), job["metadata"].get("labels") or {}, wanted.get("gang"))
 
 
 def workload_name_of(job: Mapping[str, Any]) -> str:
-    """Name of the job's Workload."""
+    """Return the name of the job's Workload."""
     meta = job["metadata"]
     return workload_name(meta["name"], meta["uid"], meta.get("labels") or {})
 
 
 def priority_class_of(job: Mapping[str, Any]) -> str:
-    """PriorityClass of the job's workers."""
+    """Return the PriorityClass of the job's workers; empty if none."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
     template = ((job.get("spec") or {}).get("worker") or {}).get("template") or {}
     return str((template.get("spec") or {}).get("priorityClassName") or wanted.get("priorityClassName") or "")

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: one replica writes, the others wait, and a leader that lost it stops by itself."""
+"""Leader election by a Lease: one replica writes, the others wait, and a leader that loses the lease stops."""
 
 import asyncio
 import logging
@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """`duration_s` without renewal lets others take over; after `renew_within_s` the holder itself gave up."""
+    """Timing of the lease. After `renew_within_s` without renewal the holder stops; after `duration_s`
+    others take over.
+    """
 
     duration_s: float = 15.0
     renew_within_s: float = 10.0
@@ -25,10 +27,10 @@ class LeaseTimes:
 
 
 class LeaderLease:
-    """The lease `namespace/name` as seen by the replica `identity`.
+    """The lease `namespace/name` from the view of the replica `identity`.
 
-    Expiry is judged by how long the record has not changed on this machine's monotonic clock, never by comparing
-    another machine's timestamps, so clock skew does no harm.
+    Expiry is determined by how long the record has been unchanged on this machine's monotonic clock. Timestamps of
+    other machines are not compared, so clock skew does no harm.
     """
 
     def __init__(
@@ -43,12 +45,12 @@ class LeaderLease:
         self._seen_at = float("-inf")
         self._renewed_at = float("-inf")
 
-    def held(self) -> bool:
-        """Whether this replica may write now. False from the moment a renewal is overdue."""
+    def is_held(self) -> bool:
+        """Return whether this replica may write now. False as soon as a renewal is overdue."""
         return time.monotonic() - self._renewed_at < self._times.renew_within_s
 
     async def acquire(self) -> None:
-        """Return when this replica holds the lease."""
+        """Wait until this replica holds the lease."""
         reported = ""
         while True:
             holder = await self._try_once()
@@ -60,19 +62,21 @@ class LeaderLease:
                 reported = holder
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))
 
-    async def keep(self) -> None:
-        """Renew until the lease is lost, then return: the caller must stop writing (`held()` is false already)."""
+    async def renew_until_lost(self) -> None:
+        """Renew the lease; return when it is lost. The caller must stop writing (`is_held()` is already false)."""
         while True:
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))
             holder = await self._try_once()
-            if holder not in (self.identity, "") or not self.held():
+            if holder not in (self.identity, "") or not self.is_held():
                 self._renewed_at = float("-inf")
-                log.error("the lease %s/%s was lost to %s", self._namespace, self._name, holder or "a dead line")
+                log.error(
+                    "the lease %s/%s was lost to %s", self._namespace, self._name, holder or "a failed connection"
+                )
                 return
 
     async def release(self) -> None:
-        """Let another replica take over at once."""
-        if not self.held():
+        """Release the lease, so that another replica can take over at once."""
+        if not self.is_held():
             return
         try:
             lease = await self._api.get(LEASES, self._namespace, self._name)
@@ -84,13 +88,13 @@ class LeaderLease:
         self._renewed_at = float("-inf")
 
     async def _try_once(self) -> str:
-        """Take or renew the lease if that is allowed; returns who holds it, empty if that is not known."""
+        """Take or renew the lease if allowed. Returns the holder; empty if unknown."""
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._times.renew_within_s / 2):
                 holder = await self._take(asked_at)
         except (Conflict, AlreadyExists):
-            return ""  # somebody wrote at the same moment: look again
+            return ""  # another replica wrote at the same moment: try again
         except (ApiError, TimeoutError) as exc:
             log.warning("the lease %s/%s could not be renewed: %s", self._namespace, self._name, exc)
             return ""

@@ -1,4 +1,4 @@
-"""What the operator remembers of a job from earlier looks: what is not read again, and what was seen to end."""
+"""State that the operator remembers about a job between reconciles: cached reads, and observed ends of pods."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from ..placement.provisioning import ProvisioningView
 
 Json = dict[str, Any]
 T = TypeVar("T")
-# What a kubelet may take beyond a pod's grace period to end it, and to say so.
+# Time that a kubelet may need beyond a pod's grace period to end it and report that.
 ENDS_WITHIN_S = 5.0
 
 
 @dataclass
 class KnownReading(Generic[T]):
-    """What is read once, and again when a watch tells of another: a queue of a thousand jobs costs nothing."""
+    """Cached reading, refreshed after a watch reports a change. Repeated reconciles then cost no reads."""
 
     value: T
     is_read: bool = False
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What was read last; read now, if it is not known. Raises ApiError."""
+        """Return the cached value; read it now if it is not valid. Raises ApiError."""
         if not self.is_read:
-            self.is_read = True  # before it is asked for: news that come meanwhile are news
+            self.is_read = True  # set before the request: a change during the request invalidates it again
             try:
                 self.value = await read()
             except BaseException:
@@ -38,7 +38,7 @@ class KnownReading(Generic[T]):
 
 @dataclass(frozen=True)
 class Ending:
-    """A worker's pod that is being deleted, and when its grace period is over."""
+    """A worker's pod that is being deleted, and the end of its grace period."""
 
     worker: int
     incarnation: int
@@ -47,15 +47,14 @@ class Ending:
 
 @dataclass
 class ReconcileMemory:
-    """What one job's reconciles tell the next. Losing it costs reads, never correctness.
+    """State of one job between reconciles. Losing it costs reads, never correctness.
 
-    `owned` are objects that were made or read as ours since `looked_at`; the Secret is only ever known this way,
-    because the operator may not read Secrets. `lost_incarnations`: by worker of an elastic job, the newest
-    incarnation of which no container runs any more; `ending`: by uid, pods that were being deleted at the last look.
-    `workload`: Kueue's, None: there is none. `groups`: of gang schedulers. `provisioning`: what an autoscaler was
-    asked for. `views`: by name, pods of a large job as they were read, and what was seen in them. `pulls`: by uid,
-    when a pod pulled its image. `reported_events`: an attempt, and which events of its pods its launcher was told.
-    `sites`: by node.
+    `owned`: objects that were created or read as the job's own since `objects_read_at`. The Secret is known only in
+    this way, because the operator may not read Secrets. `lost_incarnations`: by worker of an elastic job, the newest
+    incarnation of which no container runs any more. `ending`: by uid, pods that were being deleted at the last
+    observation. `workload`: Kueue's; None without one. `groups`: of gang schedulers. `provisioning`: requests to an
+    autoscaler. `views`: by name, pods of a large job as read, with their parsed views. `pulls`: by uid, image pull
+    times. `reported_events`: an attempt and the pod events already sent to its launcher. `sites`: by node.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -63,8 +62,8 @@ class ReconcileMemory:
     foreign: dict[ObjectRef, Foreign] = field(default_factory=dict)
     taken_secrets: set[ObjectRef] = field(default_factory=set)
     refusals: tuple[Refusal, ...] = ()
-    looked_at: float = float("-inf")
-    is_outdated: bool = False  # an object was deleted since the last look began
+    objects_read_at: float = float("-inf")
+    is_outdated: bool = False  # an object was deleted since the last observation began
     listed: bool = False
     secret_attempt: int = 0
     workload: KnownReading[Json | None] = field(default_factory=lambda: KnownReading(None))
@@ -78,7 +77,7 @@ class ReconcileMemory:
     reported_events: tuple[int, tuple[Json, ...]] = (0, ())
 
     def outdate(self, kind: str) -> bool:
-        """An object of this kind is another by now, or gone. Returns whether the next look reads the kind anew."""
+        """Invalidate the cached reading of a kind. Returns whether this kind has one."""
         match kind:
             case "Workload":
                 self.workload.is_read = False
@@ -91,8 +90,7 @@ class ReconcileMemory:
         return True
 
     def views_of(self, pods: Sequence[Json], nodes: Mapping[str, bool], keep: bool) -> tuple[PodView, ...]:
-        """What `plan` needs of `pods`; of those that are the same as at the last look, what was seen then. `keep`:
-        for the next look, at which they may be."""
+        """Return the views of `pods`; views of unchanged pods are reused. `keep`: store them for the next call."""
         views = {}
         for pod in pods:
             read, view = self.views.get(pod["metadata"]["name"], (None, None))
@@ -102,11 +100,12 @@ class ReconcileMemory:
         self.views = views if keep else {}
         return tuple(view for _, view in views.values())
 
-    def note_lost_pods(self, pods: Sequence[PodView], now: datetime) -> None:
-        """Note which workers' pods have ended: their containers have, or they were deleted and are gone in time.
+    def record_lost_pods(self, pods: Sequence[PodView], now: datetime) -> None:
+        """Record the worker pods that have ended: their containers have, or they were deleted within their grace
+        period.
 
-        A pod that is gone later was deleted by force, and what it ran may run still; so may that of one whose
-        deletion nobody saw.
+        A pod that disappears later was deleted by force, so its processes may still run. The same is possible for a pod
+        whose deletion was not observed.
         """
         workers = [pod for pod in pods if pod.id.role == "worker" and pod.id.incarnation]
         ended = [Ending(p.id.index, p.id.incarnation, now) for p in workers if p.end.code is not None]
@@ -122,12 +121,12 @@ class ReconcileMemory:
         }
 
     def object_deleted(self, ref: ObjectRef) -> None:
-        """One was deleted. Who looks at this moment may have seen it before, so that the next look asks anew."""
+        """Record a deleted object. A read in progress may have returned it, so the next reconcile reads again."""
         self.owned.discard(ref)
-        self.looked_at, self.is_outdated = float("-inf"), True
+        self.objects_read_at, self.is_outdated = float("-inf"), True
 
     def forget_objects(self, attempt: int) -> None:
-        """Look at them again; the Secret, which nobody may read, is made anew once in each attempt."""
+        """Invalidate the known objects. The Secret, which cannot be read, is created again once in each attempt."""
         if self.secret_attempt != attempt:
             self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
-        self.looked_at = float("-inf")
+        self.objects_read_at = float("-inf")

@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus."""
+"""Prometheus metrics of the operator."""
 
 from collections import Counter as Tally
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from .queue import JobKey
 
-# Not `namespace` and `job`: these Prometheus gives to every series itself.
+# Not `namespace` and `job`: Prometheus adds labels of these names to every series.
 _JOB = ("job_namespace", "job_name")
 _OVER = ("Succeeded", "Failed")
 
 
 class OperatorMetrics:
-    """One operator's numbers; `text()` is what /metrics answers."""
+    """Metrics of one operator; `text()` is the response of /metrics."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -25,7 +25,7 @@ class OperatorMetrics:
         histogram = partial(Histogram, registry=registry)
         self.reconciles = counter("ringtrain_reconciles", "Reconciles by result", ["result"])
         for result in ("ok", "conflict", "error", "fenced", "defect"):
-            self.reconciles.labels(result)  # 0 from the beginning, so that a rate is known from the first one on
+            self.reconciles.labels(result)  # start at 0, so that a rate exists from the first event on
         self.reconcile_seconds = histogram("ringtrain_reconcile_duration_seconds", "Duration of a reconcile")
         self.queue_depth = gauge("ringtrain_queue_depth", "Jobs waiting for a worker")
         self.leader = gauge("ringtrain_leader", "1 while this replica holds the lease")
@@ -42,18 +42,18 @@ class OperatorMetrics:
         self.failures = counter("ringtrain_job_failures", "Failed attempts by reason", ["reason"])
         text = "Worker pods of elastic jobs that were lost"
         self.workers_lost = counter("ringtrain_job_workers_lost", text)
-        text = "Losses after which an elastic job went on in its attempt"
+        text = "Losses after which an elastic job continued in its attempt"
         self.recoveries = counter("ringtrain_job_recoveries", text)
         self.steps_lost = counter("ringtrain_job_steps_lost", "Steps that these losses cost")
         self.formations = counter("ringtrain_job_formations", "Worlds of elastic jobs")
         text = "Data workers that ended by themselves"
         self.data_workers_lost = counter("ringtrain_job_data_workers_lost", text)
-        self.evaluator_failures = counter("ringtrain_job_evaluator_failures", "Evaluators that ended badly")
+        self.evaluator_failures = counter("ringtrain_job_evaluator_failures", "Evaluators that failed")
         text = "Times that a gang was left without any data worker"
         self.input_stalls = counter("ringtrain_job_input_stalls", text)
-        text = "Part of its time that a rank of the job waits for input"
+        text = "Fraction of its time that a rank of the job waits for input"
         self.input_wait = gauge("ringtrain_job_input_wait_ratio", text, _JOB)
-        self.attempt = gauge("ringtrain_job_attempt", "Attempt that a job is at which is not over", _JOB)
+        self.attempt = gauge("ringtrain_job_attempt", "Current attempt of a job that has not ended", _JOB)
         build = gauge("ringtrain_operator_build_info", "1", ["version", "python"])
         build.labels(version("ringtrain-operator"), python_version()).set(1)
         ProcessCollector(registry=registry)
@@ -61,8 +61,8 @@ class OperatorMetrics:
         self._counted: set[str] = set()
         self._by_job: dict[Gauge, set[JobKey]] = {self.input_wait: set(), self.attempt: set()}
 
-    def job_is(self, key: JobKey, status: Mapping[str, Any]) -> None:
-        """A job's status was seen."""
+    def record_status(self, key: JobKey, status: Mapping[str, Any]) -> None:
+        """Record a job's observed status."""
         state = str(status.get("state") or "Pending")
         waited = (status.get("dataWorkers") or {}).get("waitFraction")
         self._set(self.input_wait, key, waited if state == "Running" else None)
@@ -72,14 +72,14 @@ class OperatorMetrics:
             self._count_states()
 
     def job_deleted(self, key: JobKey) -> None:
-        """A job is no more."""
+        """Remove a deleted job."""
         for gauge in self._by_job:
             self._set(gauge, key, None)
         if self._states.pop(key, None) is not None:
             self._count_states()
 
     def status_changed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """A job's status was written: restarts and failures that are new in it count."""
+        """Count the restarts and failures that are new in a written status."""
         for field, counted in (("restarts", "true"), ("disruptions", "false")):
             more = int(after.get(field) or 0) - int(before.get(field) or 0)
             if more > 0:
@@ -92,17 +92,17 @@ class OperatorMetrics:
             (self.formations, "formation"),
         ):
             counter.inc(max(0, int(now.get(field) or 0) - int(was.get(field) or 0)))
-        known = {note["uid"] for note in _ended_metric_state(before)}
-        new = [note for note in _ended_metric_state(after) if note["uid"] not in known and not note.get("done")]
-        self.evaluator_failures.inc(sum(bool(note.get("evaluator")) for note in new))
-        self.data_workers_lost.inc(sum(not note.get("evaluator") for note in new))
-        self.input_stalls.inc(_stalled_metric_state(after) and not _stalled_metric_state(before))
+        known = {ended["uid"] for ended in _ended_pods_of(before)}
+        new = [ended for ended in _ended_pods_of(after) if ended["uid"] not in known and not ended.get("done")]
+        self.evaluator_failures.inc(sum(bool(ended.get("evaluator")) for ended in new))
+        self.data_workers_lost.inc(sum(not ended.get("evaluator") for ended in new))
+        self.input_stalls.inc(_is_input_stalled(after) and not _is_input_stalled(before))
         failure = after.get("failure")
         if failure and failure != before.get("failure"):
             self.failures.labels(str(failure.get("reason"))).inc()
 
     def _set(self, gauge: Gauge, key: JobKey, value: float | None) -> None:
-        """Have `gauge` say `value` of a job; None: nothing any more."""
+        """Set a job's value of `gauge`; None removes it."""
         if value is not None:
             self._by_job[gauge].add(key)
             gauge.labels(key.namespace, key.name).set(value)
@@ -113,20 +113,20 @@ class OperatorMetrics:
     def _count_states(self) -> None:
         tally = Tally(self._states.values())
         self._counted.update(tally)
-        for state in self._counted:  # also those that no job is in any more
+        for state in self._counted:  # including states without jobs, which become 0
             self.jobs.labels(state).set(tally[state])
 
     def text(self) -> bytes:
-        """The Prometheus exposition."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-def _ended_metric_state(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _ended_pods_of(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((status.get("ledger") or {}).get("endedPods") or ())
 
 
-def _stalled_metric_state(status: Mapping[str, Any]) -> bool:
-    """Whether data workers were there and are no more; a mere start is no stall."""
+def _is_input_stalled(status: Mapping[str, Any]) -> bool:
+    """Return whether all data workers were lost; data workers that have not started yet are no stall."""
     return any(
         one["type"] == "InputStalled" and one["status"] == "True" and one["reason"] != "DataWorkersStarting"
         for one in status.get("conditions") or ()

@@ -1,7 +1,6 @@
-"""Read what exists for one job: pods by label, those of a large job as they change, the rest by name.
+"""Read the objects that exist for one job: pods by label (of a large job only changes), the rest by name.
 
-A kubelet says in Events alone why a pod waits whose volumes are not there, and when it pulled an image: of few pods
-they are read.
+A missing volume and the times of an image pull appear only in a kubelet's Events. These are read for few pods.
 """
 
 import asyncio
@@ -16,10 +15,10 @@ from .. import contract
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, Observed, PodReason, PodView
 from ..observe.pods import Pull, owned_by, owner_name, pull_of
-from ..placement.line import NodeDevices
+from ..placement.own_queue import NodeDevices
 from ..spec.base import parse_time
 from ..status.model import parse_status
-from ..status.progress import is_start_over, last_started
+from ..status.progress import is_start_unrecorded, last_started
 from .api.client import ApiClient
 from .api.errors import ApiError, Forbidden, NotFound
 from .api.resources import COMPANIONS, EVENTS, NODES, PODS, ApiResource
@@ -30,9 +29,9 @@ from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
 
-# Objects that were seen are looked at again after so long: somebody may have deleted one.
+# Known objects are read again after this time, because another client may have deleted one.
 REREAD_AFTER_S = 600.0
-# What nodes have changes seldom; and many jobs may ask.
+# Resources of nodes change rarely, and many jobs may need them.
 NODES_FRESH_S = 15.0
 
 Json = dict[str, Any]
@@ -40,23 +39,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterReading:
-    """One job's surroundings: the value for `plan`, and the pods as the API has them."""
+    """Observation of one job: the value for `plan`, and the pods as read from the API."""
 
     observed: Observed
     pods: tuple[Json, ...]
 
 
-async def read_surroundings(
+async def observe_job(
     versions: ResourceVersions,
     job: Mapping[str, Any],
     memory: ReconcileMemory,
     answer: LauncherPollAnswer,
     now: datetime,
 ) -> ClusterReading:
-    """Everything `plan` looks at. Raises ApiError."""
+    """Read everything that `plan` needs. Raises ApiError."""
     api, meta, status = versions.api, job["metadata"], job.get("status") or {}
     began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
-    # What an earlier leader made or deleted shows in the store for certain, in a cache of it sooner or later.
+    # Only a quorum read certainly shows what an earlier leader created or deleted; a cached read may lag.
     key = JobKey(meta["namespace"], meta["name"])
     pods = await versions.pods_of(key, quorum=began and not memory.listed)
     memory.listed = True
@@ -64,15 +63,15 @@ async def read_surroundings(
     if not any(_is_pod_of_attempt(p, status.get("attempt")) for p in ours):
         memory.forget_objects(
             int(status.get("attempt") or 0)
-        )  # the pods that are made next must find all that they mount and run as
-    if began and not ended:  # before, its creations tell whether a name is taken; afterwards nothing is created
-        await look_at_objects(api, job, memory)
+        )  # the next pods need all objects that they mount, and their ServiceAccount
+    if began and not ended:  # before, creations show existing names; afterwards nothing is created
+        await read_objects(api, job, memory)
     nodes = await _readiness_of_suspects(api, ours, now)
     silent = await _readiness_since_silent(api, status)
     views = memory.views_of(ours, nodes, keep=versions.known_pods.has(key))
-    memory.note_lost_pods(views, now)
+    memory.record_lost_pods(views, now)
     views = await with_warnings(api, meta["namespace"], views, now)
-    if began and is_start_over(parse_status(status), answer.report):
+    if began and is_start_unrecorded(parse_status(status), answer.report):
         views = await with_pull(api, meta["namespace"], views, int(status["attempt"]), memory.pulls)
     observed = Observed(
         pods=views,
@@ -92,7 +91,7 @@ async def read_surroundings(
 
 
 def split_owned(pods: Sequence[Json], uid: str) -> tuple[list[Json], list[Foreign]]:
-    """The pods whose controller has this uid, and whose the others are. No pod is compared with another."""
+    """Return the pods whose controller has this uid, and the owners of the others."""
     ours: list[Json] = []
     others: list[Foreign] = []
     for pod in pods:
@@ -107,20 +106,23 @@ def _is_pod_of_attempt(pod: Json, attempt: object) -> bool:
     return (pod["metadata"].get("labels") or {}).get(contract.LABEL_ATTEMPT) == str(attempt)
 
 
-async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: ReconcileMemory) -> None:
-    """Fill `memory` with what exists besides pods, if it is new to us, long ago, or in our way."""
+async def read_objects(api: ApiClient, job: Mapping[str, Any], memory: ReconcileMemory) -> None:
+    """Fill `memory` with the existing objects other than pods, if it is empty, too old, or has foreign objects."""
     now = time.monotonic()
-    fresh = now - memory.looked_at < REREAD_AFTER_S and not memory.foreign
+    fresh = now - memory.objects_read_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
         return
-    memory.looked_at, memory.is_outdated = now, False  # before: news that come while they are asked for are news
-    # A pod in our way that does not name the job is in no list of its pods.
+    memory.objects_read_at, memory.is_outdated = (
+        now,
+        False,
+    )  # set before the requests, so that changes during them count
+    # A foreign pod without the job's label is in no list of the job's pods.
     pods = [ref.name for ref in memory.foreign if ref.kind == PODS.kind]
-    asked = [(resource, str(job["metadata"]["name"])) for resource in COMPANIONS] + [(PODS, name) for name in pods]
+    names = [(resource, str(job["metadata"]["name"])) for resource in COMPANIONS] + [(PODS, name) for name in pods]
     try:
-        found = await asyncio.gather(*(find_owner(api, job, resource, name) for resource, name in asked))
+        found = await asyncio.gather(*(find_owner(api, job, resource, name) for resource, name in names))
     except BaseException:
-        memory.looked_at = float("-inf")
+        memory.objects_read_at = float("-inf")
         raise
     secrets = {ref for ref in memory.owned if ref.kind == "Secret"}
     memory.owned = secrets | {ref for ref in found if isinstance(ref, ObjectRef) and ref.kind != PODS.kind}
@@ -130,7 +132,7 @@ async def look_at_objects(api: ApiClient, job: Mapping[str, Any], memory: Reconc
 async def find_owner(
     api: ApiClient, job: Mapping[str, Any], resource: ApiResource, name: str
 ) -> ObjectRef | Foreign | None:
-    """Whose the object of that name is: this job's, somebody else's, or it is not there."""
+    """Return the object's reference if it is this job's, its owner if it is foreign, None if it does not exist."""
     ref = ObjectRef(resource.kind, name)
     try:
         obj = await api.get(resource, job["metadata"]["namespace"], name)
@@ -140,7 +142,7 @@ async def find_owner(
 
 
 class NodeResources:
-    """What nodes have of extended resources, read again at most every `NODES_FRESH_S`."""
+    """Extended resources of nodes, read again at most once per `NODES_FRESH_S` seconds."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -149,7 +151,7 @@ class NodeResources:
         self._lock = asyncio.Lock()
 
     async def read(self) -> NodeDevices | None:
-        """By name of the node; None where nodes may not be read, as in an operator of a few namespaces."""
+        """Return devices by node name; None without permission to read nodes, as in a namespaced operator."""
         async with self._lock:
             if time.monotonic() - self._read_at < NODES_FRESH_S:
                 return self._room
@@ -173,13 +175,13 @@ def _devices_of(node: Mapping[str, Any]) -> dict[str, int]:
 
 
 async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:
-    """Readiness of the nodes whose pods should be gone by now; empty where nodes may not be read."""
-    suspects = {p["spec"].get("nodeName") for p in pods if _overdue_pod(p, now)} - {None}
+    """Return the readiness of nodes whose pods are overdue; empty without permission to read nodes."""
+    suspects = {p["spec"].get("nodeName") for p in pods if _is_overdue(p, now)} - {None}
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 
 
 async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> dict[str, bool]:
-    """Whether the node of a pod that went silent was ready since; empty where that is not known."""
+    """Return whether the node of a silent pod has been ready since; empty if unknown."""
     lost = (status.get("ledger") or {}).get("lostPod") or {}
     if not lost.get("node"):
         return {}
@@ -187,19 +189,19 @@ async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> 
     return {} if ready is None else {lost["node"]: ready}
 
 
-def _overdue_pod(pod: Json, now: datetime) -> bool:
+def _is_overdue(pod: Json, now: datetime) -> bool:
     due = parse_time(pod["metadata"].get("deletionTimestamp"))
     return due is not None and due < now
 
 
 async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = None) -> bool | None:
-    """Whether the node is ready, and was ready `since`; None: it may not be read."""
+    """Return whether the node is ready and has been since `since`; None if it cannot be read."""
     try:
         node = await api.get(NODES, None, name)
     except NotFound:
         return False
     except Forbidden:
-        return None  # an operator of a few namespaces may not read nodes
+        return None  # a namespaced operator has no permission to read nodes
     except ApiError as exc:
         log.warning("node %s could not be read: %s", name, exc)
         return None
@@ -212,29 +214,29 @@ async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = Non
 async def with_warnings(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], now: datetime
 ) -> tuple[PodView, ...]:
-    """The pods; the first of each role that should have begun, with its newest Event if that is a warning.
+    """Return the pods with the newest warning Event in the first late pod of each role.
 
-    Others of the role have the same volumes.
+    Other pods of the role have the same volumes.
     """
     first: dict[str, PodView] = {}
-    silent = (pod for pod in pods if pod.speaks_by is not None and pod.speaks_by <= now)
+    silent = (pod for pod in pods if pod.kubelet_report_due is not None and pod.kubelet_report_due <= now)
     for pod in sorted(silent, key=lambda pod: pod.id.index):
         first.setdefault(pod.id.role, pod)
-    said = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
-    told = {
+    events = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
+    warned = {
         pod.id.uid: replace(pod, wait=PodReason(str(event.get("reason")), str(event.get("message") or "")))
-        for pod, event in zip(first.values(), said, strict=True)
+        for pod, event in zip(first.values(), events, strict=True)
         if event.get("type") == "Warning"
     }
-    return tuple(told.get(pod.id.uid, pod) for pod in pods)
+    return tuple(warned.get(pod.id.uid, pod) for pod in pods)
 
 
 async def with_pull(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], attempt: int, known: dict[str, Pull]
 ) -> tuple[PodView, ...]:
-    """The pods; the one of the gang that started last with when it pulled its image.
+    """Return the pods with image pull times in the pod of the gang that started last.
 
-    `known`: by uid, what was read before.
+    `known`: earlier results, by uid.
     """
     last = last_started(pod for pod in pods if pod.id.attempt == attempt and not pod.outlives_attempts)
     if last is None:
@@ -242,27 +244,27 @@ async def with_pull(
     if last.id.uid not in known:
         known.clear()
         known[last.id.uid] = pull_of(await _events_about_pod(api, namespace, last), last.main.name)
-    told = last.with_pull(*known[last.id.uid])
-    return tuple(told if pod is last else pod for pod in pods)
+    complete = last.with_pull(*known[last.id.uid])
+    return tuple(complete if pod is last else pod for pod in pods)
 
 
 async def _newest_pod_event(api: ApiClient, namespace: str, pod: PodView) -> Json:
-    return max(await _events_about_pod(api, namespace, pod), key=_told_at, default={})
+    return max(await _events_about_pod(api, namespace, pod), key=_event_time, default={})
 
 
 async def _events_about_pod(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:
     try:
         return await api.select(EVENTS, namespace, fields=f"involvedObject.uid={pod.id.uid}")
-    except ApiError as exc:  # it waits without words, as before
+    except ApiError as exc:  # the pod then waits without a reason
         log.warning("events of pod %s/%s could not be read: %s", namespace, pod.id.name, exc)
         return []
 
 
-def _told_at(event: Json) -> str:
+def _event_time(event: Json) -> str:
     series: Json = event.get("series") or {}
-    return _latest_pod_event(series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return _latest_time(series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
 
 
-def _latest_pod_event(*times: object) -> str:
-    """The times have the same form up to whole seconds."""
+def _latest_time(*times: object) -> str:
+    """Return the latest of the times, which have the same format up to whole seconds."""
     return max(str(time or "") for time in times)

@@ -1,4 +1,4 @@
-"""One operator process: its parts, their start, their watch over each other, their end."""
+"""One operator process: its parts, their start, supervision and shutdown."""
 
 import asyncio
 import gc
@@ -28,23 +28,25 @@ from .provisioning import ClusterAutoscaler
 from .queue import JobKey, ReconcileQueue
 from .reconcile import Clock, Reconciler, utc_now
 from .versions import ResourceVersions
-from .watch import WatchScope, resync, until_served, watch_cluster
+from .watch import WatchScope, resync, wait_until_served, watch_cluster
 
 log = logging.getLogger(__name__)
 
 
-# So long after Kueue or a gang scheduler was installed it is made use of.
-LOOK_FOR_APIS_S = 60.0
-# When the API server did not answer that at the start.
-ASK_AGAIN_S = 2.0
+# Delay after which an installed Kueue or gang scheduler is discovered.
+DISCOVERY_INTERVAL_S = 60.0
+# Interval at the start while the API server does not answer the discovery.
+DISCOVERY_RETRY_S = 2.0
 
 
 class LeaseLost(Exception):
-    """Another replica leads now: this process must end."""
+    """Another replica leads now; this process must end."""
 
 
 class Operator:
-    """An operator on `connection`. `await run()` returns after `stop()`; it raises LeaseLost or what broke it."""
+    """An operator on `connection`. `await run()` returns after `stop()`, or raises LeaseLost or the
+    cause of its end.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Operator:
         self.queue = ReconcileQueue()
         self.metrics.queue_depth.set_function(lambda: len(self.queue))
         self.api = ApiClient(connection, limits=ApiLimits(connections=config.connections))
-        # Thousands of creations and long lists must not keep the lease waiting.
+        # A separate client: thousands of creations and long lists must not delay the lease.
         self._lease_api = ApiClient(connection, limits=ApiLimits(connections=1))
         self._reach = ApiServerReach(connection, reach_times)
         self._poller = LauncherPoller(self.queue.add, poll_times)
@@ -88,18 +90,18 @@ class Operator:
         self._watch_turned_at: float | None = None
 
     def stop(self) -> None:
-        """End gracefully: the looks in progress are finished, the lease is handed back."""
+        """Stop gracefully: reconciles in progress are finished, and the lease is released."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Lead and work until `stop()`. Raises LeaseLost, ApiError, or a defect."""
-        probes = self._why_not_alive, self._why_not_ready
+        """Acquire the lease and reconcile until `stop()`. Raises LeaseLost, ApiError, or a defect."""
+        probes = self._liveness_problem, self._readiness_problem
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
             stack.push_async_callback(self._lease_api.close)
             server = health_server(self.config.address(), *probes, self.metrics)
             self.port = await stack.enter_async_context(server)
-            await _first_of(self._reach.ask_forever(), self._lead_and_work())
+            await _first_of(self._reach.check_forever(), self._lead_and_work())
 
     async def _lead_and_work(self) -> None:
         lease = await self._lead()
@@ -109,7 +111,7 @@ class Operator:
             await lease.release()
 
     async def _lead(self) -> LeaderLease | None:
-        """The lease, held; None without election or when stopped meanwhile."""
+        """Return the lease that this process holds; None without leader election or if stopped meanwhile."""
         if not self.config.leader_election:
             return None
         namespace = self.config.lease_namespace or self._connection.namespace
@@ -118,18 +120,18 @@ class Operator:
         self._standby = True
         await _first_of(lease.acquire(), self._stop.wait())
         self._standby = False
-        if lease.held():
+        if lease.is_held():
             for api in (self.api, self._lease_api):
-                api.fence(lease.held)
+                api.fence(lease.is_held)
             self.metrics.leader.set(1)
         return lease
 
     async def _work(self, lease: LeaderLease | None) -> None:
         scope, enqueue = self.config.namespaces, self.queue.add
-        await _first_of(until_served(self.api, scope), self._stop.wait())
+        await _first_of(wait_until_served(self.api, scope), self._stop.wait())
         await _first_of(self._reconciler.pod_schema.refresh(), self._stop.wait())
         await _first_of(self._find_waiting_jobs(), self._stop.wait())
-        await _first_of(self._until_apis_are_known(), self._stop.wait())
+        await _first_of(self._wait_for_apis(), self._stop.wait())
         parts = [
             self._watch(),
             resync(self.api, scope, enqueue, self.config.resync_s),
@@ -137,7 +139,7 @@ class Operator:
             self._stop.wait(),
         ]
         if lease is not None:
-            parts.append(_operator_lost_lease(lease))
+            parts.append(_raise_when_lost(lease))
         workers = [asyncio.create_task(self._reconcile_forever()) for _ in range(self.config.workers)]
         try:
             await _first_of(*parts)
@@ -145,51 +147,53 @@ class Operator:
             await self._finish(workers)
 
     async def _find_waiting_jobs(self) -> None:
-        """Who waits for places, before anybody is given any."""
+        """Fill the queue of waiting jobs before any job gets resources."""
         try:
             for namespace in self.config.namespaces or (None,):
                 async for page in self.api.pages(JOBS, namespace):
                     for job in page:
                         meta = job["metadata"]
-                        self._reconciler.line.note(JobKey(meta["namespace"], meta["name"]), job)
-        except ApiError as exc:  # the order is found out later, when each job was looked at
-            log.warning("jobs that wait could not be listed: %s", exc)
+                        self._reconciler.waiting_jobs.update(JobKey(meta["namespace"], meta["name"]), job)
+        except ApiError as exc:  # the order becomes known when each job has been reconciled
+            log.warning("waiting jobs could not be listed: %s", exc)
 
     async def _watch(self) -> None:
-        """Watch; when Kueue or a gang scheduler comes, goes or is upgraded, watch again."""
+        """Watch the cluster; restart the watches when Kueue or a gang scheduler is installed, removed or upgraded."""
         while True:
-            await _first_of(watch_cluster(self._scope()), self._until_extras_are_not(self._extras()))
+            await _first_of(watch_cluster(self._scope()), self._wait_for_other_extras(self._extras()))
 
-    async def _until_extras_are_not(self, extras: tuple[ApiResource, ...]) -> None:
+    async def _wait_for_other_extras(self, extras: tuple[ApiResource, ...]) -> None:
         while self._extras() == extras:
-            await asyncio.sleep(min(self.config.resync_s, LOOK_FOR_APIS_S))
+            await asyncio.sleep(min(self.config.resync_s, DISCOVERY_INTERVAL_S))
             await self._find_apis()
 
-    async def _until_apis_are_known(self) -> None:
-        """A job that starts earlier would wait in no queue, and be placed pod by pod."""
+    async def _wait_for_apis(self) -> None:
+        """Wait for the discovery of Kueue and gang schedulers. A job that starts earlier would bypass its queue or
+        scheduler.
+        """
         while not await self._find_apis():
-            await asyncio.sleep(ASK_AGAIN_S)
+            await asyncio.sleep(DISCOVERY_RETRY_S)
 
     async def _find_apis(self) -> bool:
-        """Look for Kueue and gang schedulers; whether asking again would not help."""
+        """Discover Kueue, gang schedulers and autoscalers. Returns whether the result is final."""
         try:
             if self.config.kueue:
                 await self._reconciler.kueue.find()
             await self._reconciler.gangs.find()
             await self._reconciler.provisioning.find()
         except ApiError as exc:
-            log.warning("whether Kueue and gang schedulers are there is not known: %s", exc)
+            log.warning("Kueue and gang schedulers could not be discovered: %s", exc)
             return isinstance(exc, Forbidden)
         return True
 
     def _extras(self) -> tuple[ApiResource, ...]:
-        """What is watched of Kueue and of gang schedulers, as far as they are there."""
+        """Return the kinds of Kueue, gang schedulers and autoscalers to watch, if they are served."""
         version = self._reconciler.kueue.version
-        asked = (*self._reconciler.gangs.watched(), *self._reconciler.provisioning.watched())
-        return (*((workloads(version),) if version else ()), *asked)
+        others = (*self._reconciler.gangs.watched(), *self._reconciler.provisioning.watched())
+        return (*((workloads(version),) if version else ()), *others)
 
     async def _keep_pod_schema(self) -> None:
-        """An API server that is upgraded knows new fields."""
+        """Refresh the pod schema periodically: an upgraded API server has new fields."""
         while True:
             await asyncio.sleep(self.config.resync_s)
             await self._reconciler.pod_schema.refresh()
@@ -209,7 +213,7 @@ class Operator:
         )
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Let the looks in progress end, within the grace period."""
+        """Let reconciles in progress end, within the grace period."""
         self.queue.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_s):
@@ -226,11 +230,11 @@ class Operator:
                 await self._reconcile(key)
             finally:
                 self.queue.done(key)
-                if self._versions.look_ended(key):
+                if self._versions.needs_reconcile_after(key):
                     self.queue.add(key)
 
     async def _reconcile(self, key: JobKey) -> None:
-        """One look, with every failure turned into a later one."""
+        """Reconcile one job; schedule a retry after any failure."""
         began, result = time.perf_counter(), "ok"
         try:
             await self._reconciler.reconcile(key)
@@ -239,26 +243,26 @@ class Operator:
             log.info("%s", fenced, extra={"job": str(key)})
         except (Conflict, NotFound):
             result = "conflict"
-            self.queue.retry(key)  # it changed, or was deleted, since it was read: read again
+            self.queue.retry(key)  # it changed or was deleted since it was read
         except ApiError as failed:
             result = "error"
             wait_s = self.queue.retry(key)
-            log.warning("%s; again in %.1f s", failed, wait_s, extra={"job": str(key)})
+            log.warning("%s; retry in %.1f s", failed, wait_s, extra={"job": str(key)})
         except Exception:
             result = "defect"
             wait_s = self.queue.retry(key)
-            log.exception("defect while reconciling; again in %.1f s", wait_s, extra={"job": str(key)})
+            log.exception("defect while reconciling; retry in %.1f s", wait_s, extra={"job": str(key)})
         self.metrics.reconciles.labels(result).inc()
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
     def _job_changed(self, key: JobKey, version: str) -> None:
-        if self._versions.is_news(key, version, during_look=self.queue.is_busy(key)):
+        if self._versions.is_news(key, version, during_reconcile=self.queue.is_busy(key)):
             self.queue.add(key)
 
     def _pod_changed(self, key: JobKey, change: PodChange) -> None:
-        """A pod that ended goes before jobs that wait to be started; that a new pod exists can wait like them."""
-        self._versions.saw_pod(change.version)
-        self._versions.known_pods.note(key, change)
+        """Enqueue the job of a changed pod. Ended pods are urgent; new pods are not."""
+        self._versions.record_pod_version(change.version)
+        self._versions.known_pods.record(key, change)
         self.queue.add(key, urgent=change.event not in (None, "ADDED"))
 
     def _object_deleted(self, key: JobKey, ref: ObjectRef) -> None:
@@ -269,30 +273,30 @@ class Operator:
         self._reconciler.extra_changed(key, kind)
         self.queue.add(key)
 
-    def _why_not_alive(self) -> str:
+    def _liveness_problem(self) -> str:
         limit_s, busy_s = self.config.stuck_after_s, self.queue.longest_busy_s()
         if busy_s > limit_s:
-            return f"a reconcile has not ended for {busy_s:.0f} s"
+            return f"a reconcile has been running for {busy_s:.0f} s, expected at most {limit_s:.0f} s"
         still_s = 0.0 if self._watch_turned_at is None else time.monotonic() - self._watch_turned_at
-        return f"the watches' loop has not turned for {still_s:.0f} s" if still_s > limit_s else ""
+        return f"the watch loop has been blocked for {still_s:.0f} s" if still_s > limit_s else ""
 
     def _watch_turned(self) -> None:
         self._watch_turned_at = time.monotonic()
 
-    def _why_not_ready(self) -> str:
-        silent = self._reach.why_not()
+    def _readiness_problem(self) -> str:
+        silent = self._reach.problem()
         if self._standby or self.watching.is_set():
             return silent
         return f"not watching yet; {silent}" if self._reach.failed and silent else "not watching yet"
 
 
-async def _operator_lost_lease(lease: LeaderLease) -> None:
-    await lease.keep()
+async def _raise_when_lost(lease: LeaderLease) -> None:
+    await lease.renew_until_lost()
     raise LeaseLost(f"{lease.identity} no longer holds the lease")
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends, cancel the others, raise what the one raised."""
+    """Run all until one ends, cancel the others, and raise the error of that one."""
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -305,8 +309,8 @@ async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
 
 
 def run_operator_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Exception | None:
-    """Run until SIGTERM or SIGINT; returns what made it end otherwise."""
-    gc.freeze()  # what was imported stays: the collector need not look at it again and again
+    """Run until SIGTERM or SIGINT. Returns the error if it ended for another reason."""
+    gc.freeze()  # imported objects stay forever: the garbage collector need not scan them
     try:
         asyncio.run(_run_operator(config, connection))
     except (LeaseLost, ApiError) as exc:

@@ -1,8 +1,8 @@
-"""A job's pods as a look needs them: listed; of a large job that was listed before, as a watch has told since.
+"""Pods of a job for a reconcile: from a list, or for a large job from an earlier list plus watch events.
 
-A list of a thousand pods costs the API server and this process 0.1 s of processor time each, and all pods of such
-a job change within seconds when it starts. What a watch tells counts only while nothing has ended: who ended first
-is told by one list, in which all pods are of one moment. See docs/decisions/0010-cached-lists.md.
+A list of 1,000 pods costs the API server and this process 0.1 s of CPU each, and all pods of such a job change within
+seconds when it starts. Watch events are used only while no pod has ended: the order of ends needs one list, in which
+all pods are of the same moment. See docs/decisions/0010-cached-lists.md.
 """
 
 import random
@@ -15,16 +15,17 @@ from .queue import JobKey
 
 Json = dict[str, Any]
 
-# A list of fewer costs less than to remember them.
+# Below this number a list costs less than a cache.
 LARGE: Final = 64
-# A change whose event was lost is seen after so long; by half of that the lists of many jobs are spread.
+# A change whose event was lost is noticed after this time at the latest. Lists of many jobs are spread over half of it.
 _FRESH_S: Final = 600.0
 
 
 @dataclass(frozen=True)
 class PodChange:
-    """A pod is at `version`. `event`: as a watch calls it; None: it was listed before one. `pod`: what a watch
-    brought of it."""
+    """A pod's change to `version`. `event`: type of the watch event; None if listed before a watch. `pod`: the pod in
+    it.
+    """
 
     name: str
     version: str
@@ -34,8 +35,9 @@ class PodChange:
 
 @dataclass
 class KnownPodList:
-    """Pods of one job by name, as they were listed, and told of since. `fresh_until`: in seconds of the monotonic
-    clock. `pending_changes`: changes that are not in `pods` yet."""
+    """Pods of one job by name, from a list and later events. `fresh_until`: on the monotonic clock, in seconds.
+    `pending_changes`: changes not yet applied to `pods`.
+    """
 
     pods: dict[str, Json] = field(default_factory=dict)
     fresh_until: float = float("-inf")
@@ -43,60 +45,60 @@ class KnownPodList:
 
 
 class KnownPods:
-    """The pods of large jobs. Losing them costs a list."""
+    """Cache of the pods of large jobs. Losing an entry costs a list."""
 
     def __init__(self, large: int = LARGE, clock: Callable[[], float] = time.monotonic) -> None:
         self._large = large
         self._clock = clock
         self._known: dict[JobKey, KnownPodList] = {}
 
-    def note(self, key: JobKey, change: PodChange) -> None:
-        """A pod of the job has changed."""
+    def record(self, key: JobKey, change: PodChange) -> None:
+        """Record a change of one of the job's pods."""
         if (known := self._known.get(key)) is not None:
             known.pending_changes.append(change)
 
     def forget(self, key: JobKey) -> None:
-        """List them at the next look: some were made or deleted, or the job is gone."""
+        """Drop the job's pods, so that the next reconcile lists them: some were created or deleted, or the job was."""
         self._known.pop(key, None)
 
     def has(self, key: JobKey) -> bool:
-        """Whether the job's pods are remembered until its next look."""
+        """Return whether the job's pods are cached for its next reconcile."""
         return key in self._known
 
     def begin(self, key: JobKey) -> KnownPodList:
-        """A list of the job's pods begins: `keep` is to get what it had; from now on changes are noted."""
+        """Start a cache entry before a list request; changes are recorded from now on. `complete` finishes it."""
         known = self._known[key] = KnownPodList()
         return known
 
-    def keep(self, key: JobKey, known: KnownPodList, pods: Sequence[Json]) -> None:
-        """The list that began with `known` had these."""
+    def complete(self, key: JobKey, known: KnownPodList, pods: Sequence[Json]) -> None:
+        """Complete the entry `known` with the listed pods."""
         known.pods = {pod["metadata"]["name"]: pod for pod in pods}
         known.fresh_until = self._clock() + _FRESH_S * random.uniform(0.5, 1.0)
         if len(pods) < self._large and self._known.get(key) is known:
             self._known.pop(key)
 
-    def now(self, key: JobKey) -> list[Json] | None:
-        """All pods of the job, as far as was told; None where a list has to tell."""
+    def cached(self, key: JobKey) -> list[Json] | None:
+        """Return all pods of the job from the cache; None if a list is needed."""
         known = self._known.get(key)
         if known is None or self._clock() > known.fresh_until:
             return None
-        told, known.pending_changes = known.pending_changes, []
-        if all(_is_pod_told(change, known.pods) for change in told):
+        changes, known.pending_changes = known.pending_changes, []
+        if all(_apply_change(change, known.pods) for change in changes):
             return list(known.pods.values())
         self.forget(key)
         return None
 
 
-def _is_pod_told(change: PodChange, pods: dict[str, Json]) -> bool:
-    """Whether `pods`, after this, have all that there is to know of `change`."""
+def _apply_change(change: PodChange, pods: dict[str, Json]) -> bool:
+    """Apply `change` to `pods`. Returns whether `pods` is up to date then; if not, a list is needed."""
     before = pods.get(change.name)
     if change.event is None:
-        return False  # what was deleted before the watches began anew has no event
+        return False  # deletions before a restart of the watches have no event
     if before is None:
         return change.event == "DELETED"
     if not _is_newer_pod(change.version, str(before["metadata"].get("resourceVersion"))):
         return True
-    if change.event != "MODIFIED" or change.pod is None or not _pod_goes_on(change.pod):
+    if change.event != "MODIFIED" or change.pod is None or not _is_pod_continuing(change.pod):
         return False
     pods[change.name] = change.pod
     return True
@@ -108,8 +110,10 @@ def _is_newer_pod(version: str, known: str) -> bool:
     return version != known
 
 
-def _pod_goes_on(pod: Json) -> bool:
-    """Whether nothing of the pod has ended or is about to; an init container ends well in every start."""
+def _is_pod_continuing(pod: Json) -> bool:
+    """Return whether no container has ended and the pod is not about to end. Ended init containers may
+    have succeeded.
+    """
     status = pod.get("status") or {}
     ended = any(True for _ in _container_ends(status.get("containerStatuses") or ()))
     failed = any(end.get("exitCode") for end in _container_ends(status.get("initContainerStatuses") or ()))
@@ -120,7 +124,7 @@ def _pod_goes_on(pod: Json) -> bool:
 
 
 def _container_ends(containers: Iterable[Json]) -> Iterator[Json]:
-    """How containers ended, now or the last time."""
+    """Yield the terminated states of containers, of the current and the previous run."""
     for container in containers:
         for which in ("state", "lastState"):
             if end := (container.get(which) or {}).get("terminated"):

@@ -1,7 +1,7 @@
-"""What launchers say about progress: their /status, asked rarely, in bounded number, with a deadline.
+"""Poller of launchers: it reads their /status at a limited rate, and pushes documents to them.
 
-A launcher is told beside it what Kubernetes knows of its pods; that of an elastic job also how many workers are
-wanted, and which of their pods are gone.
+Every launcher gets the state of its pods. The launcher of an elastic job also gets the wanted number of workers, and
+the pods that have ended.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PollTimes:
-    """How often and how patiently. The interval grows with the number of jobs so that polls/s stay bounded.
+    """Rate and timeouts of polls. The interval grows with the number of jobs, so that polls per second are bounded.
 
-    4 s: with their jitter, people see a step in the status within 5 s, up to 80 jobs that run at once.
+    With 4 s and jitter, the status shows a step within 5 s, for up to 80 running jobs.
     """
 
     interval_s: float = 4.0
@@ -39,10 +39,10 @@ class PollTimes:
     most_per_s: float = 20.0
 
     def pause_s(self, launchers: int, waits_since_s: float | None) -> float:
-        """How long not to ask one of so many launchers.
+        """Return the pause between two polls of one launcher.
 
-        `waits_since_s`: for how long it has waited for its agents; None: its ranks run. People wait for the change
-        to Running: it is seen after a quarter more than the time that it took.
+        `waits_since_s`: time for which it has waited for its agents; None: its ranks run. While users wait for Running,
+        the pause is a quarter of that time.
         """
         longest_s = max(self.interval_s, launchers / self.most_per_s)
         if waits_since_s is None:
@@ -52,10 +52,10 @@ class PollTimes:
 
 @dataclass(frozen=True)
 class LauncherPollAnswer:
-    """The last report of one launcher, or why there is none. `at`: when, on the monotonic clock.
+    """The last report of one launcher, or the error. `at`: time of the answer on the monotonic clock.
 
-    `unreadable`: the launcher answers, in another version of the contract. `refused`: why it did not take what it
-    was told of its workers.
+    `unreadable`: the launcher answers in another version of the contract. `refused`: reason for which it refused the
+    wanted number of workers.
     """
 
     report: LauncherReport | None = None
@@ -66,53 +66,55 @@ class LauncherPollAnswer:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What makes an answer another one than the last."""
+        """The part of the answer whose change triggers a reconcile."""
         return (self.report, bool(self.error), self.unreadable, self.refused)
 
     @property
     def age_s(self) -> float:
-        """How long ago that was."""
+        """Age of the answer in seconds."""
         return time.monotonic() - self.at
 
 
 @dataclass(frozen=True)
 class LauncherPollEndpoint:
-    """Where a launcher answers /status, and the token that it asks for."""
+    """URL of a launcher's /status, and the token that it requires."""
 
     url: str
     token: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What shows the token."""
+        """Headers with the token."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def url_of(self, path: str) -> str:
-        """Where the launcher is told something: `/workers` in an elastic job, `/sites` where a label names them,
-        `/pods` in any."""
+        """Return the URL for a PUT to `path`: `/workers` for an elastic job, `/sites` with
+        networking.sites, `/pods`.
+        """
         return f"{self.url.removesuffix('/status')}{path}"
 
 
 @dataclass(frozen=True)
 class LauncherPollWish:
-    """What an elastic job's launcher is to know: how many workers are wanted, and `gone`: by worker, the newest
-    incarnation of which no container runs any more."""
+    """Wanted state of an elastic job: number of workers, and `gone`: by worker, the newest incarnation without a
+    container.
+    """
 
     workers: int
     gone: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def document(self) -> dict[str, object]:
-        """As `PUT /workers` says it."""
+        """Body of `PUT /workers`."""
         return {"workers": self.workers, "gone": {str(index): number for index, number in self.gone.items()}}
 
 
-# What a launcher is told at one path; and by path all that it is to know.
+# Body of a PUT to a launcher; and all bodies by path.
 Document = Mapping[str, object]
-Told = Mapping[str, Document]
+Documents = Mapping[str, Document]
 
 
-def _short_status(document: Document) -> str:
+def _document_text(document: Document) -> str:
     workers = document.get("workers")
     if workers is not None:
         return f"that {workers} workers are wanted"
@@ -120,9 +122,9 @@ def _short_status(document: Document) -> str:
 
 
 class LauncherPoller:
-    """Polls the launchers it was told about and calls `changed(key)` when one says something new.
+    """Poller of the launchers passed to `watch`. It calls `changed(key)` when an answer differs from the previous one.
 
-    `client` is shared by all polls. A launcher that hangs costs one of `at_once` slots for `deadline_s` at most.
+    `client` is shared by all polls. A launcher that hangs uses one of `at_once` slots for at most `deadline_s`.
     """
 
     def __init__(self, changed: Callable[[JobKey], None], times: PollTimes | None = None) -> None:
@@ -131,10 +133,10 @@ class LauncherPoller:
         self._slots = asyncio.Semaphore(self._times.at_once)
         self._tasks: dict[JobKey, tuple[LauncherPollEndpoint, asyncio.Task[None]]] = {}
         self._answers: dict[JobKey, LauncherPollAnswer] = {}
-        # What each launcher is to know, by the path to which it is put.
-        self._news_of: dict[JobKey, Told] = {}
+        # Documents for each launcher, by path.
+        self._documents: dict[JobKey, Documents] = {}
         self._news: dict[JobKey, asyncio.Event] = {}
-        # What a launcher was told last, and when its process began: one that came back has to be told again.
+        # Documents already sent, with the start time of the launcher's process: a restarted one needs them again.
         self._known_documents: dict[JobKey, dict[str, tuple[Document, datetime | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -146,16 +148,16 @@ class LauncherPoller:
         pods: Document | None = None,
         sites: Document | None = None,
     ) -> None:
-        """Poll the launcher at `endpoint` from now on; a new one (a new pod) replaces the old one.
+        """Poll the launcher at `endpoint` from now on; a new endpoint (a new pod) replaces the old one.
 
-        `wish`: what to tell it, at once if it is another than before; None: it is not elastic. `pods`: what to
-        tell it of its pods, `sites`: of where they are.
+        `wish`: wanted state of an elastic job, sent at once if it changes; None for any other job. `pods`: state of its
+        pods, and `sites`: their places.
         """
         known = self._tasks.get(key)
-        told = {"/workers": wish.document if wish is not None else None, "/pods": pods, "/sites": sites}
-        news = {path: document for path, document in told.items() if document}
-        if self._news_of.get(key, {}) != news:
-            self._news_of[key] = news
+        documents = {"/workers": wish.document if wish is not None else None, "/pods": pods, "/sites": sites}
+        news = {path: document for path, document in documents.items() if document}
+        if self._documents.get(key, {}) != news:
+            self._documents[key] = news
             self._news.setdefault(key, asyncio.Event()).set()
         if known is not None and known[0] == endpoint and not known[1].done():
             return
@@ -163,8 +165,8 @@ class LauncherPoller:
         self._tasks[key] = (endpoint, asyncio.create_task(self._poll(key, endpoint), name=f"poll {key}"))
 
     def forget(self, key: JobKey) -> None:
-        """Stop polling; what was said is dropped."""
-        self._news_of.pop(key, None)
+        """Stop polling and drop the last answer."""
+        self._documents.pop(key, None)
         self._news.pop(key, None)
         self._stop(key)
 
@@ -176,7 +178,7 @@ class LauncherPoller:
             known[1].cancel()
 
     def answer(self, key: JobKey) -> LauncherPollAnswer:
-        """What the launcher said last."""
+        """Return the last answer of the launcher."""
         return self._answers.get(key, LauncherPollAnswer())
 
     async def close(self) -> None:
@@ -195,43 +197,43 @@ class LauncherPoller:
             await self._pause(key, self._times.pause_s(len(self._tasks), waits_since_s) * random.uniform(0.8, 1.2))
             async with self._slots:
                 answer = await self._ask(endpoint)
-                answer = replace(answer, refused=await self._tell(key, endpoint, answer.report))
+                answer = replace(answer, refused=await self._push(key, endpoint, answer.report))
             before = self._answers.get(key)
             self._answers[key] = answer
             if before is None or before.content != answer.content:
                 self._changed(key)
             ran, running = running, answer.report is not None and answer.report.phase == "Running"
-            if ran and not running:  # it was started anew in its pod, or an elastic job forms its next world
+            if ran and not running:  # it restarted in its pod, or an elastic job forms its next world
                 since = time.monotonic()
 
-    async def _tell(self, key: JobKey, endpoint: LauncherPollEndpoint, report: LauncherReport | None) -> str:
-        """Tell the launcher what is new to it. What fails is tried again after a poll.
+    async def _push(self, key: JobKey, endpoint: LauncherPollEndpoint, report: LauncherReport | None) -> str:
+        """Send new documents to the launcher. A failed one is sent again after the next poll.
 
-        Returns why it would not have the number of workers; empty if it took it, or could not be asked.
+        Returns the reason for which it refused the number of workers; empty if it did not, or could not be reached.
         """
         if report is None:
             return ""
         refused, known = "", self._known_documents.setdefault(key, {})
-        for path, document in self._news_of.get(key, {}).items():
+        for path, document in self._documents.get(key, {}).items():
             news = (document, report.start_time)
             if known.get(path) == news:
                 continue
             why, has_answered = await self._put(endpoint, path, document)
-            if not why or (has_answered and path == "/pods"):  # a launcher of an earlier version has no such path
+            if not why or (has_answered and path == "/pods"):  # earlier versions of the launcher do not have /pods
                 known[path] = news
                 continue
             refused = why if has_answered else refused
             url = endpoint.url_of(path)
-            log.warning("%s was not told %s; it %s", url, _short_status(document), why, extra={"job": str(key)})
+            log.warning("%s did not get %s; it %s", url, _document_text(document), why, extra={"job": str(key)})
         return refused
 
     async def _put(self, endpoint: LauncherPollEndpoint, path: str, document: Document) -> tuple[str, bool]:
-        """Why the launcher did not take `document`, empty if it did, and whether it answered."""
+        """Send `document`. Returns the reason of a failure (empty for success), and whether the launcher answered."""
         try:
-            asked = self._client().put(
+            request = self._client().put(
                 endpoint.url_of(path), json=document, headers=endpoint.headers, allow_redirects=False
             )
-            async with asked as response:
+            async with request as response:
                 if response.status < 300:
                     return "", True
                 return f"answered {response.status}: {(await response.text())[:200].strip()}", True
@@ -239,7 +241,7 @@ class LauncherPoller:
             return f"did not answer: {str(exc) or type(exc).__name__}", False
 
     async def _pause(self, key: JobKey, seconds: float) -> None:
-        """Return after `seconds`, or when there is news to tell."""
+        """Return after `seconds`, or when there is a new document to send."""
         news = self._news.setdefault(key, asyncio.Event())
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -267,15 +269,18 @@ class LauncherPoller:
         except OtherStatusVersion as exc:
             return LauncherPollAnswer(error=str(exc), unreadable=True)
         except (KeyError, TypeError, ValueError, RecursionError) as exc:
-            return LauncherPollAnswer(error=f"{url} answered something that is no status: {exc!r}")
+            return LauncherPollAnswer(error=f"{url} answered, but not with a status: {exc!r}")
 
 
 async def read_sites(
     api: ApiClient, label: str, workers: int, pods: Sequence[PodView], known: dict[str, str]
 ) -> Document | None:
-    """What the launcher is told: by value of `label`, the workers whose nodes have it, and by node its value; "":
-    nodes without one. None until `workers` have nodes, and where nodes may not be read. `known`: by node, what was
-    read before."""
+    """Return the body of `PUT /sites`: workers by value of the node label `label`, and the value by node; "" without
+    one.
+
+    Returns None until `workers` workers have nodes, and without permission to read nodes. `known`: earlier results, by
+    node.
+    """
     nodes = {
         pod.id.index: pod.place.node
         for pod in pods

@@ -1,4 +1,4 @@
-"""Cluster autoscalers that take ProvisioningRequests: whether there are any, and reading a job's requests."""
+"""Cluster autoscalers with ProvisioningRequests: discovery of their API, and the requests of a job."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ VERSIONS = ("v1", "v1beta1")
 
 
 class ClusterAutoscaler:
-    """Reads ProvisioningRequests, if they are `allowed`. `version`: their apiVersion; empty: there are none."""
+    """Reader of ProvisioningRequests, if `allowed`. `version`: their apiVersion; empty if not served."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:
         self._api = api
@@ -28,18 +28,18 @@ class ClusterAutoscaler:
         self.version = ""
 
     async def find(self) -> None:
-        """Look whether there are any. Raises ApiError."""
+        """Discover the API version. Raises ApiError."""
         if not self._allowed:
             return
         found = await self._api.served_version(AUTOSCALER_GROUP, VERSIONS)
         self.version = f"{AUTOSCALER_GROUP}/{found}" if found else ""
 
     def watched(self) -> tuple[ApiResource, ...]:
-        """Whose changes are of interest."""
+        """Return the kinds to watch."""
         return (provisioning_requests(self.version),) if self.version else ()
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> ProvisioningView:
-        """What `plan` sees of nodes that may be asked for, for one job. Raises ApiError."""
+        """Return the view of provisioning for one job. Raises ApiError."""
         if not self.version or not (job.get("status") or {}).get("attempt"):
             return ProvisioningView(self._allowed, self.version)
         return await memory.provisioning.read(lambda: self._read(job))
@@ -52,7 +52,7 @@ class ClusterAutoscaler:
             found = await asyncio.gather(
                 *(self._api.select(kind, meta["namespace"], labels=selector) for kind in kinds)
             )
-        except NotFound:  # uninstalled since
+        except NotFound:  # it was uninstalled meanwhile
             return ProvisioningView(self._allowed, self.version)
         requests, templates = ([one for one in some if owned_by(one, meta["uid"])] for some in found)
         return ProvisioningView(

@@ -1,4 +1,4 @@
-"""Which jobs to look at next: a deduplicating queue of keys with a backoff per key."""
+"""Work queue of job keys: deduplicated, with a backoff per key."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 300.0
-# One of so many keys is not urgent, if any waits: a storm of changes must not keep new jobs from starting.
+# One in this many keys is not urgent, if any waits: many urgent changes must not starve new jobs.
 FAIR_SHARE = 4
 
 
@@ -24,10 +24,10 @@ class JobKey:
 
 
 class ReconcileQueue:
-    """At most one entry a key, and no key with two workers at once.
+    """Work queue with at most one entry per key, and at most one worker per key.
 
-    A key added while it waits is one entry; a key added while a worker has it comes again when that worker is
-    done. Urgent keys go before others, but not without end. All methods belong to one event loop.
+    A key added while it waits stays one entry. A key added while a worker has it is queued again when that worker is
+    done. Urgent keys precede others, but cannot starve them. All methods belong to one event loop.
     """
 
     def __init__(self, jitter: Callable[[], float] = lambda: random.uniform(0.75, 1.25)) -> None:
@@ -48,7 +48,7 @@ class ReconcileQueue:
         return len(self._ready) + len(self._first)
 
     def add(self, key: JobKey, urgent: bool = False) -> None:
-        """Have `key` looked at as soon as a worker is free; an urgent one before those that are not."""
+        """Enqueue `key` for the next free worker; urgent keys come before others."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -63,7 +63,7 @@ class ReconcileQueue:
             self._push(key)
 
     def add_after(self, key: JobKey, delay_s: float) -> None:
-        """Have `key` looked at in `delay_s`, or earlier if that was asked for already."""
+        """Enqueue `key` after `delay_s` seconds, or earlier if that is already scheduled."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -76,25 +76,25 @@ class ReconcileQueue:
         self._timers[key] = loop.call_at(due, self.add, key)
 
     def retry(self, key: JobKey) -> float:
-        """Have `key` looked at again after a failure; each failure doubles the wait. Returns the wait."""
+        """Enqueue `key` after a failure, with a delay that doubles with each failure. Returns the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait_s: float = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * self._jitter()
         self.add_after(key, wait_s)
         return wait_s
 
     def succeeded(self, key: JobKey) -> None:
-        """Begin the backoff of `key` anew."""
+        """Reset the backoff of `key`."""
         self._failures.pop(key, None)
 
     def forget(self, key: JobKey) -> None:
-        """Drop what is kept about a key that is gone."""
+        """Drop the state of a deleted key."""
         self._failures.pop(key, None)
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
 
     async def take(self) -> JobKey:
-        """The next key; the caller must call `done(key)`."""
+        """Wait for and return the next key. The caller must call `done(key)`."""
         await self._waiting.get()
         self._taken += 1
         others_turn = self._taken % FAIR_SHARE == 0 and self._ready
@@ -105,29 +105,29 @@ class ReconcileQueue:
         return key
 
     def done(self, key: JobKey) -> None:
-        """The worker is through with `key`; if it was added meanwhile, it comes again."""
+        """Mark the worker as finished with `key`. If the key was added meanwhile, it is queued again."""
         del self._busy[key]
         self._settled.set()
         if key in self._dirty and not self._closed:
             self._push(key)
 
     def is_busy(self, key: JobKey) -> bool:
-        """Whether a worker has `key` now."""
+        """Return whether a worker has `key` now."""
         return key in self._busy
 
     async def idle(self) -> None:
-        """Return when no worker has a key."""
+        """Wait until no worker has a key."""
         while self._busy:
             self._settled.clear()
             await self._settled.wait()
 
     def longest_busy_s(self) -> float:
-        """How long the slowest worker has been at its key."""
+        """Return for how many seconds the slowest worker has had its key."""
         now = asyncio.get_running_loop().time()
         return max((now - since for since in self._busy.values()), default=0.0)
 
     def close(self) -> None:
-        """Take nothing more in, and wake nobody."""
+        """Accept no more keys, and drop the waiting ones."""
         self._closed = True
         self._ready.clear()
         self._first.clear()

@@ -1,6 +1,6 @@
-"""One look at one job: observe, decide, write the status, act, tell.
+"""One reconcile of one job: observe, plan, write the status, apply, send Events.
 
-Kubernetes Events on a job are written after the status they speak of, one object for each thing that is said.
+Events are written after the status that they describe.
 """
 
 import hashlib
@@ -18,38 +18,38 @@ from ..observe.model import Observed
 from ..observe.pods import main_container, status_token
 from ..plan import Plan, PlannedEvent, plan_object
 from ..status.model import format_time, parse_status
-from ..status.progress import told_of_pods
+from ..status.progress import pods_document
 from .api.client import ApiClient
 from .api.errors import AlreadyExists, ApiError, NotFound, NotLeader
 from .api.resources import EVENTS, JOBS
 from .apply import apply_plan
 from .gangs import ClusterGangs
 from .kueue import ClusterKueue
-from .line import ClusterWaitingLine
 from .memory import ReconcileMemory
 from .metrics import OperatorMetrics
-from .observe import ClusterReading, NodeResources, read_surroundings
+from .observe import ClusterReading, NodeResources, observe_job
+from .own_queue import WaitingJobs
 from .pod_schema import ServedPodSchema
 from .poll import Document, LauncherPollEndpoint, LauncherPoller, LauncherPollWish, read_sites
 from .provisioning import ClusterAutoscaler
 from .queue import JobKey, ReconcileQueue
-from .templates import job_with_its_template
+from .templates import merge_job_template
 from .versions import ResourceVersions
 
 log = logging.getLogger(__name__)
-# How long until sites of workers are read again that were not known; far within a launcher's start timeout.
+# Interval at which to read unknown sites of workers again; much shorter than a launcher's start timeout.
 _SITES_AGAIN_S = 10.0
 Json = dict[str, Any]
 Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The time of day."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class Reconciler:
-    """Brings jobs one step nearer to what they ask for. It keeps nothing that it could not find out again."""
+    """Moves jobs one step towards their wanted state. It has only state that can be read again."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Reconciler:
         self._poller = poller
         self._metrics = metrics
         self._clock = clock
-        self.line = ClusterWaitingLine(clock)
+        self.waiting_jobs = WaitingJobs(clock)
         self._nodes = NodeResources(versions.api)
         self.kueue = ClusterKueue(versions.api)
         self.gangs = gangs
@@ -79,7 +79,7 @@ class Reconciler:
         self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey) -> None:
-        """One look at the job `key`. Raises ApiError: the caller tries again later."""
+        """Reconcile the job `key` once. Raises ApiError; the caller tries again later."""
         try:
             job = await self._api.get(JOBS, key.namespace, key.name)
         except NotFound:
@@ -87,9 +87,9 @@ class Reconciler:
             return
         memory = self._memory_of(key, job)
         now = self._clock()
-        whole = await job_with_its_template(self._api, job)
-        job = whole.job
-        reading = await read_surroundings(self._versions, job, memory, self._poller.answer(key), now)
+        merged = await merge_job_template(self._api, job)
+        job = merged.job
+        reading = await observe_job(self._versions, job, memory, self._poller.answer(key), now)
         reading = await self._with_others(reading)
         kueue, gangs = await self.kueue.observe(job, memory), await self.gangs.observe(job, memory)
         provisioning = await self.provisioning.observe(job, memory)
@@ -98,15 +98,15 @@ class Reconciler:
             kueue=kueue,
             gangs=gangs,
             provisioning=provisioning,
-            template=whole.template,
-            template_problem=whole.problem,
+            template=merged.template,
+            template_problem=merged.problem,
         )
         reading = replace(reading, observed=observed)
         plan = self._plan(job, reading.observed, now)
         job = await self._write_status(key, job, plan)
         if plan.status and not plan.acts and self._settles(job, reading, now):
-            self._versions.settled(key, job["metadata"]["resourceVersion"])
-        self._wake(self.line.note(key, job, reading.observed.pods))
+            self._versions.record_settled(key, job["metadata"]["resourceVersion"])
+        self._wake(self.waiting_jobs.update(key, job, reading.observed.pods))
         surprised = await apply_plan(self._versions, job, plan, memory)
         refused = plan.workload is not None and await self.kueue.change(job, plan.workload, memory)
         await send_events(self._api, job, plan.events)
@@ -119,21 +119,23 @@ class Reconciler:
             self._queue.succeeded(key)
 
     def object_deleted(self, key: JobKey, ref: ObjectRef) -> None:
-        """An object of the job that is no pod was deleted: it does not exist until somebody finds it again."""
+        """Record that an object of the job other than a pod was deleted."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.object_deleted(ref)
 
     def extra_changed(self, key: JobKey, kind: str) -> None:
-        """The job's Workload, or a group of its pods, is another by now, or gone."""
+        """Record that the job's Workload, PodGroup or ProvisioningRequest was changed or deleted."""
         memory = self._memories.get(self._uids.get(key, ""))
         if memory is not None:
             memory.outdate(kind)
 
     async def _write_status(self, key: JobKey, job: Json, plan: Plan) -> Json:
-        """The job with its new status written, if there is one; a job that changed meanwhile is a Conflict."""
+        """Write the plan's status, if there is one. Returns the job with it. A concurrent change of the job raises
+        Conflict.
+        """
         if plan.status is None:
-            self._metrics.job_is(key, job.get("status") or {})
+            self._metrics.record_status(key, job.get("status") or {})
             return job
         version = job["metadata"]["resourceVersion"]
         patch = [
@@ -147,7 +149,7 @@ class Reconciler:
     def _count(self, key: JobKey, job: Json, status: Mapping[str, Any]) -> None:
         before = job.get("status") or {}
         state = str(status.get("state") or "Pending")
-        self._metrics.job_is(key, status)
+        self._metrics.record_status(key, status)
         if state == "Running" and before.get("state") != "Running" and status.get("attempt") == 1:
             born = datetime.fromisoformat(job["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
             self._metrics.time_to_running.observe(max(0.0, time.time() - born.timestamp()))
@@ -157,7 +159,7 @@ class Reconciler:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))
 
     def _settles(self, job: Json, reading: ClusterReading, now: datetime) -> bool:
-        """Whether the status just written, planned with again on what was read, asks for nothing more."""
+        """Return whether planning again with the written status and the same observation changes nothing."""
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
         return not (again.acts or again.status)
 
@@ -170,9 +172,9 @@ class Reconciler:
             wish = LauncherPollWish(workers, dict(memory.lost_incarnations)) if workers is not None else None
             status = parse_status(job.get("status"))
             before = memory.reported_events[1] if memory.reported_events[0] == status.attempt else ()
-            told = told_of_pods(status, reading.observed.pods, before)
-            memory.reported_events = status.attempt, tuple(told["events"])
-            self._poller.watch(key, endpoint, wish, told, await self._sites_of(key, job, reading, memory))
+            body = pods_document(status, reading.observed.pods, before)
+            memory.reported_events = status.attempt, tuple(body["events"])
+            self._poller.watch(key, endpoint, wish, body, await self._sites_of(key, job, reading, memory))
         else:
             self._poller.forget(key)
         if plan.requeue_after_s is not None:
@@ -185,10 +187,10 @@ class Reconciler:
         if not label:
             return None
         workers = int((job["status"].get("ledger") or {}).get("attemptWorkers") or 0)
-        if job["spec"].get("elastic") is not None:  # whose workers come and go: each is told of with its node
+        if job["spec"].get("elastic") is not None:  # its workers change: report those that have a node
             workers = 1
         sites = await read_sites(self._api, label, workers, reading.observed.pods, memory.sites)
-        if sites is None:  # a node that could not be read makes no event when it can
+        if sites is None:  # a node that becomes readable triggers no event
             self._queue.add_after(key, _SITES_AGAIN_S)
         return sites
 
@@ -203,16 +205,16 @@ class Reconciler:
         return self._memories.setdefault(uid, ReconcileMemory())
 
     async def _with_others(self, reading: ClusterReading) -> ClusterReading:
-        """The reading with what others wait for, and the room of nodes where a pod finds none."""
-        observed = replace(reading.observed, contention=self.line.contention())
+        """Return the reading with the queue of waiting jobs, and with the nodes' devices if pods are unschedulable."""
+        observed = replace(reading.observed, contention=self.waiting_jobs.contention())
         ledger = observed.status.get("ledger") or {}
         if (
             ledger.get("tooLarge")
             or ledger.get("queuedSince")
             or any(pod.place.unschedulable_since and not pod.outlives_attempts for pod in observed.pods)
         ):
-            self.line.nodes = await self._nodes.read()
-            observed = replace(observed, nodes=self.line.nodes)
+            self.waiting_jobs.nodes = await self._nodes.read()
+            observed = replace(observed, nodes=self.waiting_jobs.nodes)
         return replace(reading, observed=observed)
 
     def _wake(self, keys: tuple[JobKey, ...]) -> None:
@@ -222,7 +224,7 @@ class Reconciler:
     def _forget(self, key: JobKey) -> None:
         uid = self._uids.pop(key, "")
         self._versions.forget(key)
-        self._wake(self.line.forget(key))
+        self._wake(self.waiting_jobs.forget(key))
         self._memories.pop(uid, None)
         self._poller.forget(key)
         self._queue.forget(key)
@@ -235,13 +237,13 @@ def _has_reconcile_problem(reading: ClusterReading) -> bool:
 
 
 def wanted_workers(job: Json) -> int | None:
-    """How many workers an elastic job's launcher is told; None for another job."""
+    """Return the number of workers to send to an elastic job's launcher; None for any other job."""
     ledger = (job.get("status") or {}).get("ledger") or {}
     return int(ledger.get("attemptWorkers") or 0) or None if job["spec"].get("elastic") else None
 
 
 def launcher_endpoint(reading: ClusterReading) -> LauncherPollEndpoint | None:
-    """Where the running launcher answers /status; None if none runs."""
+    """Return the endpoint of the running launcher's /status; None if none runs."""
     for pod in reading.pods:
         labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
         if labels.get(contract.LABEL_ROLE) != contract.ROLE_LAUNCHER or status.get("phase") != "Running":
@@ -267,9 +269,9 @@ _MESSAGE_MAX = 1024  # the API's limit on an Event's message
 
 
 async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[PlannedEvent]) -> None:
-    """Write the events. The same event on the same job counts up one object, also over restarts of the operator.
+    """Write the events. A repeated event increments the count of one object, even after a restart of the operator.
 
-    An event that cannot be written is logged and given up: it is news, not state.
+    An event that cannot be written is logged and dropped, because it is not part of the state.
     """
     for event in events:
         try:

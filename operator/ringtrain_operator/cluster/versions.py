@@ -1,4 +1,4 @@
-"""The versions of jobs and pods that this process has read, written or been told of: what is news, what is old."""
+"""Resource versions of jobs and pods that this process has read, written or observed."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ Json = dict[str, Any]
 
 
 class ResourceVersions:
-    """Recognises its own writing, and reads nothing that is older than what it knows already.
+    """Recognises events of this process's own writes, and prevents reads that are older than earlier ones.
 
-    Jobs: the event of a status that this process wrote, and after which there was nothing left to do, is no news.
-    An event during a look waits for the look's end: it may be of a write whose answer is still on its way.
+    Jobs: an event of a status that this process wrote and that required nothing more is ignored. An event during a
+    reconcile is judged at its end: it may belong to a write whose answer has not arrived yet.
 
-    Pods: a list asks for `NotOlderThan` the newest version of any pod that this process was told of, has read or
-    has made: the API server answers from its watch cache, and waits until that has caught up. A quorum read may
-    fetch every pod of the namespace from etcd, whatever the selector: docs/decisions/0010.
+    Pods: a list asks for `NotOlderThan` the newest version of any pod that this process has observed, read or created.
+    The API server answers from its watch cache and waits until that has caught up. A quorum read may fetch every pod of
+    the namespace from etcd, whatever the selector: docs/decisions/0010.
     """
 
     def __init__(self, api: ApiClient) -> None:
@@ -31,57 +31,62 @@ class ResourceVersions:
         self._settled: dict[JobKey, str] = {}
         self._heard: dict[JobKey, str] = {}
 
-    def settled(self, key: JobKey, version: str) -> None:
-        """The job's status was written at `version`, and nothing was left to do."""
+    def record_settled(self, key: JobKey, version: str) -> None:
+        """Record the version of a status that this process wrote and that required nothing more."""
         self._settled[key] = version
 
-    def is_news(self, key: JobKey, version: str, during_look: bool) -> bool:
-        """Whether an event of the job asks for a look now; one `during_look` is for `look_ended` to judge."""
-        if during_look:
+    def is_news(self, key: JobKey, version: str, during_reconcile: bool) -> bool:
+        """Return whether an event of the job requires a reconcile now. One `during_reconcile` is judged by
+        `needs_reconcile_after`.
+        """
+        if during_reconcile:
             self._heard[key] = version
             return False
         return self._settled.get(key) != version
 
-    def look_ended(self, key: JobKey) -> bool:
-        """Whether an event of the job that came during the look asks for another."""
+    def needs_reconcile_after(self, key: JobKey) -> bool:
+        """Return whether an event during the reconcile requires another one."""
         version = self._heard.pop(key, None)
         return version is not None and self._settled.get(key) != version
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Drop the state of a deleted job."""
         self._settled.pop(key, None)
         self.known_pods.forget(key)
 
-    def saw_pod(self, version: str) -> None:
-        """A pod was seen at `version`, its resourceVersion: no later list is older."""
-        # Versions are ordered integers; a server with any other kind is read by quorum each time. A list's own
-        # version does not count: it is the whole store's, which a cache of pods reaches only when a pod changes.
+    def record_pod_version(self, version: str) -> None:
+        """Record the resourceVersion of an observed pod; no later list is older."""
+        # Versions are integers in order. With a server that has other versions, each read is a quorum read. A list's
+        # own version does not count: it belongs to the whole store, and the cache of pods reaches it only when a pod
+        # changes.
         if version.isdecimal():
             self._newest_pod = max(self._newest_pod, int(version))
 
     async def pods_of(self, key: JobKey, *, quorum: bool = False) -> list[Json]:
-        """The pods that name the job, as `list_pods`; of a large job perhaps each of another moment."""
+        """Return the pods with the job's label, as `list_pods`. Pods of a large job may be of different moments."""
         selector = f"{contract.LABEL_JOB}={key.name}"
         if quorum:
             self.known_pods.forget(key)
             return await self.list_pods(key.namespace, selector, quorum=True)
-        if (told := self.known_pods.now(key)) is not None:
-            return told
+        if (cached := self.known_pods.cached(key)) is not None:
+            return cached
         known = self.known_pods.begin(key)
         pods = await self.list_pods(key.namespace, selector)
-        self.known_pods.keep(key, known, pods)
+        self.known_pods.complete(key, known, pods)
         return pods
 
     async def list_pods(self, namespace: str, labels: str, *, quorum: bool = False) -> list[Json]:
-        """The pods of `namespace` whose labels match, as far as they are read here; `quorum`: as the store has
-        them now. Raises ApiError."""
+        """Return the pods of `namespace` that match `labels`, with the fields of `PodList`. Raises ApiError.
+
+        `quorum`: read from the store instead of the API server's cache.
+        """
         floor = "" if quorum or not self._newest_pod else str(self._newest_pod)
         try:
             found = await self.api.listing(PODS, namespace, labels=labels, not_older_than=floor, shape=PodList)
         except VersionAhead:
-            # The store was set back, from a backup: what was seen does not count any more.
+            # The store was restored from a backup: earlier versions do not count any more.
             self._newest_pod = 0
             found = await self.api.listing(PODS, namespace, labels=labels, shape=PodList)
         for pod in found.items:
-            self.saw_pod(str(pod["metadata"].get("resourceVersion")))
+            self.record_pod_version(str(pod["metadata"].get("resourceVersion")))
         return found.items

@@ -1,10 +1,9 @@
-"""kopf lists and watches; every event becomes a key on our queue and nothing else.
+"""Watches by kopf: every event becomes a key on the work queue, and nothing else.
 
-Handlers of kopf's `on.event` kind store nothing: no finalizer and no annotation ever lands on a user's object.
-The lists and watches ask for metadata only (kopf copies what it receives, and a pod's metadata is a tenth of
-it) and, but for jobs, only for what is ours. A watch of pods brings them whole, and what is read of a pod goes
-past kopf. Of what a job has besides pods only deletions are of interest; Secrets are not watched, because that
-takes the right to read them.
+kopf's `on.event` handlers store nothing, so no finalizer or annotation is added to a user's object. Lists and watches
+request metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it), and, except for jobs, only
+objects with the operator's label. A watch of pods receives whole pods, which bypass kopf. For a job's other objects
+only deletions matter. Secrets are not watched, because this needs permission to read them.
 """
 
 import asyncio
@@ -38,21 +37,21 @@ Pods = dict[str, Any]
 """Pods by uid."""
 Enqueue = Callable[[JobKey], None]
 JobChanged = Callable[[JobKey, str], None]
-"""Is told a job's key and its resourceVersion."""
+"""Callback with a job's key and resourceVersion."""
 PodChanged = Callable[[JobKey, PodChange], None]
-"""Is told the key of a pod's job, and what is new."""
+"""Callback with the key of a pod's job, and the change."""
 ObjectGone = Callable[[JobKey, ObjectRef], None]
-"""Is told the key of a job, and which of the objects that it has besides pods was deleted."""
+"""Callback with a job's key and its deleted object."""
 ExtraChanged = Callable[[JobKey, str], None]
-"""Is told the key of a job, and the kind of an object of it that a queue or a gang scheduler has to do with."""
+"""Callback with a job's key and the kind of its changed Workload, PodGroup or ProvisioningRequest."""
 
 
 @dataclass(frozen=True)
 class WatchScope:
-    """What is watched, and who is told. `namespaces` empty: the whole cluster.
+    """Scope of the watches, and the callbacks. `namespaces`: empty for the whole cluster.
 
-    `extras`: what queues and gang schedulers have to do with, in the versions that are served. `beat` is called
-    every `beat_every_s` from kopf's own thread for as long as its loop turns.
+    `extras`: served kinds of queues, gang schedulers and autoscalers. `beat` is called every `beat_every_s` seconds
+    from kopf's thread while its loop runs.
     """
 
     connection: ApiConnection
@@ -68,11 +67,11 @@ class WatchScope:
 
 
 async def watch_cluster(scope: WatchScope) -> None:
-    """Enqueue every job that exists and every change of a job or of its pods, until cancelled.
+    """Enqueue every existing job and every change of a job or its pods, until cancelled.
 
-    `scope.ready` is set when kopf has started. Raises what made kopf give up.
+    `scope.ready` is set when kopf has started. Raises the error with which kopf ended.
 
-    kopf runs in a loop and thread of its own: when it ends, it cancels every task of its loop, whoever made it.
+    kopf runs in a separate thread and loop, because it cancels every task of its loop when it ends.
     """
     host, stop = asyncio.get_running_loop(), threading.Event()
     kopf_ended = asyncio.ensure_future(asyncio.to_thread(asyncio.run, _watch_until(scope, host, stop)))
@@ -83,7 +82,7 @@ async def watch_cluster(scope: WatchScope) -> None:
         await kopf_ended
 
 
-# kopf warns that it does not handle signals in a thread; ours are handled by the process.
+# kopf warns that it does not handle signals in a thread; the process handles them.
 logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
@@ -103,7 +102,7 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
     telling, beating = asyncio.create_task(tell_host()), asyncio.create_task(beat_forever())
     async with connection.session(
         middlewares=(_WatchMiddleware(connection, (JOBS, PODS, *COMPANIONS, *scope.extras)),),
-        response_class=_readable_watch(read),
+        response_class=_readable_response(read),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         headers={"User-Agent": "ringtrain-operator-watch"},
     ) as session:
@@ -120,8 +119,10 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
     beating.cancel()
 
 
-async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
-    """Return when our kind is served: kopf looks for it only once. Raises Forbidden: waiting would not help."""
+async def wait_until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
+    """Wait until the job's kind is served, because kopf looks for it only once. Raises Forbidden, which
+    will not change.
+    """
     warned = False
     while True:
         try:
@@ -139,7 +140,7 @@ async def until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
 def _watch_handlers(
     scope: WatchScope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
 ) -> kopf.OperatorRegistry:
-    """`read`: pods that watches have brought."""
+    """Return the handlers. `read`: pods that watches have received, by uid."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -160,7 +161,7 @@ def _watch_handlers(
 
     def watch_deletions(resource: ApiResource) -> None:
         @kopf.on.event(*_watched_group_version(resource), resource.plural, registry=registry)
-        async def gone(type: str | None, namespace: str | None, name: str, labels: Any, **_: Any) -> None:
+        async def deleted(type: str | None, namespace: str | None, name: str, labels: Any, **_: Any) -> None:
             job = labels.get(contract.LABEL_JOB)
             if type == "DELETED" and job:
                 ref = ObjectRef(resource.kind, name)
@@ -189,7 +190,7 @@ def _watch_settings(scope: WatchScope) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _WatchNoDiff()
-    settings.scanning.disabled = True  # neither CRDs nor namespaces are watched: no right to that is needed
+    settings.scanning.disabled = True  # do not watch CRDs and namespaces, which would need more permissions
     settings.peering.standalone = True
     for resource in (PODS, *COMPANIONS, *scope.extras):
         key = (*_watched_group_version(resource), resource.plural)
@@ -204,7 +205,7 @@ def _watch_settings(scope: WatchScope) -> kopf.OperatorSettings:
 
 
 class _WatchForever:
-    """Waits between kopf's attempts without end: an API server that is away must not end the operator."""
+    """Endless backoff delays of kopf: an unavailable API server must not end the operator."""
 
     def __iter__(self) -> Iterator[float]:
         wait_s = 0.5
@@ -214,7 +215,7 @@ class _WatchForever:
 
 
 class _WatchNoDiff(kopf.DiffBaseStorage):
-    """No handler asks what changed: kopf need not copy every object to find out, a quarter of its time here."""
+    """Storage without diffs: no handler needs them, and they cost kopf a quarter of its time here."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -226,11 +227,11 @@ class _WatchNoDiff(kopf.DiffBaseStorage):
         pass
 
 
-def _readable_watch(read: Pods) -> type[aiohttp.ClientResponse]:
-    """Answers as kopf can take them, whatever is in the cluster. `read` gets the pods that watches bring.
+def _readable_response(read: Pods) -> type[aiohttp.ClientResponse]:
+    """Return a response class with contents that kopf can process. `read` receives the pods of watches.
 
-    An empty list of metadata has `items: null`, which kopf does not expect; and `managedFields` repeat a spec's
-    levels, so that one deep object would end kopf's decoder, or its copying, and with it the watch of all.
+    An empty list of metadata has `items: null`, which kopf does not expect. `managedFields` repeat the levels of a
+    spec, so that one deeply nested object would end kopf's decoder or copying, and with it the watch.
     """
 
     class ReadableWatch(aiohttp.ClientResponse):
@@ -251,7 +252,7 @@ def _readable_watch(read: Pods) -> type[aiohttp.ClientResponse]:
 
 
 class _WatchEvents:
-    """The content of a watch, with events whose objects are flat. `read`: gets the pods of a watch of these."""
+    """Content of a watch with `managedFields` removed. `read`: receives the pods of a watch of pods."""
 
     def __init__(self, content: aiohttp.StreamReader, read: Pods | None) -> None:
         self._content = content
@@ -283,17 +284,17 @@ def _decoded_watch(raw: bytes, shape: Any = None) -> Any:
     try:
         return decode_api_answer(raw, shape)
     except ServerError as exc:
-        raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf lists and watches again
+        raise aiohttp.ClientPayloadError(str(exc)) from exc  # kopf then lists and watches again
 
 
 def _flat_watch_event(obj: dict[str, Any]) -> dict[str, Any]:
-    """`obj`, which is all metadata, without the part that has levels."""
+    """Return `obj` (metadata only) without the nested `managedFields`."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return {**obj, "metadata": metadata}
 
 
 class _WatchMiddleware:
-    """Middleware: prove who asks, and ask for metadata only when listing or watching what we watch, but for
+    """Middleware that adds credentials, and requests metadata only for lists and watches, except for
     watches of pods.
     """
 
@@ -316,7 +317,7 @@ class _WatchMiddleware:
 
 
 async def resync(api: ApiClient, namespaces: tuple[str, ...], enqueue: Enqueue, every_s: float) -> None:
-    """Enqueue every job now and then, spread over the interval: an event that was lost is made good for."""
+    """Enqueue every job periodically, spread over the interval, in case an event was lost."""
     while True:
         await asyncio.sleep(every_s * random.uniform(0.5, 1.0))
         with suppress(ApiError):

@@ -1,1 +1,1 @@
-"""Generated from the models: the CRDs in manifests/ and docs/reference/api.md."""
+"""Generators for the CRDs in manifests/ and for docs/reference/api.md, from the models."""

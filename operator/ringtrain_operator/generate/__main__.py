@@ -1,4 +1,4 @@
-"""`python -m ringtrain_operator.generate ROOT`: write what is generated from the models into a checkout."""
+"""`python -m ringtrain_operator.generate ROOT`: write all files generated from the models into a checkout."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, from the models."""
+"""Build the CustomResourceDefinitions from the models."""
 
 import re
 from typing import Any
@@ -15,20 +15,20 @@ from .schema import object_schema
 
 COLUMNS = (
     ("State", "string", ".status.state", "The conditions in one word."),
-    ("Workers", "string", ".status.workers", "Workers ready of workers wanted."),
+    ("Workers", "string", ".status.workers", "Ready workers of wanted workers."),
     ("Restarts", "integer", ".status.restarts", "Restarts counted against backoffLimit."),
-    ("Progress", "string", ".status.progressSummary", "Steps done of steps wanted."),
-    ("Reason", "string", ".status.reason", "Why it is in this state."),
-    ("Formation", "integer", ".status.elastic.formation", "Number of the present world of an elastic job."),
-    ("Disruptions", "integer", ".status.disruptions", "Restarts that were not the job's fault."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since when it exists."),
+    ("Progress", "string", ".status.progressSummary", "Completed steps of all steps."),
+    ("Reason", "string", ".status.reason", "Cause of the state."),
+    ("Formation", "integer", ".status.elastic.formation", "Generation of the current world of an elastic job."),
+    ("Disruptions", "integer", ".status.disruptions", "Restarts that the job did not cause."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time of its creation."),
 )
 WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
 _OF_WHOLE_JOBS = frozenset({"default", "required", "x-kubernetes-validations"})
 
 
 def build_crd() -> dict[str, Any]:
-    """The whole manifest, ready for kubectl apply."""
+    """Return the manifest of the job's CRD, ready for kubectl apply."""
     names = {
         "kind": contract.KIND,
         "listKind": f"{contract.KIND}List",
@@ -74,18 +74,18 @@ def _generated_crd(
 
 
 def build_template_crds() -> list[dict[str, Any]]:
-    """The CRDs of both kinds of templates."""
+    """Return the CRDs of both kinds of templates."""
     return [_template_crd(kind) for kind in TEMPLATE_KINDS]
 
 
 def _template_crd(kind: TemplateKind) -> dict[str, Any]:
     plural = TEMPLATE_PLURALS[kind]
-    description = {"type": "string", "maxLength": 4096, "description": "What it is for, and for whom."}
+    description = {"type": "string", "maxLength": 4096, "description": "Purpose of the template, and its users."}
     spec = {"description": description, "job": _crd_part_of_a_job()}
     column = {"name": "Description", "type": "string", "jsonPath": ".spec.description"}
     schema = {
         "type": "object",
-        "description": "A part of a job's spec, which jobs that name it are laid over. Maturity: Experimental.",
+        "description": "A part of a job's spec, for the jobs that name it in templateRef. Maturity: Experimental.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -99,9 +99,11 @@ def _template_crd(kind: TemplateKind) -> dict[str, Any]:
 
 
 def _crd_part_of_a_job() -> dict[str, Any]:
-    """The schema of a job's spec, of which everything may be left out, and nothing is filled in."""
+    """Return the schema of a template's part of a job's spec: all fields are optional, and no defaults
+    are filled in.
+    """
     job: dict[str, Any] = _optional_schema(object_schema(JobSpec))
-    job["description"] = "A part of a DistributedTrainingJob's spec: what jobs need not say."
+    job["description"] = "A part of a DistributedTrainingJob's spec, which jobs can omit."
     for *sections, field in OWN:
         inner = job
         for section in sections:
@@ -111,7 +113,7 @@ def _crd_part_of_a_job() -> dict[str, Any]:
 
 
 def _optional_schema(schema: Any) -> Any:
-    """`schema` without what makes a document whole: rules, defaults, required fields."""
+    """Return `schema` without rules, defaults and required fields."""
     if isinstance(schema, list):
         return [_optional_schema(one) for one in schema]
     if not isinstance(schema, dict):
@@ -123,14 +125,17 @@ def _optional_schema(schema: Any) -> Any:
 
 
 def _crd_once_fixed(rule: Rule) -> dict[str, Any]:
-    """The rule on the whole object, whose status says whether the job has run."""
+    """Return the rule for the whole object, whose status shows whether the job has run."""
     of_spec = re.sub(r"\b(self|oldSelf)\.", r"\1.spec.", rule.cel)
     return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
 
 
 def _crd_spec() -> dict[str, Any]:
-    """The schema of a job's spec. Of a job with a template only what both make together has to be valid, which the
-    operator finds out: here nothing is required, and no rule holds of one section beside another."""
+    """Return the schema of a job's spec, with weaker checks for a job with a template.
+
+    For such a job only the merged spec must be valid, which the operator checks. So no field is required here, and
+    rules over several sections apply only without a templateRef.
+    """
     spec = object_schema(JobSpec)
     spec.pop("required")
     worker = spec["properties"]["worker"] = {**spec["properties"]["worker"], "default": {}}
@@ -145,7 +150,7 @@ def _crd_spec() -> dict[str, Any]:
 
 
 def _schema_of(annotated: Any) -> dict[str, Any]:
-    """The schema that an annotation carries."""
+    """Return the OpenAPI schema in an annotation's `Schema` marker."""
     (openapi,) = (mark.openapi for mark in annotated.__metadata__ if isinstance(mark, Schema))
     return dict(openapi)
 
@@ -166,12 +171,12 @@ def _crd_resource() -> dict[str, Any]:
             {
                 "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH}"
                 f" && self.metadata.name.matches('{NAME_PATTERN}')",
-                "message": "metadata.name becomes a Service and host names: it must begin with a letter, hold "
-                f"only lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+                "message": "metadata.name becomes the name of a Service and of hosts: expected a letter first, then "
+                f"only lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters",
             },
             {
                 "rule": f"!(self.metadata.name in {list(RESERVED_NAMES)})",
-                "message": f"metadata.name means another host or Service; {ANOTHER_NAME}",
+                "message": f"metadata.name is the name of another host or Service; {ANOTHER_NAME}",
             },
             *(_crd_once_fixed(rule) for rule in JobSpec.RULES if rule.once_fixed),
         ],

@@ -1,6 +1,7 @@
-"""From a pydantic model to a structural OpenAPI v3 schema; what is not understood raises SchemaUnsupported.
+"""Convert a pydantic model to a structural OpenAPI v3 schema.
 
-A generous converter would drop a bound without a word, and the API server would accept what the models refuse.
+Unknown constructs raise SchemaUnsupported. Otherwise a bound could be lost silently, and the API server would accept
+values that the models refuse.
 """
 
 import types
@@ -25,41 +26,41 @@ _SCALARS: dict[Any, OpenAPI] = {
     float: {"type": "number"},
     datetime: {"type": "string", "format": "date-time"},
 }
-# The API server stores integers as int64; a float would lose digits without a word.
+# The API server stores integers as int64; as a number (float) they would lose digits silently.
 _INTEGER: OpenAPI = {"type": "integer", "format": "int64"}
 
 
 def object_schema(model: type[BaseModel]) -> OpenAPI:
-    """The schema of `model`: its promise, its fields, which are required, its rules in CEL."""
+    """Return the schema of `model`: description, fields, required fields, and rules in CEL."""
     properties, required = {}, []
     for name, info in model.model_fields.items():
         alias = info.alias or name
         properties[alias] = field_schema(info, f"{model.__name__}.{name}")
         if info.is_required():
             required.append(alias)
-    promise = " ".join(cleandoc(model.__doc__ or "").partition("\n\n")[0].split())
-    schema: OpenAPI = {"type": "object", "description": promise, "properties": properties}
+    description = " ".join(cleandoc(model.__doc__ or "").partition("\n\n")[0].split())
+    schema: OpenAPI = {"type": "object", "description": description, "properties": properties}
     if required:
         schema["required"] = required
     every: tuple[Rule, ...] = getattr(model, "RULES", ())
-    if rules := [rule for rule in every if not rule.once_fixed]:  # what is fixed is for the whole object to say
+    if rules := [rule for rule in every if not rule.once_fixed]:  # the others are rules of the whole object
         schema["x-kubernetes-validations"] = [
             {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"} for rule in rules
         ]
     if issubclass(model, StatusModel):
-        # Only the operator fills in a status; a default would be a claim that nobody made.
+        # Only the operator writes a status, so the API server must not fill in defaults.
         for field in properties.values():
             field.pop("default", None)
     return schema
 
 
 def field_schema(info: FieldInfo, where: str) -> OpenAPI:
-    """The schema of one field: type, constraints, default, description."""
+    """Return the schema of one field: type, constraints, default, description."""
     if not info.description:
         raise SchemaUnsupported(f"{where}: has no description")
     annotation, optional = _without_none(info.annotation, where)
     typed = _typed_schema(annotation, info.metadata, where)
-    typed.pop("description", None)  # what the type is; the field's says what this one is for
+    typed.pop("description", None)  # the type's description; the field has its own
     schema = {"description": info.description, **typed}
     default = info.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:
@@ -73,7 +74,7 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
 
 
 def _typed_schema(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
-    """The schema of a type with its constraints."""
+    """Return the schema of a type with its constraints."""
     constraints = list(metadata)
     while get_origin(annotation) is Annotated:
         annotation, *inner = get_args(annotation)
@@ -89,7 +90,7 @@ def _typed_schema(annotation: Any, metadata: Iterable[Any], where: str) -> OpenA
 
 
 def _bare_schema(annotation: Any, where: str) -> OpenAPI:
-    """The schema of a type without constraints."""
+    """Return the schema of a type without constraints."""
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     if annotation is int:
@@ -108,7 +109,7 @@ def _bare_schema(annotation: Any, where: str) -> OpenAPI:
 
 
 def _constraint_schema(item: Any, kind: str, where: str) -> OpenAPI:
-    """One constraint in OpenAPI's words, which depend on what it constrains."""
+    """Return one constraint as OpenAPI keywords, which depend on the constrained type."""
     suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(kind)
     pattern = getattr(item, "pattern", None)
     match item:
@@ -122,14 +123,14 @@ def _constraint_schema(item: Any, kind: str, where: str) -> OpenAPI:
             return {f"max{suffix}": bound}
         case _ if kind == "string" and isinstance(pattern, str) and set(vars(item)) == {"pattern"}:
             return {"pattern": pattern}
-        # Of a status' times: they only say how Python reads and writes what the schema calls a date-time.
+        # For times in a status: they only determine how Python reads and writes a date-time.
         case BeforeValidator() | PlainSerializer() if kind == "string":
             return {}
     raise SchemaUnsupported(f"{where}: no schema for the constraint {item!r} on {kind}")
 
 
 def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
-    """`T` and True for `T | None`, `T` and False for `T`; any other union has no structural schema."""
+    """Return `(T, True)` for `T | None` and `(T, False)` for `T`; any other union has no structural schema."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     others = [part for part in get_args(annotation) if part is not type(None)]
@@ -139,7 +140,9 @@ def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
 
 
 def _schema_default(default: Any, where: str) -> Any:
-    """A default as the API server fills it in; a model that is all defaults is {} and fills itself."""
+    """Return a default as the API server fills it in; a model with only defaults becomes {}, and its
+    fields have theirs.
+    """
     if isinstance(default, BaseModel):
         if default.model_dump(exclude_defaults=True):
             raise SchemaUnsupported(f"{where}: the default of a model must be the model's own defaults")

@@ -1,1 +1,1 @@
-"""What exists, as values: the only folder that knows how the API, a kubelet and the launcher say things."""
+"""Observed state as values. Only this folder parses the formats of the API, of kubelets and of the launcher."""

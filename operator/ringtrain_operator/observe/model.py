@@ -1,4 +1,4 @@
-"""What exists, as `plan` sees it: frozen values made from the API's dicts, nothing remembered."""
+"""Observed state, as `plan` reads it: frozen values parsed from the API's dicts, without memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..build.names import ObjectRef
 from ..errors import Invalid
 from ..placement.gangs import GangsView
 from ..placement.kueue.view import KueueView
-from ..placement.line import NodeDevices, PlacementContention
+from ..placement.own_queue import NodeDevices, PlacementContention
 from ..placement.provisioning import ProvisioningView
 from ..spec.training_template import Template
 
-# A container is made, or waits for its image and says so, in less.
-SPEAKS_WITHIN_S = 30
+# Within this time a kubelet creates a container, or reports that it waits for the image.
+KUBELET_REPORTS_WITHIN_S = 30
 Role = Literal["launcher", "worker", "data", "evaluator"]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """An object that has a name of ours and does not belong to this job."""
+    """An object that has one of the job's names and does not belong to it."""
 
     ref: ObjectRef
     owner: str = ""
@@ -32,7 +32,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A creation that the API refused in the last apply, in the API's own words."""
+    """A creation that the API refused in the last apply, with the API's own message."""
 
     ref: ObjectRef
     code: int
@@ -44,8 +44,8 @@ class Refusal:
 class PodIdentity:
     """Identity of a pod within its job.
 
-    `attempt`: 0 for the roles that outlive attempts. `incarnation`: counts the pods of one name; 0 in a job that is not
-    elastic.
+    `attempt`: 0 for auxiliary pods. `incarnation`: number of the pod among those of the same name; 0 in a job that is
+    not elastic.
     """
 
     name: str
@@ -59,8 +59,9 @@ class PodIdentity:
 
 @dataclass(frozen=True)
 class PodPlace:
-    """Placement of a pod. `node`: empty until the scheduler has found one. `unschedulable_since`, `scheduled_at`:
-    since when the scheduler has found none for it, or when it found one."""
+    """Placement of a pod. `node`: empty until it is scheduled. `unschedulable_since`, `scheduled_at`: times from the
+    PodScheduled condition.
+    """
 
     node: str = ""
     node_ready: bool | None = None
@@ -70,7 +71,7 @@ class PodPlace:
 
 @dataclass(frozen=True)
 class PodReason:
-    """A cause that the cluster gives for a pod's state, in its words; empty where there is none."""
+    """Cause of a pod's state as the cluster reports it; empty if none."""
 
     reason: str = ""
     message: str = ""
@@ -79,10 +80,10 @@ class PodReason:
 
 @dataclass(frozen=True)
 class MainContainer:
-    """The container of a pod that has our variables.
+    """The container of a pod that has the job's environment variables.
 
-    `pulling_at`, `pulled_at`: when the kubelet began and ended to pull its image, as far as Events of it were read;
-    there is no beginning where the image was on the node. `image`, `image_id`: as the kubelet words them.
+    `pulling_at`, `pulled_at`: start and end of its image pull, from Events; no start if the node had the image.
+    `image`, `image_id`: as the kubelet reports them.
     """
 
     name: str = ""
@@ -96,14 +97,17 @@ class MainContainer:
 
 @dataclass(frozen=True)
 class PodEnd:
-    """End of a pod's containers. `beside`: the container besides the main one that ended the pod, if one did.
-    `side_failure`: what became of a container beside the main one, while that one runs on."""
+    """End of a pod's containers.
+
+    `other_container`: name of the other container that ended the pod, if one did. `side_failure`: failure of another
+    container while the main one runs.
+    """
 
     code: int | None = None
     reason: str = ""
     time: datetime | None = None
     message: str = ""
-    beside: str = ""
+    other_container: str = ""
     side_failure: str = ""
 
 
@@ -111,8 +115,8 @@ class PodEnd:
 class PodView:
     """One pod of this job.
 
-    `secret`: name of the job's Secret that it mounts. `state`: the pod's own reason and message, as of an eviction.
-    `wait`: why it does not run yet. `disrupted`: what Kubernetes took it away for.
+    `secret`: name of the job's Secret that it mounts. `state`: the pod's own reason and message, as for an eviction.
+    `wait`: reason why it does not run yet. `disrupted`: reason for which Kubernetes removed it.
     """
 
     id: PodIdentity
@@ -127,30 +131,32 @@ class PodView:
     end: PodEnd = PodEnd()
 
     def with_pull(self, pulling_at: datetime | None, pulled_at: datetime | None) -> PodView:
-        """Itself, with when its main container's image was pulled."""
+        """Return a copy with start and end of the main container's image pull."""
         return replace(self, main=replace(self.main, pulling_at=pulling_at, pulled_at=pulled_at))
 
     @cached_property
     def finished(self) -> bool:
-        """Whether its main container has ended; a side-car may still run. Pods of ours never restart in place."""
+        """Whether its main container has ended; a sidecar may still run. The job's pods never restart in place."""
         return self.phase in ("Succeeded", "Failed") or self.end.code is not None
 
     @cached_property
     def ended_badly(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Whether it has ended and failed."""
         return self.finished and self.phase != "Succeeded" and self.end.code != 0
 
     @property
-    def speaks_by(self) -> datetime | None:
-        """When a kubelet that has got it should have said something of it; None: it has, or there is none."""
+    def kubelet_report_due(self) -> datetime | None:
+        """Time by which its kubelet should have reported a state; None if it has, or if the pod has no node."""
         silent = self.phase == "Pending" and not self.wait.reason and self.deletion_time is None
         return (
-            self.place.scheduled_at + timedelta(seconds=SPEAKS_WITHIN_S) if silent and self.place.scheduled_at else None
+            self.place.scheduled_at + timedelta(seconds=KUBELET_REPORTS_WITHIN_S)
+            if silent and self.place.scheduled_at
+            else None
         )
 
     @property
     def outlives_attempts(self) -> bool:
-        """Whether it is beside the gang: a data worker or the evaluator."""
+        """Whether it is an auxiliary pod: a data worker or the evaluator."""
         return self.id.role in ("data", "evaluator")
 
     @property
@@ -161,9 +167,9 @@ class PodView:
 
 @dataclass(frozen=True)
 class LauncherReport:
-    """The launcher's /status (docs/contract.md), as far as `plan` and the display read it.
+    """The launcher's /status (docs/contract.md), as far as `plan` and the CLI read it.
 
-    `workers`: see `by_index`. `ranks`: empty where the brief answer was asked for.
+    `workers`: see `by_index`. `ranks`: empty in the brief answer.
     """
 
     attempt: int
@@ -184,18 +190,17 @@ class LauncherReport:
 
 @dataclass(frozen=True)
 class Observed:
-    """What exists for one job at one moment.
+    """The objects that exist for one job at one moment.
 
-    `objects`: what this job owns besides pods. `foreign`: objects of our names that are someone else's, pods
-    included. `taken_secrets`: Secrets that were there when they were to be created. `launcher`: its /status as
-    of `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: that stays as long
-    as this launcher runs. `launcher_refused`: why an elastic job's launcher does not take the number of workers.
-    `refusals`: creations that the API refused in the last apply. `status`: the CR's own, as it was read.
-    `contention`: the jobs that wait for places. `nodes`: what each node of the cluster has of extended
-    resources; None: not known, or of no interest. `kueue`: None where it is not served, or not allowed.
-    `nodes_ready`: of a node whose pod went silent, whether it was ready all the while, as far as it is known.
-    `gangs`, `provisioning`: None where pods are not placed by a scheduler, as on one machine. `template`: what the
-    job's spec was laid over, `template_problem`: why the job could not be laid over the one that it names.
+    `objects`: the job's objects other than pods. `foreign`: objects, including pods, with the job's names that belong
+    to others. `taken_secrets`: Secrets that already existed when they were to be created. `launcher`: its /status, read
+    `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: no retry with this launcher
+    will help. `launcher_refused`: reason why an elastic job's launcher refuses the number of workers. `refusals`:
+    creations that the API refused in the last apply. `status`: the CR's status as read. `contention`: the jobs that
+    wait for placement. `nodes`: extended resources of each node; None if unknown or not needed. `kueue`: None if Kueue
+    is not served or not permitted. `nodes_ready`: for nodes of silent pods, whether the node stayed ready, if known.
+    `gangs`, `provisioning`: None without a scheduler, as on one machine. `template`: the template that was merged into
+    the spec; `template_problem`: reason why the named one could not be merged.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -224,7 +229,7 @@ class Observed:
         return tuple(pod for pod in self.pods if not pod.outlives_attempts)
 
     @cached_property
-    def lasting_pods(self) -> tuple[PodView, ...]:
+    def auxiliary_pods(self) -> tuple[PodView, ...]:
         """Data workers and the evaluator, by index."""
         found = (pod for pod in self.pods if pod.outlives_attempts)
         return tuple(sorted(found, key=lambda pod: (pod.id.role, pod.id.index)))

@@ -1,6 +1,6 @@
-"""What is read of a pod here. Of a list of a thousand pods, 9 MB, all else is skipped while it is decoded.
+"""Fields of a pod that the operator reads. All others are skipped while a list (9 MB for 1,000 pods) is decoded.
 
-A name that is missing here is missing in the pods that the operator lists; a test asks every reader.
+A field that is missing here is missing in the listed pods; a test checks this for every reader.
 """
 
 from typing import TypedDict
@@ -16,7 +16,7 @@ class PodOwner(TypedDict, total=False):
 
 
 class PodMetadata(TypedDict, total=False):
-    """Of a pod."""
+    """A pod's `metadata`."""
 
     name: str
     namespace: str
@@ -36,27 +36,27 @@ class PodVariable(TypedDict, total=False):
 
 
 class PodContainer(TypedDict, total=False):
-    """Of a pod's spec."""
+    """An entry of a pod's `containers`."""
 
     name: str
     env: list[PodVariable]
 
 
 class PodSecret(TypedDict, total=False):
-    """Of a volume."""
+    """The `secret` of a volume."""
 
     secretName: str
 
 
 class PodVolume(TypedDict, total=False):
-    """Of a pod's spec."""
+    """An entry of a pod's `volumes`."""
 
     name: str
     secret: PodSecret
 
 
 class PodSpec(TypedDict, total=False):
-    """Of a pod."""
+    """A pod's `spec`."""
 
     nodeName: str
     containers: list[PodContainer]
@@ -64,20 +64,20 @@ class PodSpec(TypedDict, total=False):
 
 
 class WaitingState(TypedDict, total=False):
-    """A container's state."""
+    """State of a container that has not started."""
 
     reason: str
     message: str
 
 
 class RunningState(TypedDict, total=False):
-    """A container's state."""
+    """State of a running container."""
 
     startedAt: str | None
 
 
 class TerminatedState(TypedDict, total=False):
-    """A container's state."""
+    """State of a container that has ended."""
 
     exitCode: int
     reason: str
@@ -87,7 +87,7 @@ class TerminatedState(TypedDict, total=False):
 
 
 class ContainerState(TypedDict, total=False):
-    """Of a container; of three there is one."""
+    """A container's state; one of the three fields is set."""
 
     running: RunningState
     waiting: WaitingState
@@ -95,7 +95,7 @@ class ContainerState(TypedDict, total=False):
 
 
 class ContainerStatus(TypedDict, total=False):
-    """What the kubelet says of a container."""
+    """A kubelet's status of a container."""
 
     name: str
     image: str
@@ -106,7 +106,7 @@ class ContainerStatus(TypedDict, total=False):
 
 
 class PodCondition(TypedDict, total=False):
-    """Of a pod's status."""
+    """An entry of a pod's `conditions`."""
 
     type: str
     status: str
@@ -116,7 +116,7 @@ class PodCondition(TypedDict, total=False):
 
 
 class PodStatus(TypedDict, total=False):
-    """Of a pod."""
+    """A pod's `status`."""
 
     phase: str
     podIP: str
@@ -128,7 +128,7 @@ class PodStatus(TypedDict, total=False):
 
 
 class Pod(TypedDict, total=False):
-    """A pod."""
+    """A pod, with the fields that the operator reads."""
 
     metadata: PodMetadata
     spec: PodSpec
@@ -136,20 +136,20 @@ class Pod(TypedDict, total=False):
 
 
 class PodEvent(TypedDict, total=False):
-    """What a watch of pods says."""
+    """One event of a watch of pods."""
 
     type: str
     object: Pod
 
 
 class PodListMetadata(TypedDict, total=False):
-    """Of a list."""
+    """The `metadata` of a list."""
 
     resourceVersion: str
 
 
 class PodList(TypedDict, total=False):
-    """The answer to a list of pods."""
+    """Response to a list request for pods."""
 
     metadata: PodListMetadata
     items: list[Pod]

@@ -1,4 +1,4 @@
-"""From the API's dicts to `PodView` and `LauncherReport`: how a pod says what became of it."""
+"""Parse the API's dicts into `PodView`, and a launcher's /status into `LauncherReport`."""
 
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ from .model import (
     Role,
 )
 
-# Reasons of a container's waiting state that are a stage of every start, not a cause to report.
+# Waiting reasons of a container that occur in every start; they are not reported as a cause.
 _ORDINARY_WAITING = frozenset({"", "ContainerCreating", "PodInitializing"})
 _ROLES: dict[Any, Role] = {
     contract.ROLE_LAUNCHER: "launcher",
@@ -32,61 +32,61 @@ _ROLES: dict[Any, Role] = {
     contract.ROLE_EVALUATOR: "evaluator",
 }
 _FIELDS: dict[Role, str] = {"data": "dataWorkers"}
-# When an image's pull began and ended.
+# Start and end of an image pull.
 Pull = tuple[datetime | None, datetime | None]
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
-    """Whether the object's controller is the one with this uid."""
+    """Return whether the object's controller has this uid."""
     return any(
-        ref.get("controller") and ref.get("uid") == uid for ref in _pod_metadata_of(obj).get("ownerReferences") or ()
+        ref.get("controller") and ref.get("uid") == uid for ref in _metadata_of(obj).get("ownerReferences") or ()
     )
 
 
 def owner_name(obj: Mapping[str, Any]) -> str:
-    """The object's controller as `Kind name`, empty when it has none."""
-    owner = next((ref for ref in _pod_metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None)
+    """Return the object's controller as `Kind name`; empty if it has none."""
+    owner = next((ref for ref in _metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None)
     return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
 
 
 def main_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The container of a pod of ours that has our variables: admission webhooks put others in front of it."""
+    """Return the container that has the operator's variables. Admission webhooks may insert others before it."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     ours = (c for c in containers if any(e.get("name") == contract.ENV_ROLE for e in c.get("env") or ()))
     return next(ours, containers[0])
 
 
 def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) -> PodView:
-    """What `plan` needs of one pod of ours. `nodes`: readiness by name, as far as it is known."""
-    meta, status, spec = _pod_metadata_of(pod), pod.get("status") or {}, pod.get("spec") or {}
+    """Parse one of the job's pods. `nodes`: readiness by node name, if known."""
+    meta, status, spec = _metadata_of(pod), pod.get("status") or {}, pod.get("spec") or {}
     labels = meta.get("labels") or {}
     node = str(spec.get("nodeName") or "")
     name = str(main_container(pod).get("name") or "")
     main = _pod_container_status(status.get("containerStatuses"), name)
-    beside = {} if _ended_container(main) else _first_failed(status)
-    ended = _ended_container(main) or _last_termination_message(main) or _ended_container(beside)
+    other = {} if _ended_state(main) else _first_failed_container(status)
+    ended = _ended_state(main) or _previous_end_with_message(main) or _ended_state(other)
     role = _ROLES.get(labels.get(contract.LABEL_ROLE), "worker")
     return PodView(
         id=PodIdentity(
             name=str(meta.get("name")),
             uid=str(meta.get("uid") or ""),
             role=role,
-            attempt=_report_integer(labels.get(contract.LABEL_ATTEMPT)),
-            index=_report_integer(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
-            incarnation=_report_integer(labels.get(contract.LABEL_INCARNATION)),
+            attempt=_integer_or_zero(labels.get(contract.LABEL_ATTEMPT)),
+            index=_integer_or_zero(labels.get(contract.LABEL_WORKER_INDEX) or labels.get(contract.LABEL_DATA_INDEX)),
+            incarnation=_integer_or_zero(labels.get(contract.LABEL_INCARNATION)),
             created_at=parse_time(meta.get("creationTimestamp")),
         ),
         phase=status.get("phase") or "Pending",
         deletion_time=parse_time(meta.get("deletionTimestamp")),
-        secret=_page_secret_of(spec),
+        secret=_mounted_secret_name(spec),
         place=_pod_place(status, node, (nodes or {}).get(node)),
         main=MainContainer(
             name=name,
             image=str(main.get("image") or ""),
             image_id=str(main.get("imageID") or ""),
             ready=bool(main.get("ready")) or "running" in (main.get("state") or {}),
-            started_at=parse_time(_container_began(main).get("startedAt")),
+            started_at=parse_time(_started_state(main).get("startedAt")),
         ),
         state=PodReason(str(status.get("reason") or ""), str(status.get("message") or "")),
         wait=_pod_wait(status, role),
@@ -95,36 +95,36 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
             code=ended.get("exitCode"),
             reason=str(ended.get("reason") or ""),
             time=parse_time(ended.get("finishedAt")),
-            message=str(storable_observation(ended.get("message")) or ""),
-            beside=_name_beside(status, beside),
+            message=str(storable_json(ended.get("message")) or ""),
+            other_container=_other_container_name(status, other),
             side_failure=_side_failure(status, name),
         ),
     )
 
 
 def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
-    """When a kubelet began and ended to pull the image of one container of a pod, by `events` of that pod.
+    """Return start and end of the image pull of one container, from Kubernetes `events` of its pod.
 
-    There is no beginning where the node had the image.
+    The start is None if the node already had the image.
     """
-    field, told = f"spec.containers{{{container}}}", dict[str, datetime]()
+    field, times = f"spec.containers{{{container}}}", dict[str, datetime]()
     for event in events:
         if (event.get("involvedObject") or {}).get("fieldPath") != field:
             continue
         series = event.get("series") or {}
         first = event.get("eventTime") or event.get("firstTimestamp")
         last = series.get("lastObservedTime") or event.get("lastTimestamp")
-        # of a pull that was tried again the first attempt
+        # The first attempt counts for the start of a pull that was retried.
         time = parse_time(first or last if event.get("reason") == "Pulling" else last or first)
         if time is not None:
-            told[str(event.get("reason"))] = time
-    return told.get("Pulling"), told.get("Pulled")
+            times[str(event.get("reason"))] = time
+    return times.get("Pulling"), times.get("Pulled")
 
 
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
-    """The pod's termination message; empty if it left none, or one of another attempt."""
+    """Return the pod's termination message as a dict; empty if it has none, or one of another attempt."""
     try:
-        message = storable_observation(json.loads(pod.end.message))
+        message = storable_json(json.loads(pod.end.message))
     except (ValueError, RecursionError):
         return {}
     if not isinstance(message, dict) or message.get("version") != contract.TERMINATION_MESSAGE_VERSION:
@@ -133,39 +133,39 @@ def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
 
 
 def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
-    """The failure that the pod's termination message names; empty if it names none."""
+    """Return the failure in the pod's termination message; empty if it has none."""
     failure = termination_of(pod, attempt).get("failure")
     return failure if isinstance(failure, dict) else {}
 
 
 def status_token(pod: Mapping[str, Any]) -> str:
-    """What a launcher's /status asks for, from its pod; empty for a pod that has none."""
-    given = {e.get("name"): e.get("value") for e in main_container(pod).get("env") or ()}
-    return str(given.get(contract.ENV_STATUS_TOKEN) or "")
+    """Return the token that a launcher's /status requires, from its pod's environment; empty if absent."""
+    variables = {e.get("name"): e.get("value") for e in main_container(pod).get("env") or ()}
+    return str(variables.get(contract.ENV_STATUS_TOKEN) or "")
 
 
 def page_token(secret: str) -> str:
-    """The token of the page of a launcher whose /status asks for `secret` (docs/contract.md)."""
+    """Derive the token of a launcher's page from `secret`, the token of its /status (docs/contract.md)."""
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
-    """The launcher's /status as a value.
+    """Parse the launcher's /status.
 
-    Raises OtherStatusVersion when another version of the contract is spoken, ValueError when none is.
+    Raises OtherStatusVersion if it has another version of the contract, ValueError if it is not a /status.
     """
     try:
         _check_status_version(raw["version"])
-        return _view_launcher_report(storable_observation(raw))
+        return _view_launcher_report(storable_json(raw))
     except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
         raise ValueError(f"launcher /status: {exc!r}") from exc
 
 
 def by_index(entries: Iterable[object], most: int) -> dict[int, Mapping[str, Any]]:
-    """What a list of the launcher's /status says of each index below `most`.
+    """Expand a list of the launcher's /status into the entry of each index below `most`.
 
-    An entry is of its `index` alone, or of all from there `to` another one. What is not above the entry before is
-    passed over, as is what is no entry: however many there are, a look at them costs no more than their number.
+    An entry describes its `index` alone, or the range from `index` to `to`. Malformed entries and those not above the
+    previous one are skipped, so the cost is proportional to the number of entries.
     """
     found: dict[int, Mapping[str, Any]] = {}
     free = 0
@@ -181,7 +181,9 @@ def by_index(entries: Iterable[object], most: int) -> dict[int, Mapping[str, Any
 
 
 class OtherStatusVersion(ValueError):
-    """A launcher whose /status this operator can't read, as long as that launcher runs."""
+    """The launcher's /status has a version that this operator cannot read. It stays so until the
+    launcher is replaced.
+    """
 
 
 def _check_status_version(version: object) -> None:
@@ -199,7 +201,7 @@ def _check_status_version(version: object) -> None:
 
 def _view_launcher_report(raw: Mapping[str, Any]) -> LauncherReport:
     if raw["phase"] not in ("Waiting", "Running", "Succeeded", "Failed"):
-        raise ValueError(f"launcher /status: phase is {raw['phase']!r}")
+        raise ValueError(f"launcher /status: phase is {raw['phase']!r}, expected Waiting, Running, Succeeded or Failed")
     return LauncherReport(
         attempt=int(raw["attempt"]),
         phase=raw["phase"],
@@ -218,13 +220,13 @@ def _view_launcher_report(raw: Mapping[str, Any]) -> LauncherReport:
     )
 
 
-def _page_secret_of(spec: Mapping[str, Any]) -> str:
-    """Name of the job's Secret that a pod mounts; empty if it mounts none."""
+def _mounted_secret_name(spec: Mapping[str, Any]) -> str:
+    """Return the name of the job's Secret that a pod mounts; empty if it mounts none."""
     volume: Mapping[str, Any] = next((v for v in spec.get("volumes") or () if v.get("name") == VOLUME_SECRET), {})
     return str((volume.get("secret") or {}).get("secretName") or "")
 
 
-def _pod_metadata_of(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+def _metadata_of(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     found = obj.get("metadata")
     return found if isinstance(found, Mapping) else {}
 
@@ -233,22 +235,24 @@ def _pod_container_status(statuses: Iterable[Mapping[str, Any]] | None, name: st
     return next((s for s in statuses or () if s.get("name") == name), {})
 
 
-def _ended_container(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
-    """How a container ended; `lastState`: the last time that one did which is started again and again."""
+def _ended_state(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
+    """Return the terminated state of a container. `lastState`: of its previous run, if it was restarted."""
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
-def _container_began(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of a container that runs or has ended; empty for one that waits."""
+def _started_state(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of a container that runs or has ended; empty for one that waits."""
     state = container.get("state") or {}
     found = state.get("running") or state.get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
-def _last_termination_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How a container ended that said how, and was started again for its exit code; empty for any other."""
-    ended = _ended_container(main, "lastState")
+def _previous_end_with_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the previous terminated state of a restarted main container if it left a termination
+    message; else empty.
+    """
+    ended = _ended_state(main, "lastState")
     try:
         message = json.loads(str(ended.get("message") or ""))
     except (ValueError, RecursionError):
@@ -256,16 +260,16 @@ def _last_termination_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
     return ended if isinstance(message, dict) and message.get("outcome") in ("Succeeded", "Failed") else {}
 
 
-def _first_failed(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """For a pod that failed without its main container: what ended badly, such as an init container."""
+def _first_failed_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status of the container that failed although the main one did not run, such as an init container."""
     if status.get("phase") != "Failed":
         return {}
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    return next((container for container in every if _ended_container(container).get("exitCode")), {})
+    return next((container for container in every if _ended_state(container).get("exitCode")), {})
 
 
-def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """`init container fetch` or `side container proxy`; empty for no container."""
+def _other_container_name(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """Return `init container fetch` or `side container proxy`; empty without a container."""
     if not container:
         return ""
     initial = any(one.get("name") == container.get("name") for one in status.get("initContainerStatuses") or ())
@@ -273,13 +277,13 @@ def _name_beside(status: Mapping[str, Any], container: Mapping[str, Any]) -> str
 
 
 def _side_failure(status: Mapping[str, Any], main: str) -> str:
-    """What a side container ended with while the main one runs; empty if all is well."""
+    """Return the failure of a side container while the main one runs; empty without one."""
     every = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
     if "running" not in (_pod_container_status(every, main).get("state") or {}):
         return ""
     for container in every:
         runs = "running" in (container.get("state") or {})
-        ended = _ended_container(container) or ({} if runs else _ended_container(container, "lastState"))
+        ended = _ended_state(container) or ({} if runs else _ended_state(container, "lastState"))
         if container.get("name") != main and ended.get("exitCode"):
             why = f" ({ended['reason']})" if ended.get("reason") not in (None, "", "Error") else ""
             return f"side container {container.get('name')} exited with {ended['exitCode']}{why}"
@@ -287,7 +291,7 @@ def _side_failure(status: Mapping[str, Any], main: str) -> str:
 
 
 def _pod_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The pod's condition of this type; empty if it has none."""
+    """Return the pod's condition of this type; empty if it has none."""
     return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
 
 
@@ -301,33 +305,35 @@ def _pod_place(status: Mapping[str, Any], node: str, node_ready: bool | None) ->
 
 
 def _pod_wait(status: Mapping[str, Any], role: Role) -> PodReason:
-    """Why the pod does not run yet, in the kubelet's or the scheduler's words; empty while nothing is amiss."""
+    """Return the reason why the pod does not run yet, in the kubelet's or scheduler's words; empty in a
+    normal start.
+    """
     placing = _pod_condition(status, "PodScheduled")
     if placing.get("status") == "False":
         message = str(placing.get("message") or "")
-        return PodReason(str(placing.get("reason") or "Unschedulable"), message + _way_out(message, role))
+        return PodReason(str(placing.get("reason") or "Unschedulable"), message + _remedy(message, role))
     for group in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(group) or ():
             waiting = (container.get("state") or {}).get("waiting") or {}
             if str(waiting.get("reason") or "") not in _ORDINARY_WAITING:
                 message = str(waiting.get("message") or "")
-                return PodReason(str(waiting["reason"]), message + _way_out(message, role))
+                return PodReason(str(waiting["reason"]), message + _remedy(message, role))
     return PodReason()
 
 
-def _way_out(message: str, role: Role) -> str:
-    """What to set where the kubelet does not start an image for its user; empty for any other message."""
+def _remedy(message: str, role: Role) -> str:
+    """Return a remedy to append to a kubelet's message about runAsNonRoot; empty for any other message."""
     if "runAsNonRoot" not in message:
         return ""
     context = f"spec.{_FIELDS.get(role, role)}.template.spec.securityContext"
     return (
-        f"; set {context}.runAsUser to the number of a user who can run the image, or, where the namespace's Pod "
-        f"Security allows root, {context}.runAsNonRoot to false"
+        f"; set {context}.runAsUser to the number of a user who can run the image, or, if the namespace's Pod "
+        f"Security allows root, set {context}.runAsNonRoot to false"
     )
 
 
 def _pod_disruption(status: Mapping[str, Any]) -> PodReason:
-    """What Kubernetes says took the pod away (the condition DisruptionTarget), or empty."""
+    """Return the reason of the condition DisruptionTarget, with which Kubernetes removes a pod; empty without one."""
     found = _pod_condition(status, "DisruptionTarget")
     if found.get("status") != "True":
         return PodReason()
@@ -335,7 +341,7 @@ def _pod_disruption(status: Mapping[str, Any]) -> PodReason:
     return PodReason(reason, time=parse_time(found.get("lastTransitionTime")))
 
 
-def _report_integer(text: object) -> int:
+def _integer_or_zero(text: object) -> int:
     try:
         return int(str(text))
     except ValueError:
@@ -347,22 +353,22 @@ def _report_time(seconds: object) -> datetime | None:
     return datetime.fromtimestamp(float(seconds), UTC) if is_number else None  # type: ignore[arg-type]
 
 
-def storable_observation(value: Any) -> Any:
-    """JSON from pods, made such that the API stores it unchanged: else a status is never what was written.
+def storable_json(value: Any) -> Any:
+    """Return JSON from a pod with values that the API cannot store replaced. Otherwise each read status would differ.
 
-    U+FFFD replaces lone surrogates; None replaces NaN, infinities and what is beyond a float.
+    U+FFFD replaces lone surrogates; None replaces NaN, infinities and numbers beyond a float.
     """
     if isinstance(value, str):
         return _LONE_SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {storable_observation(key): storable_observation(inner) for key, inner in value.items()}
+        return {storable_json(key): storable_json(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [storable_observation(inner) for inner in value]
-    return value if not isinstance(value, int | float) or is_observed_finite(value) else None
+        return [storable_json(inner) for inner in value]
+    return value if not isinstance(value, int | float) or is_finite_number(value) else None
 
 
-def is_observed_finite(value: float) -> bool:
-    """Whether `value` is a finite float, or an int that becomes one."""
+def is_finite_number(value: float) -> bool:
+    """Return whether `value` is a finite float, or an int that converts to one."""
     try:
         return math.isfinite(value)
     except OverflowError:

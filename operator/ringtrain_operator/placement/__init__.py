@@ -1,1 +1,1 @@
-"""Who places a job's pods: gang schedulers, autoscalers that make nodes, Kueue, and the operator's own line."""
+"""Placement of a job's pods: gang schedulers, autoscalers that add nodes, Kueue, and the operator's own queue."""

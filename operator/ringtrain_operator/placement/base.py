@@ -1,7 +1,7 @@
-"""What whoever places a job's pods is asked: one interface, which the files beside this one fill in.
+"""Interface of a placement, which the other modules of this folder implement.
 
-A placement is a job's attempt and what was read of its scheduler or autoscaler (its view). It touches nothing.
-`GangScheduler` is what the file of a scheduler has to say that places all pods of a group or none.
+A placement is a job's attempt together with the observed state of its scheduler or autoscaler (its view). It calls no
+API. `GangScheduler` describes a scheduler that places all pods of a group or none.
 """
 
 import copy
@@ -17,9 +17,9 @@ from ..spec.job import Job
 from ..spec.scheduling import Topology
 
 Json = dict[str, Any]
-# How often a job looks whether the scheduler or autoscaler that it asks for has come.
-LOOK_AGAIN_S = 60
-# Of a pod's spec what decides where it may run and what it takes there. Quota and autoscalers need no more.
+# Interval at which a job checks for a missing scheduler or autoscaler.
+RECHECK_S = 60
+# Fields of a pod's spec that determine possible nodes and used resources. Quota and autoscalers need no others.
 _WEIGHED = (
     "nodeSelector",
     "affinity",
@@ -37,11 +37,11 @@ _OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
 
 @dataclass(frozen=True)
 class PlacementAttempt:
-    """The present attempt of a job. `workers`: that it was made for; `needed`: without which it can't begin.
+    """The current attempt of a job. `workers`: its size; `needed`: workers that it needs to start.
 
-    `scheduler`: the gang scheduler that was chosen for it. `is_open`: none of its pods exists, and it is still to
-    be chosen who places them. `is_over`: it is to have no pods. `is_held`: its pods wait for something that comes
-    first. `unplaced`: what is said of pods without a node; None: as many as are needed have one.
+    `scheduler`: the gang scheduler chosen for it. `is_open`: it has no pods, and its scheduler can still be chosen.
+    `is_over`: it must have no pods. `is_held`: its pods wait for something else first. `unplaced`: messages of pods
+    without a node; None if all needed pods have one.
     """
 
     job: Job
@@ -57,45 +57,47 @@ class PlacementAttempt:
 
     @property
     def name(self) -> str:
-        """Name of what its pods are queued or placed as; no other job has it, and no other attempt."""
+        """Name under which its pods are queued or placed. It is unique per job and attempt."""
         return names.group_name(self.job.name, self.job.uid, self.number)
 
     @property
-    def next_look(self) -> datetime:
-        """When to look again for one who is not there."""
-        return self.now + timedelta(seconds=LOOK_AGAIN_S)
+    def next_check(self) -> datetime:
+        """Next requeue time for a missing scheduler or autoscaler."""
+        return self.now + timedelta(seconds=RECHECK_S)
 
 
 @dataclass(frozen=True)
 class PlacementWait:
-    """Why the gang does not run yet: reason and message of Running=False."""
+    """Reason for which the gang does not run yet: reason and message of Running=False."""
 
     reason: str
     message: str
 
 
 class Placement(Protocol):
-    """One who has a say in where the pods of an attempt run."""
+    """A component that influences where the pods of an attempt run."""
 
     @property
     def holds(self) -> bool:
-        """Whether the pods are not to be made yet."""
+        """Whether the pods must not be created yet."""
 
     def waits_for(self) -> PlacementWait | None:
-        """What keeps the gang from running, in the words of whoever places it."""
+        """Return the reason for which the gang does not run, in the words of the component that places
+        it; None if none.
+        """
 
-    def wakes(self) -> tuple[datetime, ...]:
-        """When to look again if nothing happens."""
+    def requeue_times(self) -> tuple[datetime, ...]:
+        """Return the requeue times."""
 
     def marked(self, pod: Json) -> Json:
-        """The launcher's or a worker's pod with what it must say to be placed so."""
+        """Return the launcher's or a worker's pod with the fields that this placement needs."""
 
     def unwanted(self) -> Iterable[tuple[ObjectRef, str]]:
-        """Objects, with their uids, that are of no use any more."""
+        """Return objects to delete, with their uids."""
 
 
-def weighed_template(pod: Json) -> Json:
-    """The pod's template, as far as quota and places are concerned."""
+def reduced_template(pod: Json) -> Json:
+    """Return a pod template reduced to the fields that matter for quota and placement."""
     spec = pod["spec"]
     weighed = {name: copy.deepcopy(spec[name]) for name in _WEIGHED if spec.get(name)}
     for kind in ("initContainers", "containers"):
@@ -103,13 +105,15 @@ def weighed_template(pod: Json) -> Json:
             weighed[kind] = [{name: c[name] for name in _OF_A_CONTAINER if c.get(name)} for c in spec[kind]]
     labels = pod["metadata"]["labels"]
     changing = (contract.LABEL_ATTEMPT, contract.LABEL_WORKER_INDEX, contract.LABEL_DATA_INDEX)
-    lasting = {name: value for name, value in labels.items() if name not in changing}
-    return {"metadata": {"labels": lasting}, "spec": {"restartPolicy": "Never", **weighed}}
+    stable = {name: value for name, value in labels.items() if name not in changing}
+    return {"metadata": {"labels": stable}, "spec": {"restartPolicy": "Never", **weighed}}
 
 
 @dataclass(frozen=True)
 class PlacedGang:
-    """One attempt's pods; with fewer than `min_pods` none is placed. `queue` is Volcano's; empty: its default."""
+    """Pods of one attempt, of which at least `min_pods` are placed together. `queue`: Volcano's; empty
+    for its default.
+    """
 
     name: str
     min_pods: int
@@ -120,12 +124,11 @@ class PlacedGang:
 
 @dataclass(frozen=True)
 class GangScheduler:
-    """A scheduler that knows gangs, as `PodGroup` objects of its API group.
+    """A scheduler that places gangs, described by `PodGroup` objects of its API group.
 
-    `versions`: of that API, the newest first. `scheduler_name`: who places the pods unless the installation or the
-    template says otherwise; empty: the cluster's own scheduler. `spec` is that of a gang's PodGroup; `join` makes
-    a pod one of the group of that name. `no_room`: type and status of the condition of a group whose
-    gang finds no room; None: the pods say it.
+    `versions`: of that API, newest first. `scheduler_name`: default schedulerName of the pods; empty for the cluster's
+    own scheduler. `spec` returns the spec of a gang's PodGroup; `join` adds a pod to the group of that name, in place.
+    `no_room`: type and status of the condition of a group that does not fit; None if the pods report this.
     """
 
     api_group: str

@@ -1,4 +1,4 @@
-"""Gang schedulers: which of them places an attempt's pods, the PodGroup that it is given, and what it says."""
+"""Gang schedulers: the choice for an attempt, its PodGroup, and the scheduler's messages."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _NO_ROOM = {scheduler.no_room for scheduler in SCHEDULERS.values()}
 
 @dataclass(frozen=True)
 class GroupView:
-    """A PodGroup of the job. `words`: why its gang finds no room, as its scheduler says it; empty: it does not."""
+    """A PodGroup of the job. `words`: its scheduler's message if the gang does not fit; else empty."""
 
     ref: ObjectRef
     uid: str
@@ -38,8 +38,8 @@ class GroupView:
 class GangsView:
     """Gang schedulers, by their names in spec.scheduling.gang.
 
-    `allowed`: schedulerName of each that the installation allows. `served`: of these, those whose API there is,
-    and its version. `groups`: of the job.
+    `allowed`: schedulerName of each scheduler that the installation allows. `served`: API version of those whose API is
+    served. `groups`: the job's PodGroups.
     """
 
     allowed: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class GangsView:
 
 @dataclass(frozen=True)
 class GangChoice:
-    """Who places all pods of an attempt or none; None: nobody. `problem`: why it is not whom the job asks for."""
+    """Gang scheduler of an attempt; None without one. `problem`: reason for which the requested one is unavailable."""
 
     scheduler: Scheduler | None = None
     problem: str = ""
@@ -57,59 +57,61 @@ class GangChoice:
 
 @dataclass(frozen=True)
 class GangPlacement:
-    """The pods of an attempt as a gang. `view`: None where nobody places pods, as on one machine."""
+    """The pods of an attempt as a gang. `view`: None without a scheduler, as on one machine."""
 
     attempt: PlacementAttempt
     view: GangsView | None
 
     @property
     def choice(self) -> GangChoice:
-        """The gang scheduler that the spec, the installation and the cluster lead to."""
+        """Gang scheduler that follows from the spec, the installation and the cluster."""
         job, view = self.attempt.job, self.view
         wanted = job.spec.scheduling.gang
         if view is None or wanted == "None":
             return GangChoice()
         if wanted == "Auto":
-            # Kueue admits whole jobs: a second mechanism that holds pods back has to be asked for.
-            return GangChoice() if job.queue else GangChoice(_first_served(job, view))
+            # Kueue admits whole jobs, so a second mechanism that withholds pods must be requested explicitly.
+            return GangChoice() if job.queue else GangChoice(_first_served_scheduler(job, view))
         if wanted not in view.allowed:
-            way_out = f"set gangs.{wanted.lower()} in the operator's chart, or choose Auto"
-            return GangChoice(problem=f"scheduling.gang is {wanted}, which this installation does not allow: {way_out}")
+            remedy = f"set gangs.{wanted.lower()} in the operator's chart, or choose Auto"
+            return GangChoice(problem=f"scheduling.gang is {wanted}, but this installation does not allow it: {remedy}")
         if wanted not in view.served:
             api = SCHEDULERS[wanted]
             kinds = f"PodGroups of {api.api_group} ({' or '.join(api.versions)})"
             missing = f"the API server has no {kinds}: install it, or choose Auto"
-            return GangChoice(problem=f"scheduling.gang is {wanted}, and {missing}")
+            return GangChoice(problem=f"scheduling.gang is {wanted}, but {missing}")
         return GangChoice(wanted)
 
     @property
     def problem(self) -> str:
-        """Why the pods are not made: nobody is there who would place them as the job asks."""
+        """Reason for which the pods are not created: the requested scheduler is unavailable. Empty if there is none."""
         return self.choice.problem if self.attempt.is_open else ""
 
     @property
     def holds(self) -> bool:
-        """Whether the pods are not to be made yet."""
+        """Whether the pods must not be created yet."""
         return bool(self.problem)
 
     def waits_for(self) -> PlacementWait | None:
-        """Why the scheduler finds no room: in its group's words and in a pod's. No pod's name: they take turns."""
-        scheduler, said = self.attempt.scheduler, self.attempt.unplaced
-        if scheduler is None or self.view is None or said is None:
+        """Return why the gang does not fit, from its group and one pod. It omits the pod's name, which would change
+        often.
+        """
+        scheduler, messages = self.attempt.scheduler, self.attempt.unplaced
+        if scheduler is None or self.view is None or messages is None:
             return None
         name = self.attempt.name
         of_group = next((group.words for group in self.view.groups if group.ref.name == name), "")
-        # What a scheduler says of nodes tells more than that a pod waits for the others of its group.
-        telling = sorted(said, key=lambda words: ("nodes are available" not in words, words))
+        # A message about nodes is more useful than one about waiting for the rest of the group.
+        telling = sorted(messages, key=lambda words: ("nodes are available" not in words, words))
         words = "; ".join(filter(None, (of_group, *telling[:1])))
         return PlacementWait("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
 
-    def wakes(self) -> tuple[datetime, ...]:
-        """When to look again for a gang scheduler that is not there."""
-        return (self.attempt.next_look,) if self.problem else ()
+    def requeue_times(self) -> tuple[datetime, ...]:
+        """Return the requeue time for a missing gang scheduler."""
+        return (self.attempt.next_check,) if self.problem else ()
 
     def missing(self) -> tuple[Json, ...]:
-        """The attempt's group, if it is not there: made before the pods."""
+        """Return the attempt's PodGroup if it does not exist. It is created before the pods."""
         view, scheduler = self.view, self.attempt.scheduler
         if view is None or scheduler is None or scheduler not in view.served:
             return ()
@@ -119,25 +121,27 @@ class GangPlacement:
         return (self._group(scheduler, version),)
 
     def marked(self, pod: Json) -> Json:
-        """The pod as one of its attempt's group, if there is one, for its scheduler or the template's."""
+        """Return the pod as a member of its attempt's group, if there is one, with the scheduler's or template's
+        schedulerName.
+        """
         if self.attempt.scheduler is None:
             return pod
         scheduler = SCHEDULERS[self.attempt.scheduler]
         scheduler.join(pod, self.attempt.name)
         allowed = self.view.allowed.get(self.attempt.scheduler, "") if self.view is not None else ""
-        who = _named_in_template(self.attempt.job) or allowed or scheduler.scheduler_name
+        who = _template_scheduler_name(self.attempt.job) or allowed or scheduler.scheduler_name
         if who and not pod["spec"].get("schedulerName"):
             pod["spec"]["schedulerName"] = who
         return pod
 
     def unwanted(self) -> Iterator[tuple[ObjectRef, str]]:
-        """Groups of attempts that are over, of a job that has ended, and of one that is to have no pods."""
+        """Yield PodGroups of earlier attempts, of an ended job, and of a job that must have no pods."""
         for group in self.view.groups if self.view is not None else ():
             if not group.ending and not self._is_present(group.ref):
                 yield group.ref, group.uid
 
     def _group(self, scheduler: str, api_version: str) -> Json:
-        """The attempt's PodGroup, as gang scheduler `scheduler` knows it in `api_version`."""
+        """Return the attempt's PodGroup in `api_version` of gang scheduler `scheduler`."""
         job, wanted = self.attempt.job, self.attempt.job.spec.scheduling
         template = (job.spec.worker.template.get("spec") or {}).get("priorityClassName")
         gang = PlacedGang(
@@ -155,7 +159,7 @@ class GangPlacement:
         }
 
     def _is_present(self, group: ObjectRef) -> bool:
-        """Whether it is the group of pods that there are, or are to be."""
+        """Return whether this is the group of existing or future pods."""
         scheduler = self.attempt.scheduler
         if self.attempt.is_over or scheduler is None or group.name != self.attempt.name:
             return False
@@ -163,10 +167,10 @@ class GangPlacement:
 
 
 def view_group(group: Mapping[str, Any], api_version: str) -> GroupView:
-    """What `plan` needs of a PodGroup of ours, read in `api_version`."""
+    """Parse a PodGroup of the job, read in `api_version`."""
     meta, status = group["metadata"], group.get("status") or {}
-    said = (c for c in status.get("conditions") or () if (c.get("type"), c.get("status")) in _NO_ROOM)
-    words = (c.get("message") or c.get("reason") for c in said)
+    conditions = (c for c in status.get("conditions") or () if (c.get("type"), c.get("status")) in _NO_ROOM)
+    words = (c.get("message") or c.get("reason") for c in conditions)
     return GroupView(
         ref=ObjectRef("PodGroup", str(meta["name"]), api_version),
         uid=str(meta.get("uid") or ""),
@@ -175,14 +179,14 @@ def view_group(group: Mapping[str, Any], api_version: str) -> GroupView:
     )
 
 
-def _named_in_template(job: Job) -> str:
-    """schedulerName of the worker's template; empty: it names none."""
+def _template_scheduler_name(job: Job) -> str:
+    """Return the schedulerName of the worker's template; empty if it has none."""
     return str((job.spec.worker.template.get("spec") or {}).get("schedulerName") or "")
 
 
-def _first_served(job: Job, view: GangsView) -> Scheduler | None:
-    """The first that is there and places pods under the name that the template has, if it has one."""
-    named = _named_in_template(job)
+def _first_served_scheduler(job: Job, view: GangsView) -> Scheduler | None:
+    """Return the first served scheduler that places pods under the template's schedulerName, if it has one."""
+    named = _template_scheduler_name(job)
     in_order: tuple[Scheduler, ...] = ("Kubernetes", "Coscheduling", "Volcano")
     there = (one for one in in_order if one in view.served)
     return next((one for one in there if named in ("", view.allowed[one] or DEFAULT_SCHEDULER)), None)

@@ -1,10 +1,12 @@
-"""Kubernetes' own gangs: PodGroups of scheduling.k8s.io (feature gates GenericWorkload and GangScheduling)."""
+"""Gangs of Kubernetes itself: PodGroups of scheduling.k8s.io (feature gates GenericWorkload and GangScheduling)."""
 
 from .base import GangScheduler, Json, PlacedGang
 
 
 def _kubernetes_group_spec(gang: PlacedGang) -> Json:
-    """An API server without the gates of topology and of preemption of whole groups drops these two fields."""
+    """Return the spec of a PodGroup. API servers without the feature gates of topology or preemption
+    drop those fields.
+    """
     spec: Json = {"schedulingPolicy": {"gang": {"minCount": gang.min_pods}}}
     if gang.topology is not None and gang.topology.required:
         spec["schedulingConstraints"] = {"topology": [{"key": gang.topology.required}]}

@@ -1,7 +1,7 @@
-"""Nodes for an attempt's pods: a ProvisioningRequest that a cluster autoscaler answers before any pod is made.
+"""Nodes for an attempt's pods: a ProvisioningRequest that a cluster autoscaler answers before any pod is created.
 
-Everything follows from the request that exists: one that failed, or that nobody answers, is deleted in its time,
-and one that is missing is made. So no operator has to remember what it asked for.
+All decisions follow from the existing request: one that failed or is unanswered is deleted after a timeout, and a
+missing one is created. So the operator does not need to store what it requested.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,24 +13,24 @@ from ..build import names
 from ..build.names import ObjectRef
 from ..spec.base import format_time, parse_time
 from ..spec.job import Job
-from .base import Json, PlacementAttempt, PlacementWait, weighed_template
+from .base import Json, PlacementAttempt, PlacementWait, reduced_template
 
 AUTOSCALER_GROUP = "autoscaling.x-k8s.io"
-# After a failure the same is asked for again, which costs an autoscaler a simulation.
+# Delay before a failed request is repeated; each one costs the autoscaler a simulation.
 ASK_AGAIN_S = 60
-# By these a pod takes what was made for it, and makes the autoscaler look for nothing more.
+# Annotations by which a pod uses the provisioned nodes and does not trigger further scale-up.
 _REQUEST_ANNOTATION = f"{AUTOSCALER_GROUP}/consume-provisioning-request"
 _CLASS_ANNOTATION = f"{AUTOSCALER_GROUP}/provisioning-class-name"
 _POD_SETS = ("launcher", "workers")
-# With any of these the request is of no use any more; nothing of it changes back.
+# Conditions that end a request permanently.
 _OVER = ("Failed", "CapacityRevoked", "BookingExpired")
 
 
 @dataclass(frozen=True)
 class RequestView:
-    """A ProvisioningRequest of the job. `counts`: pods of its pod sets. `words`: what the autoscaler says last.
+    """A ProvisioningRequest of the job. `counts`: pods of its pod sets. `words`: the autoscaler's last message.
 
-    `provisioned`: the nodes are there. `over_since`: since when it has failed, or what it was given is taken back.
+    `provisioned`: the nodes exist. `over_since`: time at which it failed or its capacity was revoked.
     """
 
     ref: ObjectRef
@@ -45,8 +45,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class ProvisioningView:
-    """Where nodes may be asked for. `allowed`: by the installation. `version`: of the autoscaler's API; empty:
-    there is none. `requests` and `templates`, with their uids, are the job's.
+    """Observed state of the autoscaler's API.
+
+    `allowed`: whether the installation permits it. `version`: of the API; empty if not served. `requests` and
+    `templates` (with uids) belong to the job.
     """
 
     allowed: bool = False
@@ -57,14 +59,14 @@ class ProvisioningView:
 
 @dataclass(frozen=True)
 class NodesPlacement:
-    """The nodes that are asked for an attempt. `view`: None where pods have no nodes, as on one machine."""
+    """Nodes requested for an attempt. `view`: None without nodes, as on one machine."""
 
     attempt: PlacementAttempt
     view: ProvisioningView | None
 
     @property
     def holds(self) -> bool:
-        """Whether the pods are held back until there are nodes for them."""
+        """Whether the pods wait until there are nodes for them."""
         attempt = self.attempt
         if attempt.job.spec.scheduling.provisioning is None or self.view is None or not attempt.is_open:
             return False
@@ -74,7 +76,9 @@ class NodesPlacement:
         return bool(self._problem) or request is None or request.ending or not request.provisioned
 
     def waits_for(self) -> PlacementWait | None:
-        """What a job that waits for nodes waits for, in the autoscaler's words where it has any."""
+        """Return what a job that waits for nodes waits for, in the autoscaler's words if it has any; None if it does
+        not wait.
+        """
         if not self.holds:
             return None
         if problem := self._problem:
@@ -82,24 +86,24 @@ class NodesPlacement:
         request, wanted = self._request, self.attempt.job.spec.scheduling.provisioning
         name = f"ProvisioningRequest {self.attempt.name} ({wanted.class_name if wanted else ''})"
         if request is None or request.ending:
-            return PlacementWait("WaitingForCapacity", f"{name} is being made")
-        words, again = request.words or "the autoscaler has not looked at it yet", self._withdrawn_at(request)
+            return PlacementWait("WaitingForCapacity", f"{name} is being created")
+        words, again = request.words or "the autoscaler has not processed it yet", self._withdrawn_at(request)
         if request.over_since is not None and again is not None:
-            return PlacementWait("NoCapacity", f"{name}: {words}; asked again at {format_time(again)}")
+            return PlacementWait("NoCapacity", f"{name}: {words}; it is requested again at {format_time(again)}")
         return PlacementWait("WaitingForCapacity", f"{name}: {words}")
 
-    def wakes(self) -> tuple[datetime, ...]:
-        """When to look again if no autoscaler answers, or if there is none."""
+    def requeue_times(self) -> tuple[datetime, ...]:
+        """Return the requeue time for an unanswered request or a missing autoscaler."""
         if not self.holds:
             return ()
         if self._problem:
-            return (self.attempt.next_look,)
+            return (self.attempt.next_check,)
         request = self._request
         due = self._withdrawn_at(request) if request is not None and not request.ending else None
         return (due,) if due is not None and due > self.attempt.now else ()
 
     def missing(self, pods: Mapping[str, Json]) -> tuple[Json, ...]:
-        """What the autoscaler is not told yet: templates, and then the request. `pods`: one of each set."""
+        """Return the missing PodTemplates and then the missing request. `pods`: one pod of each pod set."""
         view, wanted, job = self.view, self.attempt.job.spec.scheduling.provisioning, self.attempt.job
         if view is None or wanted is None or self._problem:
             return ()
@@ -122,7 +126,7 @@ class NodesPlacement:
         return (*templates, request)
 
     def marked(self, pod: Json) -> Json:
-        """The pod as one that takes the nodes which were asked for."""
+        """Return the pod with annotations to use the requested nodes."""
         wanted = self.attempt.job.spec.scheduling.provisioning
         if wanted is not None and self.view is not None:
             annotations = pod["metadata"].setdefault("annotations", {})
@@ -131,7 +135,9 @@ class NodesPlacement:
         return pod
 
     def unwanted(self) -> Iterator[tuple[ObjectRef, str]]:
-        """Requests and templates of attempts that are over or are to have no pods, and a request of no use."""
+        """Yield requests and templates of earlier attempts or of attempts without pods, and a request that is not
+        useful.
+        """
         if self.view is None:
             return
         for request in self.view.requests:
@@ -147,39 +153,39 @@ class NodesPlacement:
 
     @property
     def _counts(self) -> tuple[int, ...]:
-        """Pods of the launcher's and of the workers' pod set."""
+        """Number of pods in the pod sets of launcher and workers."""
         return (1, self.attempt.workers)
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether the attempt is to have pods, on nodes that are asked for."""
+        """Whether the attempt is to have pods on requested nodes."""
         return not self.attempt.is_over and self.attempt.job.spec.scheduling.provisioning is not None
 
     @property
     def _request(self) -> RequestView | None:
-        """The attempt's request."""
+        """The attempt's request; None if it does not exist."""
         requests = self.view.requests if self.view is not None else ()
         return next((one for one in requests if one.ref.name == self.attempt.name), None)
 
     @property
     def _problem(self) -> str:
-        """Why nobody can be asked for nodes; empty: somebody can."""
+        """Reason for which no nodes can be requested; empty if they can."""
         if self.view is None or self.attempt.job.spec.scheduling.provisioning is None:
             return ""
         if not self.view.allowed:
             return (
-                "scheduling.provisioning is set, which this installation does not allow: set provisioning.enabled "
+                "scheduling.provisioning is set, but this installation does not allow it: set provisioning.enabled "
                 "in the operator's chart, or remove it"
             )
         if not self.view.version:
             return (
-                "scheduling.provisioning is set, and the API server has no ProvisioningRequests of "
+                "scheduling.provisioning is set, but the API server has no ProvisioningRequests of "
                 f"{AUTOSCALER_GROUP}: install the cluster autoscaler's CRD, or remove it"
             )
         return ""
 
     def _is_of_use(self, request: RequestView) -> bool:
-        """Whether the attempt's pods take what it gives, or may yet."""
+        """Return whether the attempt's pods use this request, or may use it later."""
         if not self._is_wanted or request.ref.name != self.attempt.name:
             return False
         if not self.attempt.is_open:
@@ -188,7 +194,7 @@ class NodesPlacement:
         return request.counts == self._counts and (due is None or self.attempt.now < due)
 
     def _withdrawn_at(self, request: RequestView) -> datetime | None:
-        """When a request that got no nodes is withdrawn, and made anew; None: it got some."""
+        """Return the time at which an unsuccessful request is deleted and created again; None if it was successful."""
         wanted = self.attempt.job.spec.scheduling.provisioning
         if request.over_since is not None:
             return request.over_since + timedelta(seconds=ASK_AGAIN_S)
@@ -198,18 +204,18 @@ class NodesPlacement:
 
 
 def build_pod_template(job: Job, name: str, pod: Json) -> Json:
-    """The PodTemplate of pods like this one, as far as an autoscaler weighs them."""
+    """Return a PodTemplate for pods like this one, reduced to the fields that an autoscaler needs."""
     metadata = names.metadata(job, name, names.job_labels(job))
-    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": weighed_template(pod)}
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": reduced_template(pod)}
 
 
 def view_request(request: Mapping[str, Any], api_version: str) -> RequestView:
-    """What `plan` needs of a ProvisioningRequest of ours, read in `api_version`."""
+    """Parse a ProvisioningRequest of the job, read in `api_version`."""
     meta, status = request["metadata"], request.get("status") or {}
-    said = {str(c.get("type")): c for c in status.get("conditions") or ()}
-    over = next((said[kind] for kind in _OVER if _is_provisioning_true(said.get(kind))), None)
+    conditions = {str(c.get("type")): c for c in status.get("conditions") or ()}
+    over = next((conditions[kind] for kind in _OVER if _is_provisioning_true(conditions.get(kind))), None)
     created = parse_time(meta.get("creationTimestamp")) or datetime.fromtimestamp(0, UTC)
-    last = over or said.get("Provisioned") or said.get("Accepted") or {}
+    last = over or conditions.get("Provisioned") or conditions.get("Accepted") or {}
     # `Failed: CapacityIsNotFound: 2 nodes are missing`
     words = ": ".join(str(part) for part in map(last.get, ("type", "reason", "message")) if part)
     return RequestView(
@@ -217,7 +223,7 @@ def view_request(request: Mapping[str, Any], api_version: str) -> RequestView:
         uid=str(meta.get("uid") or ""),
         created=created,
         counts=tuple(int(one.get("count") or 0) for one in request["spec"].get("podSets") or ()),
-        provisioned=over is None and _is_provisioning_true(said.get("Provisioned")),
+        provisioned=over is None and _is_provisioning_true(conditions.get("Provisioned")),
         over_since=(parse_time(over.get("lastTransitionTime")) or created) if over is not None else None,
         words=words,
         ending="deletionTimestamp" in meta,

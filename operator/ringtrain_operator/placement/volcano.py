@@ -1,4 +1,4 @@
-"""Volcano's gangs: PodGroups of scheduling.volcano.sh."""
+"""Gangs of Volcano: PodGroups of scheduling.volcano.sh."""
 
 from .base import GangScheduler, Json, PlacedGang
 
@@ -12,7 +12,7 @@ def _volcano_group_spec(gang: PlacedGang) -> Json:
     if gang.priority_class:
         spec["priorityClassName"] = gang.priority_class
     if gang.topology is not None:
-        # Volcano knows tiers of its HyperNodes and no labels; its default is the lowest tier.
+        # Volcano has tiers of HyperNodes instead of labels; its default is the lowest tier.
         spec["networkTopology"] = {"mode": "hard" if gang.topology.required else "soft"}
     return spec
 

@@ -1,4 +1,4 @@
-"""The decisions: from a job, what exists and the time of day, to what is written next. Pure."""
+"""Decisions: a pure function from a job, its observed state and the time to the changes to make."""
 
 from .planning import plan_object
 from .result import Plan, PlannedDeletion, PlannedEvent

@@ -1,39 +1,39 @@
-"""Pods and jobs that are over: cleanPodPolicy, ttlSecondsAfterFinished, pods that stay Terminating."""
+"""Cleanup of finished jobs and their pods: cleanPodPolicy, ttlSecondsAfterFinished, pods that stay Terminating."""
 
 from datetime import datetime, timedelta
 
 from ..observe.model import PodView
 from ..status.model import JobStatus
 from ..status.situation import Situation
-from ..workers.lasting import evaluator_until
+from ..workers.auxiliary import evaluator_deadline
 from .deadlines import DEADLINE_EXCEEDED
 from .result import PlannedDeletion
 
-# How long a finished gang's pods have to end by themselves before they count as still running.
+# Time that a finished gang's pods have to end by themselves before they count as running.
 SETTLE_S = 10
-# How long at least the launcher of a job that was out of time has to take in the last lines of its workers, and to
-# end. Workers may take their grace period, in which ranks save.
+# Minimum time for the launcher of a job that exceeded its deadline to collect the last lines of its workers and to end.
+# Workers have at least their grace period, in which ranks save.
 DRAIN_S = 60
-# After the grace period of a pod whose node is dead (its deletionTimestamp includes that).
+# Counted from the deletionTimestamp, which includes the grace period, of a pod on a dead node.
 FORCE_AFTER_S = 60
 
 
 def job_expiry(s: Situation) -> datetime | None:
-    """When a finished job is to be deleted, with all it owns (ttlSecondsAfterFinished); None: never.
+    """Return the time at which to delete a finished job and its objects (ttlSecondsAfterFinished); None: never.
 
-    Not before its evaluator has had its time.
+    It is not before the end of the evaluator's timeout.
     """
     ttl = s.job.spec.run_policy.ttl_seconds_after_finished
     if ttl is None or s.status.completion_time is None:
         return None
     expires = s.status.completion_time + timedelta(seconds=ttl)
-    return max(expires, evaluator_until(s) or expires)
+    return max(expires, evaluator_deadline(s) or expires)
 
 
 def force_time(pod: PodView) -> datetime | None:
-    """When a Terminating pod may be deleted by force: nobody is left on a dead node to say that it ended.
+    """Return the time at which to force the deletion of a Terminating pod on a dead node; None for any other pod.
 
-    None while its node may still be ending it.
+    The kubelet of a dead node cannot confirm that the pod has ended.
     """
     dead = (
         pod.place.node_ready is False
@@ -46,7 +46,7 @@ def force_time(pod: PodView) -> datetime | None:
 
 
 def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
-    """How to get rid of `pod`: ask, force, or (None) wait."""
+    """Return a deletion of `pod`, forced if due; None if it terminates already."""
     if pod.deletion_time is None:
         return PlannedDeletion(pod.ref, pod.id.uid)
     due = force_time(pod)
@@ -54,17 +54,17 @@ def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
-    """Pods of a finished job to delete now, and when to look again."""
+    """Return the pods of a finished job to delete now, and the next requeue time."""
     gang, gang_at = _unwanted_gang(s)
-    until = evaluator_until(s)
+    until = evaluator_deadline(s)
     goes_on = until is not None and s.now < until
     every = s.job.spec.run_policy.clean_pod_policy == "All"
-    # Whatever the policy: none of them ends by itself because the training has.
-    beside = (
-        pod for pod in s.lasting_pods if (every or not pod.finished) and not (goes_on and pod.id.role == "evaluator")
+    # Independent of the policy: auxiliary pods do not end when the training ends.
+    auxiliary = (
+        pod for pod in s.auxiliary_pods if (every or not pod.finished) and not (goes_on and pod.id.role == "evaluator")
     )
     moments = [moment for moment in (gang_at, until if goes_on else None) if moment is not None]
-    return (*gang, *beside), min(moments, default=None)
+    return (*gang, *auxiliary), min(moments, default=None)
 
 
 def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
@@ -73,7 +73,7 @@ def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
         return (*s.pods, *s.stale_pods), None
     running = tuple(pod for pod in s.pods if pod.phase not in ("Succeeded", "Failed"))
     if _deadline_exceeded(s.status):
-        return _out_of_time(s, running)
+        return _unwanted_after_deadline(s, running)
     if policy == "None" or not running:
         return s.stale_pods, None
     settled = (s.status.completion_time or s.now) + timedelta(seconds=SETTLE_S)
@@ -82,10 +82,11 @@ def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
     return s.stale_pods + running, None
 
 
-def _out_of_time(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodView, ...], datetime | None]:
-    """Whatever the policy: workers would go on training for a job that has failed.
+def _unwanted_after_deadline(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodView, ...], datetime | None]:
+    """Return all running pods of a job that exceeded its deadline, whatever cleanPodPolicy says.
 
-    The launcher ends when its workers do, and its pod stays: it has their output, and nothing else may have.
+    Workers would otherwise continue training. The launcher ends after its workers, and its pod stays, because it may
+    have the only copy of their output.
     """
     drain_s = max(DRAIN_S, s.job.spec.worker.grace_s + SETTLE_S)
     ends = (s.status.completion_time or s.now) + timedelta(seconds=drain_s)

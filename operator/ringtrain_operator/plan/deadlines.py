@@ -1,8 +1,8 @@
-"""How long a job is active (waiting counts, suspension does not), without a step, or with pods that can't start.
+"""Deadlines of a job: active time (waiting counts, suspension does not), time without a step, time without a start.
 
-An image's name that is none never starts; a ConfigMap or a claim may still come. Images that can't be pulled and
-other pods without a node are waited for, see decision 0011. Who waits for an image on a node gives the node back
-after a while, and tries again.
+An invalid image name can never start; a missing ConfigMap or claim may still be created. Images that cannot be pulled
+and other pods without a node are waited for, see decision 0011. A gang that waits for an image while it occupies nodes
+releases them after a while and tries again.
 """
 
 import re
@@ -18,37 +18,37 @@ from .outcome import failure_of_slowest, failure_with
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 REASON = "CannotStart"
-# Reasons of a container's waiting state, as kubelets give them. What no wait can change:
+# Waiting reasons from kubelets that no wait can resolve.
 _NEVER = frozenset({"InvalidImageName"})
-# What somebody may still make: a ConfigMap, a Secret, a key of one, an image on the node.
+# Waiting reasons that a user may still resolve: a ConfigMap, a Secret or its key, an image on the node.
 _NOT_YET = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull"})
-# What mounting says of these (of the pod's Events), and the scheduler of a claim. A server that does not answer is
-# waited for.
+# Messages about missing objects, from mount Events and from the scheduler. A server that does not answer does not
+# match; the gang waits for it.
 _MISSING = re.compile(
     r'(configmap|secret|persistentvolumeclaim)s? "[^"]+" not found|references non-existent (config|secret) key'
 )
-# An image that somebody may still push, and a registry that may answer again.
+# The image may still be pushed, and the registry may recover.
 _NOT_PULLED = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _MISSES = frozenset({"FailedMount", "Unschedulable"})
-# How often a pod is looked at that waits for its volumes or for its image, and does not say for which.
-LOOK_AGAIN_S = 60
+# Interval at which to observe a pod that waits for a volume or image without giving a reason.
+RECHECK_S = 60
 
 
 def active_deadline(s: Situation) -> PolicyResult:
-    """The job fails when it has been active for longer than it may."""
+    """Fail the job if it has been active for longer than runPolicy.activeDeadlineSeconds."""
     limit = s.job.spec.run_policy.active_deadline_seconds
     if limit is None or s.status.ledger.active_since is None:
         return NO_DECISION
     due = s.status.ledger.active_since + timedelta(seconds=limit - s.status.ledger.active_seconds)
     if s.now < due:
         return PolicyResult(requeue_at=due)
-    message = f"the job was active for longer than activeDeadlineSeconds: {limit}{_what_it_did(s)}"
+    message = f"the job was active for longer than activeDeadlineSeconds: {limit}{_waiting_reason_text(s)}"
     failure = failure_of_slowest(s, DEADLINE_EXCEEDED, message)
     return PolicyResult(Finish("Failed", DEADLINE_EXCEEDED, message, failure))
 
 
-def _what_it_did(s: Situation) -> str:
-    """What the job was waiting for, if it did not run: afterwards nobody could tell."""
+def _waiting_reason_text(s: Situation) -> str:
+    """Return what the job was waiting for if it did not run, to preserve it in the failure message."""
     running = s.status.condition("Running")
     if running is None or running.status == "True" or not running.message:
         return ""
@@ -56,12 +56,15 @@ def _what_it_did(s: Situation) -> str:
 
 
 def progress_deadline(s: Situation) -> PolicyResult:
-    """Judged only by what the launcher says now: an operator that cannot reach it knows nothing about steps."""
+    """Restart the gang if no step was reported within runPolicy.progressDeadlineSeconds.
+
+    Only a current report of the launcher counts: without one the operator knows nothing about steps.
+    """
     limit = s.job.spec.run_policy.progress_deadline_seconds
     report = s.report
     if limit is None or report is None or report.phase != "Running":
         return NO_DECISION
-    # The last step, or when all ranks were there: pulling images and queueing are no lack of progress.
+    # Start at the last step, or when all ranks were present: pulling images and queueing do not count.
     last = max((moment for moment in (report.running_since, report.last_progress_time) if moment), default=None)
     if last is None:
         return NO_DECISION
@@ -76,15 +79,17 @@ def progress_deadline(s: Situation) -> PolicyResult:
 
 
 def unstartable(s: Situation) -> PolicyResult:
-    """A job ends whose gang can't begin because a pod is refused: at once, or after startTimeoutSeconds.
+    """Fail the attempt if a pod cannot start: at once for an invalid image, else after startTimeoutSeconds.
 
-    Where the launcher gave up first it does not wait: the next attempt's pods would be refused as well.
+    If the launcher gave up first, do not wait: the next attempt's pods would have the same problem.
     """
     if s.attempt == 0 or s.gang_began or s.is_without_pods:
         return NO_DECISION
-    refused = [pod for pod in s.pods if not pod.finished and (pod.wait.reason in _NEVER or _may_pod_start(pod))]
+    refused = [
+        pod for pod in s.pods if not pod.finished and (pod.wait.reason in _NEVER or _lacks_creatable_object(pod))
+    ]
     if not refused:
-        return _not_pulled(s) or PolicyResult(requeue_at=_look_again_at_deadline(s))
+        return _give_way_without_image(s) or PolicyResult(requeue_at=_silent_pod_requeue_time(s))
     pod = min(refused, key=lambda pod: (pod.wait.reason not in _NEVER, _unstartable_since(s, pod)))
     if pod.wait.reason in _NEVER:
         return PolicyResult(judge_failure(s, _deadline_failure(s, pod, "can't start")))
@@ -96,10 +101,10 @@ def unstartable(s: Situation) -> PolicyResult:
     return PolicyResult(judge_failure(s, _deadline_failure(s, pod, what)))
 
 
-def _not_pulled(s: Situation) -> PolicyResult | None:
-    """Pods that wait for an image hold no devices for ever: the gang gives its nodes back, and nothing is counted.
+def _give_way_without_image(s: Situation) -> PolicyResult | None:
+    """Make a gang whose pods wait for an image release its nodes after startTimeoutSeconds. It is not counted.
 
-    None where no pod does, and where a launcher runs, which says so itself at the end of its patience.
+    Returns None if no pod waits for an image, or if a launcher runs, which reports the timeout itself.
     """
     waiting = [pod for pod in s.pods if pod.wait.reason in _NOT_PULLED and pod.place.node and not pod.finished]
     if not waiting or (s.launcher is not None and s.launcher.phase == "Running"):
@@ -114,8 +119,8 @@ def _not_pulled(s: Situation) -> PolicyResult | None:
     return PolicyResult(GiveWay(None, refused=f"{pod.id.name} {what}: {pod.wait.reason}{detail}"))
 
 
-def _may_pod_start(pod: PodView) -> bool:
-    """Whether the pod lacks something that somebody may still make."""
+def _lacks_creatable_object(pod: PodView) -> bool:
+    """Return whether the pod lacks an object that a user may still create."""
     return pod.wait.reason in _NOT_YET or (pod.wait.reason in _MISSES and _MISSING.search(pod.wait.message) is not None)
 
 
@@ -123,10 +128,10 @@ def _unstartable_since(s: Situation, pod: PodView) -> datetime:
     return pod.place.scheduled_at or pod.place.unschedulable_since or s.now
 
 
-def _look_again_at_deadline(s: Situation) -> datetime | None:
-    """When to read what is said of a pod that has a node and says nothing."""
-    due = min((due for pod in s.pods if (due := pod.speaks_by) is not None), default=None)
-    return max(due, s.now + timedelta(seconds=LOOK_AGAIN_S)) if due is not None and due <= s.now else due
+def _silent_pod_requeue_time(s: Situation) -> datetime | None:
+    """Return the next time to observe a scheduled pod without a kubelet status; None if there is none."""
+    due = min((due for pod in s.pods if (due := pod.kubelet_report_due) is not None), default=None)
+    return max(due, s.now + timedelta(seconds=RECHECK_S)) if due is not None and due <= s.now else due
 
 
 def _deadline_failure(s: Situation, pod: PodView, what: str) -> Failure:

@@ -1,9 +1,9 @@
-"""The policies, in the order in which they are asked and make their notes."""
+"""All policies, in the order in which they decide and update the status."""
 
 from ..status.decision import Policy
+from ..workers.auxiliary import AUXILIARY_PODS
 from ..workers.data_workers import AUTOSCALE
 from ..workers.gang import DISRUPTION, SCALE
-from ..workers.lasting import LASTING
 from ..workers.replacing import LAUNCHER, WORKERS
 from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE, UNSTARTABLE
 from .incomplete import INCOMPLETE, REFUSED
@@ -11,8 +11,8 @@ from .ledger import CREDENTIALS, PLACEMENTS
 from .outcome import FAILURE, LOST_POD, SUCCESS
 from .queueing import QUEUEING, SUSPENSION
 
-# A success that came in time is one, whatever else happened since; a suspension, or quota that is asked back, goes
-# before judging a failure; a lost pod explains a failed rank, not the other way round.
+# Order: a success in time counts whatever happens later. A suspension or a preemption precedes the judgement of a
+# failure. A lost pod explains a failed rank, not the reverse.
 POLICIES: tuple[Policy, ...] = (
     CREDENTIALS,
     SUCCESS,
@@ -31,5 +31,5 @@ POLICIES: tuple[Policy, ...] = (
     SCALE,
     PROGRESS_DEADLINE,
     AUTOSCALE,
-    LASTING,
+    AUXILIARY_PODS,
 )

@@ -1,13 +1,13 @@
-"""Events: told when a condition turns or its reason changes, so that the same thing is never said twice."""
+"""Events for changes of conditions. An event is sent only when a condition's status or reason changes."""
 
 from collections.abc import Iterator
 
 from ..status.model import Condition, JobStatus
 from ..status.situation import counted
-from ..workers.replacing import avoided_because, avoided_nodes, new_worker_losses, worker_incarnations_of
+from ..workers.replacing import avoidance_text, avoided_nodes, incarnations_of, new_worker_losses
 from .result import PlannedEvent
 
-# Reasons of Running=False that are stages of every start; a person reads them in the condition, not as events.
+# Reasons of Running=False that occur in every start; they are visible in the condition and cause no events.
 _STAGES = frozenset(
     {
         "WaitingForPods",
@@ -21,24 +21,24 @@ _STAGES = frozenset(
         "Finished",
     }
 )
-# Reasons of Degraded=True that follow from an event that is told, or from a change of the spec.
+# Reasons of Degraded=True that follow from another event, or from a change of the spec.
 _TOLD_OTHERWISE = frozenset({"WorkerLost", "LauncherLost", "WorkersJoining"})
 
 
 def events_between(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
-    """What a person watching the job is told about the step from `before` to `after`."""
+    """Return the events for the change of status from `before` to `after`."""
     restarting = after.condition("Restarting")
     changes = (
         _planned_event(before.condition(condition.type), condition)
         for condition in after.conditions
-        # Running=False right after a decision to restart repeats what Restarting=True says.
+        # Running=False right after a decision to restart repeats the message of Restarting=True.
         if not (condition.type == "Running" and restarting and condition.message == restarting.message)
     )
     return (
         *_start_events(before, after),
-        *_world_changed(before, after),
+        *_world_events(before, after),
         *_resume_events(before, after),
-        *_ended_beside(before, after),
+        *_auxiliary_pod_events(before, after),
         *(event for event in changes if event is not None),
     )
 
@@ -50,8 +50,8 @@ def _start_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ..
     return (PlannedEvent("Normal", "AttemptStarted", text),)
 
 
-def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
-    """What became of an elastic job's workers within an attempt."""
+def _world_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
+    """Yield events about an elastic job's workers within an attempt."""
     if after.ledger.incarnations is None:
         return
     was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
@@ -59,45 +59,45 @@ def _world_changed(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent
         yield PlannedEvent("Normal", "Scaled", f"worker.replicas changed from {was} to {now}; workers join and leave")
     for loss in new_worker_losses(before, after):
         node = f" on node {loss.node}" if loss.node else ""
-        text = f"{loss.pod}{node} {loss.cause}; it is made anew"
+        text = f"{loss.pod}{node} {loss.cause}; it will be replaced"
         yield PlannedEvent("Warning", "LauncherLost" if loss.worker is None else "WorkerLost", text)
     losses = after.ledger.incarnations.losses
     if losses and new_worker_losses(before, after):
-        known = avoided_nodes(worker_incarnations_of(before).losses, losses[-1].time)
+        known = avoided_nodes(incarnations_of(before).losses, losses[-1].time)
         for node in avoided_nodes(losses, losses[-1].time):
             if node not in known:
-                yield PlannedEvent("Warning", "NodeAvoided", f"{avoided_because(losses, node)}; new pods avoid it")
+                yield PlannedEvent("Warning", "NodeAvoided", f"{avoidance_text(losses, node)}; new pods avoid it")
     lost = after.failure
     if lost is not None and lost.reason == "StateLost" and lost != before.failure:
         yield PlannedEvent("Warning", "StateLost", f"attempt {lost.attempt}: {lost.message}")
     world = after.elastic
     if world is not None and world.formation > max(1, before.elastic.formation if before.elastic else 0):
-        text = f"attempt {after.attempt}: formation {world.formation} has {counted(world.ranks, 'rank')}"
+        text = f"attempt {after.attempt}: generation {world.formation} has {counted(world.ranks, 'rank')}"
         yield PlannedEvent("Normal", "FormationChanged", text)
 
 
 def _resume_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
-    """What checkpoint an attempt went on from, once it is known."""
+    """Return an event with the checkpoint from which an attempt continued, once it is known."""
     was = before.progress.started_from if before.progress else None
     now = after.progress.started_from if after.progress else None
     if now is None or now == was:
         return ()
-    return (PlannedEvent("Normal", "StartedFrom", f"attempt {after.attempt} went on from {now}"),)
+    return (PlannedEvent("Normal", "StartedFrom", f"attempt {after.attempt} continued from {now}"),)
 
 
-def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
-    """Data workers and evaluators that ended, and another number of data workers."""
-    known = {note.uid for note in before.ledger.ended_pods}
-    for note in after.ledger.ended_pods:
-        node = f" on node {note.node}" if note.node else ""
-        if note.uid in known:
+def _auxiliary_pod_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
+    """Yield events about data workers and evaluators that ended, and about a new number of data workers."""
+    known = {ended.uid for ended in before.ledger.ended_pods}
+    for ended in after.ledger.ended_pods:
+        node = f" on node {ended.node}" if ended.node else ""
+        if ended.uid in known:
             continue
-        if note.done:
-            yield PlannedEvent("Normal", "EvaluatorSucceeded", f"{note.pod} has ended well")
+        if ended.done:
+            yield PlannedEvent("Normal", "EvaluatorSucceeded", f"{ended.pod} succeeded")
             continue
-        reason = "EvaluatorFailed" if note.evaluator else "DataWorkerLost"
-        again = "" if after.finished else "; it is made anew"
-        yield PlannedEvent("Warning", reason, f"{note.pod}{node} {note.cause}{again}")
+        reason = "EvaluatorFailed" if ended.evaluator else "DataWorkerLost"
+        again = "" if after.finished else "; it will be replaced"
+        yield PlannedEvent("Warning", reason, f"{ended.pod}{node} {ended.cause}{again}")
     was, now = before.ledger.data_scale, after.ledger.data_scale
     if was is not None and now is not None and was.replicas != now.replicas:
         fraction = before.data_workers.wait_fraction if before.data_workers is not None else None
@@ -106,14 +106,16 @@ def _ended_beside(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]
 
 
 def _has_pods(status: JobStatus) -> bool:
-    """Whether a pod of the present attempt exists, or existed: one whose pods are all refused has not started."""
+    """Return whether pods of the current attempt exist or existed. An attempt whose pods are all refused has not
+    started.
+    """
     by_role = (status.replica_statuses.launcher, status.replica_statuses.worker)
     return any(pods.active or pods.succeeded or pods.failed for pods in by_role)
 
 
 def _planned_event(before: Condition | None, after: Condition) -> PlannedEvent | None:
     changed = before is None or (before.status, before.reason) != (after.status, after.reason)
-    # Restarted twice for the same reason without running in between is still twice.
+    # A second restart for the same reason is a new event, even without running in between.
     again = after.type == "Restarting" and before is not None and before.message != after.message
     if not (changed or again):
         return None
@@ -138,7 +140,7 @@ def _planned_event(before: Condition | None, after: Condition) -> PlannedEvent |
         case "LogsNotShipped", "True":
             return PlannedEvent("Warning", "LogsNotShipped", after.message)
         case "LogsNotShipped", "False" if before is not None and before.status == "True":
-            return PlannedEvent("Normal", "LogsShipped", "the object store has the logs again")
+            return PlannedEvent("Normal", "LogsShipped", "the object store accepts the logs again")
         case "Suspended" | "Succeeded", "True":
             return PlannedEvent("Normal", after.type, after.message)
         case "Queued", "True":

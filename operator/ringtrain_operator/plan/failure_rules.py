@@ -1,4 +1,4 @@
-"""What a failed attempt leads to: runPolicy.failureRules, then backoffLimit."""
+"""Consequences of a failed attempt: runPolicy.failureRules, then backoffLimit."""
 
 import re
 
@@ -8,7 +8,7 @@ from ..status.model import Failure, LostPod
 from ..status.situation import Situation
 from ..workers.gang import LAST_LINE_CHARACTERS
 
-# Failures that a restart cannot mend, unless a rule says otherwise.
+# Failures that a restart cannot resolve, unless a failure rule says otherwise.
 _HOPELESS_REASONS = frozenset(
     {
         *("BadConfiguration", "CannotStart", "NotFinite"),
@@ -16,48 +16,51 @@ _HOPELESS_REASONS = frozenset(
     }
 )
 
-# What `outcome` says of a pod that was killed at its limit.
+# Message of plan/outcome.py about a pod that was killed at its memory limit.
 _AT_LIMIT = re.compile(r"\(OOMKilled\); its container may have (\S+),")
 
 
 def judge_failure(
     s: Situation, failure: Failure, *, disrupted: bool = False, lost: LostPod | None = None
 ) -> Restart | Finish:
-    """Restart, counted or not, or the job's end. The first rule that matches decides; then the hopeless fail.
+    """Return a restart, counted or not, or the end of the job.
 
-    `disrupted`: without a rule the failure is not the job's, and does not count. `lost`: whether it counts is
-    known later.
+    The first failure rule that matches decides. Without one, failures that a restart cannot resolve end the job.
+    `disrupted`: without a rule the restart does not count. `lost`: whether it counts is decided later, by this pod's
+    node.
     """
     policy = s.job.spec.run_policy
     what = describe_failure(failure)
     rule = next((r for r in policy.failure_rules if r.matches(failure.exit_code, failure.reason)), None)
     if rule is not None and rule.action == "FailJob":
-        return Finish("Failed", "FailureRule", f"{what}; a failure rule says FailJob", failure)
+        return Finish("Failed", "FailureRule", f"{what}; a failure rule has action FailJob", failure)
     if rule is not None and rule.action == "Ignore":
-        return Restart("IgnoredFailure", f"{what}; a failure rule says Ignore", failure=failure)
+        return Restart("IgnoredFailure", f"{what}; a failure rule has action Ignore", failure=failure)
     if rule is None and _is_hopeless_failure(failure):
         return Finish("Failed", failure.reason, f"{what}; a restart would not help", failure)
     if rule is None and disrupted:
         return Restart("Disrupted", what, failure=failure)
-    if rule is None and _starves_again(s.status.failure, failure):
-        why = "and so did the attempt before, at the same limit; a restart would not help"
+    if rule is None and _is_out_of_memory_again(s.status.failure, failure):
+        why = "the previous attempt failed the same way, at the same limit; a restart would not help"
         return Finish("Failed", "OutOfMemory", f"{what}; {why}", failure)
     if lost is not None:
         return Restart(failure.reason, what, failure=failure, lost=lost)
     if s.status.restarts >= policy.backoff_limit:
-        return limit_reached(s, failure)
+        return limit_reached_decision(s, failure)
     return Restart(failure.reason, what, counted=True, failure=failure)
 
 
-def limit_reached(s: Situation, failure: Failure) -> Finish:
-    """The job's end: another restart would be one too many."""
+def limit_reached_decision(s: Situation, failure: Failure) -> Finish:
+    """Return the end of a job that has used all restarts of its backoffLimit."""
     limit = s.job.spec.run_policy.backoff_limit
     message = f"{describe_failure(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
     return Finish("Failed", "BackoffLimitExceeded", message, failure)
 
 
 def describe_failure(failure: Failure) -> str:
-    """One line about a failure: what happened, pod and exit code unless that says them already, the error."""
+    """Return a failure in one line: message, pod and exit code unless the message has them, and the last
+    line of output.
+    """
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
     has_code = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
@@ -68,8 +71,8 @@ def describe_failure(failure: Failure) -> str:
     return f"attempt {failure.attempt}: {what}" + (f" ({details})" if details else "") + error
 
 
-def _starves_again(before: Failure | None, failure: Failure) -> bool:
-    """Whether the attempt before ended alike: a pod was killed at a memory limit that is still the same."""
+def _is_out_of_memory_again(before: Failure | None, failure: Failure) -> bool:
+    """Return whether the previous attempt failed the same way: a pod was killed at the same memory limit."""
     if before is None or before.attempt != failure.attempt - 1:
         return False
     limits = [_AT_LIMIT.search(one.message) for one in (before, failure)]

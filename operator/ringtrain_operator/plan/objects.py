@@ -1,4 +1,4 @@
-"""Which objects must exist now and which must not, given a status whose decisions are made."""
+"""Objects to create and to delete, for a status that already includes this round's decision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from ..contract import KIND
 from ..observe.model import PodView
 from ..spec.job import Job
 from ..status.situation import Situation
+from ..workers.auxiliary import missing_auxiliary_pods, unwanted_auxiliary_pods
 from ..workers.gang import missing_pods, one_pod_of_each
-from ..workers.lasting import missing_lasting, unwanted_lasting
 from ..workers.replacing import missing_elastic_pods, unwanted_elastic_pods
 from .cleanup import force_time, job_expiry, pod_deletion, unwanted_pods
 from .result import PlannedDeletion
 
-# A suspended job's launcher ends as soon as it has taken note of the workers' end. One that hangs is deleted after
-# so long, or after the workers' grace period.
+# A suspended job's launcher ends when it has registered the workers' end. One that hangs is deleted after this time, or
+# after the workers' grace period.
 LAUNCHER_ENDS_S = 30
 
 
 @dataclass(frozen=True)
 class PlannedChanges:
-    """Objects to create and to delete, and when to look again."""
+    """Objects to create and to delete, and the next requeue time."""
 
     create: tuple[dict[str, Any], ...] = ()
     delete: tuple[PlannedDeletion, ...] = ()
@@ -33,7 +33,7 @@ class PlannedChanges:
 
 
 def plan_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
-    """What separates what exists from what the status says should."""
+    """Return the difference between the existing objects and those that the status requires."""
     found = _planned_changes(s, settings)
     unwanted = (PlannedDeletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
     return replace(found, delete=(*found.delete, *unwanted))
@@ -45,31 +45,33 @@ def _planned_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
     if s.is_without_pods:
         return _changes_when_suspended(s)
     if s.stale_pods:
-        return _planned_deletions(s, (*s.stale_pods, *unwanted_lasting(s)), None)
+        return _planned_deletions(s, (*s.stale_pods, *unwanted_auxiliary_pods(s)), None)
     if s.status.ledger.queued_since is not None:  # without any pods
-        return _planned_deletions(s, s.lasting_pods, None)
-    stray = unwanted_lasting(s)
-    kept = _planned_deletions(s, stray, None)
+        return _planned_deletions(s, s.auxiliary_pods, None)
+    stray = unwanted_auxiliary_pods(s)
+    deletions = _planned_deletions(s, stray, None)
     if s.observed.foreign or s.queue.holds or s.gang.holds:
-        return kept
+        return deletions
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start:
-        return replace(kept, requeue_at=_earliest_requeue(kept.requeue_at, start))
+        return replace(deletions, requeue_at=_earliest_requeue(deletions.requeue_at, start))
     if s.provisioning.holds:
-        return replace(kept, create=s.provisioning.missing(one_pod_of_each(s, settings)))
-    beside = tuple(missing_lasting(s, settings))
+        return replace(deletions, create=s.provisioning.missing(one_pod_of_each(s, settings)))
+    auxiliary = tuple(missing_auxiliary_pods(s, settings))
     elastic = s.job.spec.elastic is not None
     missing = missing_elastic_pods(s, settings) if elastic else missing_pods(s, settings)
     gang = (s.provisioning.marked(s.gang.marked(s.queue.marked(pod))) for pod in missing)
-    queued = (s.queue.marked(pod) for pod in beside)
+    queued = (s.queue.marked(pod) for pod in auxiliary)
     made = (*_companion_objects(s, settings), *s.gang.missing(), *gang, *queued)
     return replace(_planned_deletions(s, (*(unwanted_elastic_pods(s) if elastic else ()), *stray), None), create=made)
 
 
 def _changes_when_suspended(s: Situation) -> PlannedChanges:
-    """No pods, while suspended and in a queue. A launcher that runs is left to end by itself for a while: it
-    gathers the ranks' last lines, and if the job has ended meanwhile, which nobody may have seen yet, its end
-    counts, and its logs stay."""
+    """Return the changes that leave a suspended or queued job without pods.
+
+    A running launcher may end by itself for a while: it collects the ranks' last lines. If the job has ended meanwhile
+    unobserved, its end counts, and its logs stay.
+    """
     launcher = s.launcher
     condition = s.status.condition("Suspended" if s.is_suspended else "Queued")
     if condition is None or launcher is None or launcher.finished or launcher.phase != "Running":
@@ -81,7 +83,7 @@ def _changes_when_suspended(s: Situation) -> PlannedChanges:
 
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
-    """What a job has besides pods and its Secret, whose name depends on what is taken."""
+    """Return the job's objects other than pods and its Secret, whose name depends on existing Secrets."""
     return tuple(ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
 
 
@@ -109,7 +111,7 @@ def _companion_objects(s: Situation, settings: BuildSettings) -> tuple[dict[str,
         "NetworkPolicy": lambda: build.build_network_policy(job, settings),
     }
     made = tuple(builders[ref.kind]() for ref in companion_refs(job) if ref not in s.observed.objects)
-    # Whether this process remembers it or not.
+    # The Secret may exist although this process has no record of its creation.
     if s.secret_is_ours or s.secret in s.observed.objects:
         return made
     return (build.build_secret(job, settings.issue(job, s.now), s.status.ledger.credentials), *made)

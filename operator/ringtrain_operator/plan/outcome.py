@@ -1,7 +1,8 @@
-"""How an attempt ended: by the launcher's termination message, or by a worker's when the launcher cannot tell.
+"""Outcome of an attempt, from the launcher's termination message, or from the workers' if the launcher has none.
 
-Whether its node or the job is to blame for a pod that went silent is known when the pod is gone, or its node is.
-The gang restarts at once. The next attempt's pods wait for that pod anyway, and until then nothing is counted.
+A pod that went silent may be the fault of its node or of the job. This is known when the pod is deleted or the node is
+not ready. The gang restarts at once, and the restart is counted when it is known. The next attempt's pods wait for the
+silent pod in any case.
 """
 
 from collections.abc import Sequence
@@ -13,25 +14,27 @@ from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
 from ..status.decision import NO_DECISION, Decision, Finish, GiveWay, Policy, PolicyResult, Restart
 from ..status.model import Failure, JobStatus, LostPod
-from ..status.progress import is_status_whole
+from ..status.progress import is_storable_integer
 from ..status.situation import Situation
-from ..workers.gang import LAUNCHER_REPORT_S, gang_pod_disruption, node_is_suspect
-from ..workers.replacing import launcher_back_by, launcher_loss, worker_incarnations_of
-from .failure_rules import judge_failure, limit_reached
-from .incomplete import gang_gives_way
+from ..workers.gang import LAUNCHER_REPORT_S, gang_pod_disruption, is_node_suspect
+from ..workers.replacing import incarnations_of, launcher_loss, launcher_restart_deadline
+from .failure_rules import judge_failure, limit_reached_decision
+from .incomplete import give_way_decision
 from .queueing import missed_suspension
 
-# How long a launcher's "agent lost" waits for the API to say what became of that agent's pod.
+# Time for the API to show the state of the pod of an agent that the launcher reports as lost.
 POD_FATE_S = 15
-# How long after a pod's grace period a kubelet that lives may take to say that it has ended.
+# Time for a live kubelet, after a pod's grace period, to report that the pod has ended.
 ANSWERS_WITHIN_S = 10
-# How long the operator may wait for other words on a lost agent or launcher before it judges.
+# Time for other information about a lost agent or launcher to arrive before the operator decides.
 JUDGED_WITHIN_S = 60
 
 
 def success(s: Situation) -> PolicyResult:
-    """The job has succeeded when the launcher attests that every rank of the declared world did; its workers repeat
-    that, for when its pod is no more."""
+    """Finish the job as Succeeded if the launcher attests that every rank of the declared world succeeded.
+
+    If the launcher's pod is deleted, the workers' termination messages count.
+    """
     launcher = s.launcher
     if missed_suspension(s):
         return NO_DECISION
@@ -40,7 +43,7 @@ def success(s: Situation) -> PolicyResult:
     if launcher.end.code != 0:
         return NO_DECISION
     termination = termination_of(launcher, s.attempt)
-    sizes, every = _declared_world(s, _whole_exit_code(termination.get("worldSize")))
+    sizes, every = _declared_world(s, _storable_integer(termination.get("worldSize")))
     attested = (
         termination.get("outcome") == "Succeeded"
         and termination.get("worldSize") == termination.get("ranksSucceeded")
@@ -48,67 +51,73 @@ def success(s: Situation) -> PolicyResult:
     )
     if attested:
         warning = termination.get("warning")
-        told = f"; {warning}" if isinstance(warning, str) and warning else ""
-        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0{told}"))
+        suffix = f"; {warning}" if isinstance(warning, str) and warning else ""
+        return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0{suffix}"))
     claim = (
         f"it reports {termination.get('ranksSucceeded')} of {termination.get('worldSize')} ranks"
         if termination
-        else "it left no termination message; is its command ringtrain launcher?"
+        else "it left no termination message; check that its command is ringtrain launcher"
     )
     message = f"the launcher exited 0 without attesting {every}: {claim}"
     return PolicyResult(judge_failure(s, failure_with(launcher, s, "WorldIncomplete", message)))
 
 
 def _success_by_workers(s: Situation) -> PolicyResult:
-    """Return the end that workers report if the launcher's pod was removed before its end was read (decision 59).
+    """Return the end that workers report if the launcher's pod was deleted before its end was read (decision 59).
 
-    An agent exits 0, and writes Succeeded, only when the launcher has told it that the attempt has succeeded. One
-    such message will do; without messages the exit codes of all workers.
+    An agent exits 0 and writes Succeeded only after the launcher has confirmed the attempt's success. One such message
+    suffices; without messages the exit codes of all workers count.
     """
     ended = [pod for pod in s.workers if pod.finished and pod.end.code == 0]
     outcomes = [termination_of(pod, s.attempt).get("outcome") for pod in ended]
     if "Succeeded" not in outcomes and (any(outcomes) or len(ended) < max(1, s.status.ledger.attempt_workers)):
         return NO_DECISION
     _, every = _declared_world(s, None)
-    who = f"{ended[outcomes.index('Succeeded')].id.name} says so" if "Succeeded" in outcomes else "all workers exited 0"
-    message = f"{every} exited 0: the launcher's pod was removed before its end was read, and {who}"
+    who = (
+        f"{ended[outcomes.index('Succeeded')].id.name} reports it"
+        if "Succeeded" in outcomes
+        else "all workers exited 0"
+    )
+    message = f"{every} exited 0: the launcher's pod was deleted before its end was read, but {who}"
     return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", message))
 
 
-def _declared_world(s: Situation, told: int | None) -> tuple[range, str]:
-    """How many ranks must have succeeded, and the same in words. `told`: ranks of the launcher's last world, which
-    may have any size within the bounds of an elastic job."""
+def _declared_world(s: Situation, reported: int | None) -> tuple[range, str]:
+    """Return the number of ranks that must have succeeded, as a range and in words.
+
+    `reported`: ranks of the launcher's last world. In an elastic job any size within the bounds is valid.
+    """
     elastic, slots = s.job.spec.elastic, s.job.spec.slots
     if elastic is None:
         return range(s.world_size, s.world_size + 1), f"all {s.world_size} ranks" if s.world_size > 1 else "rank 0"
     sizes = range(elastic.min_replicas * slots, elastic.max_replicas * slots + 1)
-    if told in sizes:
-        return sizes, f"all {told} ranks of the last world" if told != 1 else "the one rank of the last world"
+    if reported in sizes:
+        return sizes, f"all {reported} ranks of the last world" if reported != 1 else "the one rank of the last world"
     return sizes, f"a world of {sizes.start} to {sizes.stop - 1} ranks"
 
 
 def attempt_failure(s: Situation) -> PolicyResult:
-    """A launcher that failed ends the attempt; so does a worker that failed and of which no launcher speaks."""
+    """End the attempt if the launcher failed, or if a worker failed and no launcher reports on it."""
     if s.launcher is not None and s.launcher.finished:
-        back_by = launcher_back_by(s, s.launcher)
-        if back_by or launcher_loss(s):  # it is made anew, see workers/replacing.py
+        back_by = launcher_restart_deadline(s, s.launcher)
+        if back_by or launcher_loss(s):  # it is replaced, see workers/replacing.py
             return PolicyResult(requeue_at=back_by)
         return _launcher_failed(s, s.launcher)
     if s.job.spec.elastic is not None and s.gang_began:
-        return NO_DECISION  # a worker that is lost is made anew, see workers/replacing.py
+        return NO_DECISION  # a lost worker is replaced, see workers/replacing.py
     failed = [
         pod for pod in s.workers if pod.ended_badly and (s.job.spec.elastic is None or not gang_pod_disruption(pod))
     ]
     if not failed:
         return NO_DECISION
-    launcher_may_tell = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
+    launcher_may_report = s.launcher is not None and (s.report is None or s.report.phase != "Waiting")
     first = min(failed, key=lambda pod: (pod.end.code == EXIT_GANG_STOPPED, pod.end.time or s.now, pod.id.index))
     due = (first.end.time or s.now) + timedelta(seconds=LAUNCHER_REPORT_S)
-    if launcher_may_tell and first.end.time is not None and s.now < due:
+    if launcher_may_report and first.end.time is not None and s.now < due:
         return PolicyResult(requeue_at=due)
     failure = failure_of(first, s)
-    if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents have not heard of it
-        return PolicyResult(judge_failure(s, failure, lost=went_silent(s, s.launcher)))
+    if failure.reason == "LauncherFailed" and s.launcher is not None:  # its agents lost contact with it
+        return PolicyResult(judge_failure(s, failure, lost=silent_pod_record(s, s.launcher)))
     return PolicyResult(_judge_outcome(s, failure))
 
 
@@ -124,20 +133,20 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
         if lost is not None and not lost.finished:
             if lost.place.node_ready is not False and s.now < due:
                 return PolicyResult(requeue_at=due)
-            return PolicyResult(judge_failure(s, failure, lost=went_silent(s, lost)))
+            return PolicyResult(judge_failure(s, failure, lost=silent_pod_record(s, lost)))
     return PolicyResult(_judge_outcome(s, failure))
 
 
 def _failed_by_itself(s: Situation, pod: str | None) -> bool:
-    """Whether the pod without which an elastic job could not go on ended by itself, and was not taken away."""
-    losses = [loss for loss in worker_incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
+    """Return whether the pod that an elastic job could not lose ended by itself instead of being removed."""
+    losses = [loss for loss in incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
     return bool(losses) and losses[-1].failed
 
 
 def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
-    """As failureRules and backoffLimit say, except that a gang some of whose pods never ran is only waiting still.
+    """Apply failureRules and backoffLimit, except to a gang some of whose pods never ran: it waits again.
 
-    Giving its pods back for a while also resolves two gangs that each hold half of what both need.
+    Deleting its pods for a while also resolves a deadlock of two gangs that each hold half of the resources of both.
     """
     if failure.reason != "NotAssembled":
         return judge_failure(s, failure)
@@ -146,26 +155,26 @@ def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish
         return judge_failure(s, failure)
     placed_together = s.status.ledger.gang_scheduler is not None
     if not placed_together and any(pod.place.unschedulable_since is not None for pod in s.pods):
-        return gang_gives_way(s)
+        return give_way_decision(s)
     message = f"attempt {s.attempt}: {', '.join(absent[:3])} did not run in time (networking.startTimeoutSeconds)"
     return Restart("NotAssembled", message, failure=failure)
 
 
 def failure_of(pod: PodView, s: Situation) -> Failure:
-    """The failure that a pod's termination message names; without any, what Kubernetes knows about the pod."""
+    """Return the failure in a pod's termination message; without one, a failure from the pod's Kubernetes status."""
     reported = failure_in(pod, s.attempt)
     if not reported:
-        # Our own message without a failure in it is no output of anybody's.
+        # A termination message of the launcher or agent without a failure is not output of the program.
         output = () if termination_of(pod, s.attempt) else pod.end.message.splitlines()[-40:]
-        return failure_with(pod, s, *_what_ended(pod, s), output)
+        return failure_with(pod, s, *_end_reason_and_message(pod, s), output)
     named = next((p for p in s.pods if p.id.name == reported.get("pod")), pod)
     killed = f"; {_out_of_memory(named, s)}" if named.end.reason == "OOMKilled" else ""
     return Failure(
         attempt=s.attempt,
-        rank=_whole_exit_code(reported.get("rank")),
+        rank=_storable_integer(reported.get("rank")),
         pod=str(reported.get("pod") or pod.id.name),
         node=str(reported.get("node") or named.place.node) or None,
-        exit_code=_whole_exit_code(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.end.code,
+        exit_code=_storable_integer(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.end.code,
         signal=str(reported["signal"]) if reported.get("signal") else None,
         reason=str(reported.get("reason") or "RankFailed"),
         message=f"{reported.get('message') or ''}{killed}",
@@ -175,7 +184,7 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
 
 
 def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: Sequence[str] = ()) -> Failure:
-    """A failure of which only its pod is known."""
+    """Return a failure of which only the pod is known."""
     return Failure(
         attempt=s.attempt,
         pod=pod.id.name,
@@ -188,41 +197,41 @@ def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: 
     )
 
 
-def _what_ended(pod: PodView, s: Situation) -> tuple[str, str]:
-    """Reason and message for a pod whose agent or launcher has not said what failed."""
+def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
+    """Return reason and message for a pod whose agent or launcher did not report what failed."""
     detail = f": {pod.state.message}" if pod.state.message else ""
-    if pod.end.beside:
-        reason = "InitContainerFailed" if pod.end.beside.startswith("init") else "SideContainerFailed"
+    if pod.end.other_container:
+        reason = "InitContainerFailed" if pod.end.other_container.startswith("init") else "SideContainerFailed"
         why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error") else ""
-        return reason, f"{pod.end.beside} of {pod.id.name} exited with {pod.end.code}{why}{detail}"
+        return reason, f"{pod.end.other_container} of {pod.id.name} exited with {pod.end.code}{why}{detail}"
     reason = "LauncherFailed" if pod.id.role == "launcher" else "RankFailed"
     if pod.state.reason == "DeadlineExceeded":
         return reason, f"{pod.id.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
     if pod.end.reason == "OOMKilled":
         return reason, f"{_out_of_memory(pod, s)}{detail}"
-    why = pod.end.reason or pod.state.reason or "no reason given"
+    why = pod.end.reason or pod.state.reason or "Kubernetes gives no reason"
     return reason, f"{pod.id.name} left no termination message ({why}){detail}"
 
 
 def _out_of_memory(pod: PodView, s: Situation) -> str:
-    """What happened to a pod that was killed for want of memory, and what its container may have."""
+    """Return a message about a pod that ran out of memory, with the container's limit."""
     template = s.job.spec.worker.template if pod.id.role == ROLE_WORKER else s.job.spec.launcher.template
     main = (template.get("spec") or {}).get("containers") or [{}]
     limit = ((main[0].get("resources") or {}).get("limits") or {}).get("memory")
     had = f"; its container may have {limit}, set resources.limits.memory" if limit else ""
-    return f"{pod.id.name} was killed for want of memory (OOMKilled){had}"
+    return f"{pod.id.name} was killed because it ran out of memory (OOMKilled){had}"
 
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
-    """A failure in which no rank ended: with the slowest rank, its pod, node and last lines, as far as known."""
+    """Return a failure in which no rank ended: it names the slowest rank, its pod, node and last lines, if known."""
     reported = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
     failure = Failure(attempt=s.attempt, reason=reason, message=message, time=s.now)
-    if not reported or not is_status_whole(reported.get("rank")):
+    if not reported or not is_storable_integer(reported.get("rank")):
         return failure
     pod, node = str(reported.get("pod") or ""), str(reported.get("node") or "")
     where = " ".join(part for part in (f"in {pod}" if pod else "", f"on {node}" if node else "") if part)
     step = reported.get("step")
-    at = f"at step {step}" if is_status_whole(step) else "without a step yet"
+    at = f"at step {step}" if is_storable_integer(step) else "without a step yet"
     return failure.model_copy(
         update={
             "rank": reported["rank"],
@@ -234,8 +243,8 @@ def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
     )
 
 
-def _whole_exit_code(value: object) -> int | None:
-    return value if isinstance(value, int) and is_status_whole(value) else None
+def _storable_integer(value: object) -> int | None:
+    return value if isinstance(value, int) and is_storable_integer(value) else None
 
 
 def _failure_lines(value: object) -> tuple[str, ...]:
@@ -243,47 +252,47 @@ def _failure_lines(value: object) -> tuple[str, ...]:
 
 
 def outcome_of_lost_pod(s: Situation) -> PolicyResult:
-    """A job ends when a pod was lost by its own doing, and no restart is left; until that is known it waits."""
-    lost, fate = s.status.ledger.lost_pod, _lost_pod_fate(s)
+    """Finish the job if a silent pod was its own fault and no restart is left. Until that is known, wait."""
+    lost, fate = s.status.ledger.lost_pod, _fault_of_lost_pod(s)
     if lost is None or fate == "node":
         return NO_DECISION
     if fate == "job":
-        failure = s.status.failure if _is_over(s) else None
-        return PolicyResult(limit_reached(s, failure)) if failure is not None else NO_DECISION
+        failure = s.status.failure if _is_limit_reached(s) else None
+        return PolicyResult(limit_reached_decision(s, failure)) if failure is not None else NO_DECISION
     pod = _pod_of_lost(s, lost)
     due = pod.deletion_time if pod is not None and pod.deletion_time is not None else s.now
     return PolicyResult(requeue_at=max(due, s.now) + timedelta(seconds=ANSWERS_WITHIN_S))
 
 
-def note_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
-    """The status with the pod that was lost, until it is known why; then with what that counts for."""
+def record_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
+    """Record a silent pod until the fault is known; then count the restart."""
     if isinstance(decision, Restart) and decision.lost is not None:
-        return s.status.noted(lost_pod=decision.lost)
+        return s.status.with_ledger(lost_pod=decision.lost)
     if s.finished or isinstance(decision, Finish):
-        return s.status.noted(lost_pod=None)
-    fate = _lost_pod_fate(s)
-    if fate is None or (fate == "job" and _is_over(s)):
+        return s.status.with_ledger(lost_pod=None)
+    fate = _fault_of_lost_pod(s)
+    if fate is None or (fate == "job" and _is_limit_reached(s)):
         return s.status
     count = {"disruptions": s.status.disruptions + 1} if fate == "node" else {"restarts": s.status.restarts + 1}
-    return s.status.model_copy(update=count).noted(lost_pod=None)
+    return s.status.model_copy(update=count).with_ledger(lost_pod=None)
 
 
-def went_silent(s: Situation, pod: PodView) -> LostPod:
-    """What is noted of a pod that nobody has heard of for as long as anybody waits."""
+def silent_pod_record(s: Situation, pod: PodView) -> LostPod:
+    """Return the ledger entry of a pod that has been silent for the whole timeout."""
     silent = timedelta(seconds=s.job.spec.networking.timeout_seconds + JUDGED_WITHIN_S)
     return LostPod(uid=pod.id.uid, pod=pod.id.name, node=pod.place.node or None, since=s.now - silent)
 
 
-def _lost_pod_fate(s: Situation) -> Literal["node", "job"] | None:
-    """Who took the pod; None: that is not known yet, or there is none.
+def _fault_of_lost_pod(s: Situation) -> Literal["node", "job"] | None:
+    """Return whether the node or the job is at fault for the silent pod; None if unknown, or without such a pod.
 
-    A kubelet that lives ends the pod in its time and says so; a node that was not ready meanwhile has lost it.
+    A live kubelet ends the pod within its grace period and reports it; a node that was not ready meanwhile is at fault.
     """
     lost = s.status.ledger.lost_pod
     if lost is None:
         return None
     pod, ready = _pod_of_lost(s, lost), s.observed.nodes_ready.get(lost.node or "")
-    if ready is False or (pod is not None and node_is_suspect(pod)):
+    if ready is False or (pod is not None and is_node_suspect(pod)):
         return "node"
     if pod is None:
         return "job"
@@ -295,10 +304,10 @@ def _pod_of_lost(s: Situation, lost: LostPod) -> PodView | None:
     return next((pod for pod in s.observed.pods if pod.id.uid == lost.uid), None)
 
 
-def _is_over(s: Situation) -> bool:
+def _is_limit_reached(s: Situation) -> bool:
     return s.status.restarts >= s.job.spec.run_policy.backoff_limit
 
 
 SUCCESS = Policy(success)
 FAILURE = Policy(attempt_failure)
-LOST_POD = Policy(outcome_of_lost_pod, note_lost_pod)
+LOST_POD = Policy(outcome_of_lost_pod, record_lost_pod)

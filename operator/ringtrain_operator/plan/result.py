@@ -1,4 +1,4 @@
-"""What `plan` answers: what to write, in the order in which it is written."""
+"""Result of `plan`: the changes to make, in the order in which they are written."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from ..build.names import ObjectRef
 
 @dataclass(frozen=True)
 class PlannedDeletion:
-    """An object to delete: only if it still has this uid. `grace_s` None: its own grace period; 0: by force."""
+    """An object to delete if it still has this uid. `grace_s`: None for its own grace period, 0 to force."""
 
     ref: ObjectRef
     uid: str
@@ -17,7 +17,7 @@ class PlannedDeletion:
 
 @dataclass(frozen=True)
 class WorkloadChange:
-    """What becomes of the job's Workload. `body`: the object to create, or `name`, `patch` and `subresource`."""
+    """Change of the job's Workload. `body`: the object to create, or `name`, `patch` and `subresource`."""
 
     verb: Literal["create", "delete", "patch"]
     body: dict[str, Any] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class PlannedEvent:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do now.
+    """Changes to make now.
 
-    The order matters and makes it safe to die between any two writes: first `status` is written (the whole new
-    status, with the resourceVersion that was read; None: nothing changed); when that succeeded, `delete`,
-    `create`, `workload` and `events`, in any order. Decisions are thus recorded before they are acted upon, and
-    what was left undone is planned again from what exists. `requeue_after_s`: look again then, whatever happens;
-    None: wait for an event.
+    The order makes it safe to be killed between any two writes. First `status` is written: the complete new status,
+    with the resourceVersion that was read; None if unchanged. If that succeeds, `delete`, `create`, `workload` and
+    `events` follow in any order. So a decision is recorded before it is executed, and unfinished work is planned again
+    from the objects that exist. `requeue_after_s`: seconds until the next reconcile in any case; None: wait for an
+    event.
     """
 
     create: tuple[dict[str, Any], ...] = ()
@@ -53,5 +53,5 @@ class Plan:
 
     @property
     def acts(self) -> bool:
-        """Whether anything besides the status is written."""
+        """Whether the plan changes anything besides the status."""
         return bool(self.create or self.delete or self.workload)

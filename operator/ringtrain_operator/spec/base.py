@@ -1,6 +1,7 @@
-"""What all models of the resource share: frozen, camelCase outside, no unknown fields, rules in two languages.
+"""Base classes and helpers of all models of the resource.
 
-Times are as Kubernetes writes them.
+Models are frozen, use camelCase names in YAML, refuse unknown fields, and state rules both in CEL and in Python. Times
+are RFC 3339 strings, as in Kubernetes.
 """
 
 import re
@@ -13,21 +14,21 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
-# As many workers as the operator was measured with, in one job; see bench/operator/README.md.
+# The largest job that the operator was measured with; see bench/operator/README.md.
 MOST_WORKERS = 4096
-MOST_SLOTS = 1024  # ranks, and devices, of one worker
-MOST_RANKS = 262_144  # of one job
-# Nothing in a pod is a fifth as deep; every walk over a document recurses.
+MOST_SLOTS = 1024  # ranks, or devices, per worker
+MOST_RANKS = 262_144  # per job
+# No field of a pod is nested more than 20 levels deep; the limit protects functions that recurse over a document.
 MAX_DEPTH = 100
-# The name of another object of the cluster.
+# Name of another Kubernetes object.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
-_SCALARS: Final = frozenset((str, int, float, bool, type(None)))  # most values, and told apart fastest
+_SCALARS: Final = frozenset((str, int, float, bool, type(None)))  # the fast path: most values are one of these
 
 
-def spec_depth_of(value: Any) -> int:
-    """Levels of mappings and lists. Without recursion, which a deep value would end."""
+def nesting_depth(value: Any) -> int:
+    """Count nested levels of mappings and lists. Iterative: deep input would exceed the recursion limit."""
     depth, level = 0, [value]
     while level := [one for one in level if type(one) not in _SCALARS and isinstance(one, Mapping | list)]:
         depth += 1
@@ -36,7 +37,9 @@ def spec_depth_of(value: Any) -> int:
 
 
 def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
-    """`value` without fields that are null, as the API server prunes them; `opaque` fields stay as they are."""
+    """Return `value` without null fields, as the API server prunes them. Fields named in `opaque` are returned
+    unchanged.
+    """
     if isinstance(value, Mapping):
         return {k: v if k in opaque else without_nulls(v, opaque) for k, v in value.items() if v is not None}
     return [without_nulls(item, opaque) for item in value] if isinstance(value, list) else value
@@ -44,12 +47,12 @@ def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule over several fields, as CEL for the API server and as Python for everyone else.
+    """A validation rule over several fields: in CEL for the API server and in Python for this package.
 
-    `path` is the field to blame, relative to the model the rule stands on. A rule with `holds_update` is about a
-    change (`self` and `oldSelf` in CEL); the others are about one object. One with neither is for the API server
-    alone, because the models say it elsewhere in more detail. `once_fixed`: a change that it forbids may come
-    until the job's first attempt has run, see spec/updates.py.
+    `path` is the field to report, relative to the model that has the rule. `holds` checks one object. `holds_update`
+    checks a change (`self` and `oldSelf` in CEL). A rule with neither is checked by the API server alone, because
+    Python code reports the same problem in more detail. `once_fixed`: the rule applies only after the job's first
+    attempt has run, see spec/updates.py.
     """
 
     cel: str
@@ -60,10 +63,10 @@ class Rule:
     once_fixed: bool = False
 
 
-# Extended resources by name, and how many of each.
+# Amount of each extended resource, by resource name.
 Devices = dict[str, Annotated[int, Field(ge=1, le=MOST_SLOTS)]]
 _DEVICE_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-# Of a model with the field `devices`.
+# For any model that has the field `devices`.
 DEVICES_HAVE_DOMAINS = Rule(
     cel=f"!has(self.devices) || self.devices.all(name, name.matches({_DEVICE_NAME!r}))",
     message="a device is an extended resource with a domain, for example nvidia.com/gpu",
@@ -74,7 +77,7 @@ DEVICES_HAVE_DOMAINS = Rule(
 
 @dataclass(frozen=True)
 class Schema:
-    """Marks an annotation whose OpenAPI schema is given here instead of being derived."""
+    """Annotation marker: use this OpenAPI schema instead of deriving one from the type."""
 
     openapi: dict[str, Any] = field(hash=False)
 
@@ -89,12 +92,12 @@ class SpecModel(BaseModel):
 
 @cache
 def _attributes(model: type[BaseModel]) -> dict[str, str]:
-    """The attributes of `model` by the names that users write."""
+    """Return the Python attribute names of `model` by the names used in YAML."""
     return {info.alias or name: name for name, info in model.model_fields.items()}
 
 
 def field_at(spec: BaseModel, path: str) -> Any:
-    """Return the field at `path` as users write it (`logs.report`); None where it, or a section, is unset."""
+    """Return the field at a dotted `path` with YAML names (`logs.report`); None if it or its section is unset."""
     value: Any = spec
     for word in path.split("."):
         if value is not None:
@@ -104,7 +107,9 @@ def field_at(spec: BaseModel, path: str) -> Any:
 
 
 class StatusModel(BaseModel):
-    """Base of the models of `status`: written by the operator, read leniently so that an old one parses."""
+    """Base of the models of `status`. The operator writes them; unknown fields are ignored so that an older status
+    parses.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
@@ -112,7 +117,7 @@ class StatusModel(BaseModel):
 
 
 def parse_time(value: object) -> datetime | None:
-    """A Kubernetes timestamp (RFC 3339) as an aware datetime; None for nothing."""
+    """Parse a Kubernetes timestamp (RFC 3339) into an aware datetime. Returns None for None or an empty string."""
     if value is None or value == "":
         return None
     parsed = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
@@ -120,7 +125,7 @@ def parse_time(value: object) -> datetime | None:
 
 
 def format_time(moment: datetime) -> str:
-    """`moment` as Kubernetes writes times: RFC 3339, UTC, whole seconds."""
+    """Format `moment` as Kubernetes does: RFC 3339, UTC, whole seconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -7,14 +7,14 @@ from pydantic import Field
 from .base import Rule, SpecModel
 from .template import PartialTemplate
 
-# Each one may stand in the status with what became of its last pod.
+# The status may have one entry for each data worker, so the number is bounded.
 MOST_DATA_WORKERS = 256
 
 Replicas = Annotated[int, Field(ge=1, le=MOST_DATA_WORKERS)]
 
 
 class Autoscale(SpecModel):
-    """How many data workers there are, by how long ranks wait for their input."""
+    """Limits and target for the automatic number of data workers. The time that ranks wait for input decides."""
 
     min_replicas: Replicas = Field(default=1, description="Fewest data workers.")
     max_replicas: Replicas = Field(description="Most data workers.")
@@ -22,8 +22,8 @@ class Autoscale(SpecModel):
         default=0.05,
         ge=0.01,
         le=0.9,
-        description="Part of its time that a rank may wait for input. More for a minute adds data workers; less "
-        "than half of it for five minutes takes some away.",
+        description="Fraction of its time that a rank may wait for input. A larger value for a minute adds data "
+        "workers; less than half of it for five minutes removes some.",
     )
 
     RULES = (
@@ -33,7 +33,7 @@ class Autoscale(SpecModel):
             path="minReplicas",
             holds=lambda a: a.min_replicas <= a.max_replicas,
         ),
-        # The API server cuts a minimum to a whole number where the value is one: 0 would pass.
+        # The API server truncates an integral `minimum` to a whole number, so 0 would pass its check of `ge`.
         Rule(
             cel="self.targetWaitFraction >= 0.01",
             message="targetWaitFraction must be at least 0.01",
@@ -47,32 +47,32 @@ class DataWorkers(SpecModel):
 
     replicas: Replicas = Field(
         default=1,
-        description="Data workers; with autoscale those to begin with. It may change while the job runs.",
+        description="Number of data workers; with autoscale the initial number. It may change while the job runs.",
     )
     slots_per_worker: int = Field(default=1, ge=1, le=64, description="Loader processes in each pod.")
     kind: Literal["ringtrain", "tensorflow"] = Field(
         default="ringtrain",
-        description="What they serve. ringtrain: arrays for any framework. tensorflow: tf.data's service.",
+        description="Protocol of the data workers. ringtrain: arrays for any framework. tensorflow: tf.data's service.",
     )
     dispatchers: int | None = Field(
         default=None,
         ge=1,
         le=MOST_DATA_WORKERS,
-        description="Of kind tensorflow: 1, the default, or the number of ranks, each of which has one then.",
+        description="For kind tensorflow: 1 (the default), or the number of ranks; then each rank has a dispatcher.",
     )
     dispatcher_side: Literal["Compute", "Training"] | None = Field(
         default=None,
-        description="Of kind tensorflow: where dispatchers run. Compute, the default: in data workers' pods. "
-        "Training, in the ranks' processes, is for a compute job of its own, and refused here.",
+        description="For kind tensorflow: the place of the dispatchers. Compute, the default: the data workers' "
+        "pods. Training (the ranks' processes) is only for a separate compute job, and is refused here.",
     )
     autoscale: Autoscale | None = Field(
         default=None,
-        description="How many data workers there are, by how long ranks wait for input. Unset: replicas.",
+        description="Change the number of data workers by the time that ranks wait for input. Unset: replicas.",
     )
     template: PartialTemplate | None = Field(
         default=None,
-        description="Pod template; what it leaves out (image, pull secrets) comes from the worker's template. "
-        "Unset: the worker's without its devices. The operator sets the command of the first container.",
+        description="Pod template; fields that it omits (image, pull secrets) come from the worker's template. "
+        "Unset: the worker's template without devices. The operator sets the command of the first container.",
     )
 
     RULES = (
@@ -90,21 +90,21 @@ class DataWorkers(SpecModel):
         ),
         Rule(
             cel="!has(self.dispatcherSide) || self.dispatcherSide != 'Training'",
-            message="dispatchers of the job's data workers run in their pods; remove dispatcherSide, or run "
-            "TensorFlow's data service as a job of its own: "
+            message="the job's data workers run their own dispatchers; remove dispatcherSide, or run "
+            "TensorFlow's data service as a separate job: "
             "python -m ringtrain.tensorflow.data.compute_worker CONFIG",
             path="dispatcherSide",
             holds=lambda d: d.dispatcher_side != "Training",
         ),
         Rule(
             cel="!has(self.dispatchers) || self.replicas % self.dispatchers == 0",
-            message="replicas must be a multiple of dispatchers: each dispatcher has as many data workers",
+            message="replicas must be a multiple of dispatchers: all dispatchers have the same number of data workers",
             path="replicas",
             holds=lambda d: d.replicas % (d.dispatchers or 1) == 0,
         ),
         Rule(
             cel="!has(self.autoscale) || !has(self.dispatchers) || self.dispatchers == 1",
-            message="with several dispatchers each has its own data workers, whose number can't change; remove "
+            message="with several dispatchers the number of data workers cannot change; remove "
             "autoscale or dispatchers",
             path="autoscale",
             holds=lambda d: d.autoscale is None or d.dispatchers in (None, 1),
@@ -112,7 +112,7 @@ class DataWorkers(SpecModel):
         Rule(
             cel="!has(self.autoscale) || self.autoscale.minReplicas > self.autoscale.maxReplicas || "
             "(self.replicas >= self.autoscale.minReplicas && self.replicas <= self.autoscale.maxReplicas)",
-            message="replicas, with which autoscale begins, must be from autoscale.minReplicas to maxReplicas",
+            message="replicas, the initial number, must be from autoscale.minReplicas to autoscale.maxReplicas",
             path="replicas",
             holds=lambda d: (
                 d.autoscale is None
@@ -124,5 +124,5 @@ class DataWorkers(SpecModel):
 
     @property
     def most(self) -> int:
-        """The most data workers that there may be."""
+        """Return the maximum number of data workers."""
         return self.autoscale.max_replicas if self.autoscale is not None else self.replicas

@@ -1,4 +1,4 @@
-"""`spec.evaluator`: one pod beside the ranks that evaluates checkpoints."""
+"""`spec.evaluator`: an additional pod that evaluates checkpoints."""
 
 from pydantic import Field
 
@@ -7,7 +7,7 @@ from .template import PartialTemplate
 
 
 class Evaluator(SpecModel):
-    """One pod beside the ranks that evaluates checkpoints. Its failure fails nothing, and it ends with the job."""
+    """One additional pod that evaluates checkpoints. Its failure does not fail the job, and it ends with the job."""
 
     devices: Devices = Field(
         default={}, max_length=8, description="Extended resources of its first container. Default: none."
@@ -16,13 +16,13 @@ class Evaluator(SpecModel):
         default=300,
         ge=0,
         le=86400,
-        description="How long it may go on after the job has succeeded, to evaluate the last checkpoint; then it "
-        "is asked to end. After a failure, at a suspension and at a deletion it is asked at once.",
+        description="Time that it may continue after the job has succeeded, to evaluate the last checkpoint; then it "
+        "gets SIGTERM. After a failure, a suspension or a deletion it gets SIGTERM at once.",
     )
     template: PartialTemplate | None = Field(
         default=None,
-        description="Pod template; what it leaves out (image, command, pull secrets) comes from the worker's "
-        "template. Unset: the worker's without its devices.",
+        description="Pod template; fields that it omits (image, command, pull secrets) come from the worker's "
+        "template. Unset: the worker's template without devices.",
     )
 
     RULES = (DEVICES_HAVE_DOMAINS,)

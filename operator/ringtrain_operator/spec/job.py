@@ -1,4 +1,4 @@
-"""`spec` of a DistributedTrainingJob, and the job as the rest of the operator sees it."""
+"""`spec` of a DistributedTrainingJob, and `Job`: the parsed job that the rest of the operator uses."""
 
 import functools
 import hashlib
@@ -18,38 +18,38 @@ from .policy import Elastic, RunPolicy
 from .scheduling import Scheduling, TopologyKey
 from .storage import Checkpoint, Logs
 from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices
-from .updates import frozen_field, same_data_workers, unchanged_field
+from .updates import frozen_data_workers, frozen_field, unchanged_cel
 
-# Kueue's own way to name a queue; where spec.scheduling.queue is set, that counts.
+# Kueue's label that names a queue; spec.scheduling.queue takes precedence.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KUEUE_PROVISIONS = (
-    "scheduling.provisioning is not for a job in a queue of Kueue, which asks for nodes itself: give the "
+    "scheduling.provisioning is not for a job in a queue of Kueue, which requests nodes itself: give the "
     "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
 )
-# Of spec.templateRef.
+# Kinds of spec.templateRef.
 TemplateKind = Literal["ClusterTrainingTemplate", "TrainingTemplate"]
 TEMPLATE_KINDS: tuple[TemplateKind, ...] = get_args(TemplateKind)
 CLUSTER: TemplateKind = "ClusterTrainingTemplate"
 TEMPLATE_PLURALS: dict[str, str] = {kind: f"{kind.lower()}s" for kind in TEMPLATE_KINDS}
-# Of spec.managedBy.
+# Value of spec.managedBy for this operator.
 OURS = f"{GROUP}/operator"
-# Of spec.scheduling.gang.
+# A value of spec.scheduling.gang.
 VOLCANO = "Volcano"
-# What Kubernetes takes where a pod does not say it.
+# Kubernetes' default of terminationGracePeriodSeconds.
 DEFAULT_GRACE_S = 30
 
 
 class TemplateRef(SpecModel):
-    """The template that a job is laid over."""
+    """Reference to the template whose spec the job's spec overrides."""
 
     kind: TemplateKind = Field(
-        default=CLUSTER, description="ClusterTrainingTemplate, or TrainingTemplate of the job's namespace."
+        default=CLUSTER, description="ClusterTrainingTemplate, or TrainingTemplate in the job's namespace."
     )
     name: ObjectName = Field(description="Its name.")
 
 
 class Worker(SpecModel):
-    """The pods that train."""
+    """The worker pods, which run the training program."""
 
     replicas: int = Field(
         default=1,
@@ -71,22 +71,22 @@ class Worker(SpecModel):
 
     @property
     def grace_s(self) -> int:
-        """Seconds that a pod gets from SIGTERM to SIGKILL."""
-        told = self.template["spec"].get("terminationGracePeriodSeconds")
-        return DEFAULT_GRACE_S if told is None else int(told)
+        """Seconds between SIGTERM and SIGKILL when a worker pod is deleted."""
+        seconds = self.template["spec"].get("terminationGracePeriodSeconds")
+        return DEFAULT_GRACE_S if seconds is None else int(seconds)
 
 
 class Launcher(SpecModel):
-    """The pod that gathers the gang and its logs. It never gets devices."""
+    """The pod that assembles the gang and collects its logs. It never gets devices."""
 
     template: PartialTemplate = Field(
         default={},
-        description="Pod template; what it leaves out (image, pull secrets) comes from the worker's template.",
+        description="Pod template; fields that it omits (image, pull secrets) come from the worker's template.",
     )
 
 
 class Mpi(SpecModel):
-    """How ranks are started under the mpi backend."""
+    """Options of mpirun and of the ranks that it starts. For backend mpi."""
 
     implementation: Literal["OpenMPI", "MPICH", "Intel"] = Field(
         default="OpenMPI",
@@ -97,8 +97,8 @@ class Mpi(SpecModel):
     )
     require_init: bool | None = Field(
         default=None,
-        description="Whether a program that ends well without having called MPI_Init is a failed job. Default: it "
-        "has succeeded, with a warning.",
+        description="Whether a job fails if its program ends with exit code 0 but has not called MPI_Init. Default: "
+        "the job succeeds, with a warning.",
     )
     run_launcher_as_worker: bool = Field(
         default=False,
@@ -107,34 +107,34 @@ class Mpi(SpecModel):
 
 
 class Networking(SpecModel):
-    """Deadlines, sites and encryption of the gang's own network."""
+    """Timeouts, sites and encryption of the network between the job's pods."""
 
     timeout_seconds: int = Field(
         default=60,
         ge=1,
         le=86400,
-        description="A peer that is silent for so long is lost; every inner deadline derives from it.",
+        description="A peer that is silent for this time is lost; all shorter timeouts are derived from it.",
     )
     start_timeout_seconds: int = Field(
-        default=600, ge=1, le=86400, description="How long launcher and workers wait for each other at the start."
+        default=600, ge=1, le=86400, description="Time that launcher and workers wait for each other at the start."
     )
     sites: TopologyKey | None = Field(
         default=None,
-        description="Label of nodes that names their sites, for example topology.kubernetes.io/zone: within one "
-        "the network is fast, between two it is thin. DiLoCo trains synchronously inside. Unset: all nodes are at "
-        "one site. Maturity: Experimental.",
+        description="Node label that names a node's site, for example topology.kubernetes.io/zone: links within a "
+        "site are fast, links between sites are slow. DiLoCo trains synchronously within a site. Unset: all nodes "
+        "are at one site. Maturity: Experimental.",
     )
     encryption: Literal["none", "tensors"] | None = Field(
         default=None,
-        description="What is encrypted beside control, which always is. none: tensors travel in clear between "
-        "pods. tensors: mutual TLS between all ranks of the ring, with the job's own certificates; slower. Unset: "
-        "as none within a site, as tensors between sites. Traffic of other libraries (torch.distributed, "
-        "TensorFlow, MPI) is never encrypted. Maturity: Beta.",
+        description="Traffic that is encrypted in addition to control messages, which always are. none: tensors "
+        "travel in clear between pods. tensors: mutual TLS between all ranks of the ring, with the job's own "
+        "certificates; slower. Unset: none within a site, tensors between sites. Traffic of other libraries "
+        "(torch.distributed, TensorFlow, MPI) is never encrypted. Maturity: Beta.",
     )
 
     @property
-    def encrypts(self) -> str:
-        """What the runtime is told of it."""
+    def encryption_mode(self) -> str:
+        """Return the value of RINGTRAIN_ENCRYPT: none, tensors or sites."""
         return self.encryption or ("sites" if self.sites else "none")
 
 
@@ -143,8 +143,8 @@ def _spec_digest(value: Any) -> str:
 
 
 @functools.cache
-def _spec_models() -> str:
-    """A digest of the models themselves: another version may write the same spec otherwise."""
+def _models_digest() -> str:
+    """Return a digest of the models' schema: another version of the models may serialise the same spec differently."""
     return _spec_digest(JobSpec.model_json_schema())[:8]
 
 
@@ -153,12 +153,12 @@ _HAS_CONTAINERS = f"has(self.worker.template) && has(self.worker.template.spec) 
 
 
 class JobSpec(SpecModel):
-    """What the user asks for. Maturity: Beta."""
+    """The job as the user wants it. Maturity: Beta."""
 
     template_ref: TemplateRef | None = Field(
         default=None,
-        description="Template that the spec is laid over; what it says need not be said here. It is read once, "
-        "when the job is accepted, and kept in the status. Maturity: Experimental.",
+        description="Template that provides defaults for this spec. It is read once, when the job is accepted, and "
+        "stored in the status. Maturity: Experimental.",
     )
     backend: Literal["ring", "mpi"] = Field(
         default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
@@ -169,64 +169,67 @@ class JobSpec(SpecModel):
         le=MOST_SLOTS,
         description="Ranks in each worker pod. Default: its devices, else 1.",
     )
-    worker: Worker = Field(description="The pods that train.")
+    worker: Worker = Field(description="The worker pods, which run the training program.")
     launcher: Launcher = Field(
-        default=Launcher(), description="The pod that gathers the gang and its logs. It never gets devices."
+        default=Launcher(), description="The pod that assembles the gang and collects its logs. It never gets devices."
     )
     elastic: Elastic | None = Field(
         default=None,
-        description="Between which sizes the world may change within an attempt. "
+        description="Limits between which the world size may change within an attempt. "
         "Unset: any loss restarts the gang. Maturity: Beta.",
     )
     agent: Literal["Inject", "Image"] | None = Field(
         default=None,
-        description="Where agent and launcher come from. Inject: from the operator, so that pods of any image run "
-        "them, without Python even; training code that imports ringtrain has the image's own. Image: from the "
-        "image's own ringtrain, which must be in PATH. Unset: as the operator's installation says; by default "
-        "Inject, except in an image that says that it has ringtrain (RINGTRAIN_IMAGE_VERSION). Maturity: Beta.",
+        description="Source of the agent and the launcher program. Inject: the operator adds them to the pods, so "
+        "that any image works, even one without Python; training code that imports ringtrain uses the image's own. "
+        "Image: the image's own ringtrain, which must be in PATH. Unset: the default of the operator's installation; "
+        "this is Inject, except for an image that declares RINGTRAIN_IMAGE_VERSION. Maturity: Beta.",
     )
-    mpi: Mpi | None = Field(default=None, description="How ranks are started under the mpi backend. Maturity: Beta.")
+    mpi: Mpi | None = Field(
+        default=None,
+        description="Options of mpirun and of the ranks that it starts. For backend mpi. Maturity: Beta.",
+    )
     data_workers: DataWorkers | None = Field(
         default=None,
         description="Pods that prepare input for the ranks. They are replaced one by one and outlive attempts. "
-        "Unset: ranks prepare their own. Maturity: Beta.",
+        "Unset: ranks prepare their own input. Maturity: Beta.",
     )
     evaluator: Evaluator | None = Field(
         default=None,
-        description="One pod beside the ranks that evaluates checkpoints. Its failure fails nothing, and it ends "
+        description="One additional pod that evaluates checkpoints. Its failure does not fail the job, and it ends "
         "with the job. Unset: none. Maturity: Beta.",
     )
     scheduling: Scheduling = Field(
         default=Scheduling(),
-        description="How the job's pods are placed together, and which queue the job waits in.",
+        description="Placement of the job's pods, and the queue in which the job waits.",
     )
     run_policy: RunPolicy = Field(
-        default=RunPolicy(), description="When the job starts, restarts, ends and is cleaned up. Maturity: Beta."
+        default=RunPolicy(), description="Rules for the job's start, restarts, end and cleanup. Maturity: Beta."
     )
     logs: Logs = Field(
         default=Logs(),
-        description="Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's "
+        description="Storage for the logs of all ranks. Default: an emptyDir, which is deleted with the launcher's "
         "pod. Maturity: Beta.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
-        description="Where checkpoints outlive an attempt: a claim, an object store, or both. Unset: an attempt "
-        "has none, and training starts over.",
+        description="Storage for checkpoints that outlives an attempt: a claim, an object store, or both. Unset: no "
+        "checkpoints; each attempt starts training from the beginning.",
     )
     networking: Networking = Field(
-        default=Networking(), description="Deadlines, sites and encryption of the gang's own network."
+        default=Networking(), description="Timeouts, sites and encryption of the network between the job's pods."
     )
     managed_by: str | None = Field(
         default=None,
         min_length=1,
         max_length=63,
         description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this one; "
-        "any other name, such as kueue.x-k8s.io/multikueue: this operator leaves the job alone. "
+        "any other name, such as kueue.x-k8s.io/multikueue: this operator ignores the job. "
         "Maturity: Experimental.",
     )
 
     RULES = (
-        # For the models spec/template.py says the next three, with the container's path.
+        # In Python, spec/template.py reports the next three, with the container's path.
         Rule(
             cel=_HAS_CONTAINERS,
             message="worker.template.spec.containers is missing; give a pod template, or name in templateRef a "
@@ -283,13 +286,13 @@ class JobSpec(SpecModel):
         ),
         Rule(
             cel="!has(self.elastic) || self.backend != 'mpi' || self.elastic.onLoss == 'Restart'",
-            message="under backend mpi a world cannot change while its processes live; set elastic.onLoss: Restart",
+            message="under backend mpi a running world cannot change its size; set elastic.onLoss: Restart",
             path="elastic.onLoss",
             holds=lambda s: s.elastic is None or s.backend != "mpi" or s.elastic.on_loss == "Restart",
         ),
         Rule(
             cel="!has(self.elastic) || !has(self.mpi) || !self.mpi.runLauncherAsWorker",
-            message="the launcher of an elastic job outlives its ranks and has none of its own; remove "
+            message="the launcher of an elastic job outlives its ranks and runs none itself; remove "
             "mpi.runLauncherAsWorker or elastic",
             path="mpi.runLauncherAsWorker",
             holds=lambda s: s.elastic is None or s.mpi is None or not s.mpi.run_launcher_as_worker,
@@ -297,7 +300,7 @@ class JobSpec(SpecModel):
         Rule(
             cel="!has(self.elastic) || !has(self.dataWorkers) || !has(self.dataWorkers.dispatchers) || "
             "self.dataWorkers.dispatchers == 1",
-            message="the ranks of an elastic job come and go, and share one dispatcher; remove "
+            message="in an elastic job the number of ranks changes, and all ranks share one dispatcher; remove "
             "dataWorkers.dispatchers or elastic",
             path="dataWorkers.dispatchers",
             holds=lambda s: s.elastic is None or s.data_workers is None or s.data_workers.dispatchers in (None, 1),
@@ -343,28 +346,29 @@ class JobSpec(SpecModel):
                 "scheduling",
             )
         ),
-        same_data_workers(),
-        # For the models spec/reserved.py says it, with the number of ranks.
+        frozen_data_workers(),
+        # In Python, spec/reserved.py reports this, with the number of ranks.
         Rule(
             cel="oldSelf.runPolicy.suspend || self.worker.replicas == oldSelf.worker.replicas || "
             "!has(self.dataWorkers) || !has(self.dataWorkers.dispatchers) || self.dataWorkers.dispatchers == 1",
-            message="each rank has a dispatcher of its own (dataWorkers.dispatchers): worker.replicas can change "
-            "only together with that, while the job is suspended; set runPolicy.suspend: true first",
+            message="each rank has its own dispatcher (dataWorkers.dispatchers): worker.replicas can change "
+            "only together with it, while the job is suspended; set runPolicy.suspend: true first",
             path="worker.replicas",
         ),
         Rule(
-            cel=unchanged_field("managedBy", optional=True),
-            message="managedBy cannot change; delete the job and create it anew",
+            cel=unchanged_cel("managedBy", optional=True),
+            message="managedBy cannot change; delete the job and create it again",
             path="managedBy",
             holds_update=lambda new, old: new.managed_by == old.managed_by,
         ),
     )
 
     @functools.cached_property
-    def fixed(self) -> str:
-        """A digest of all that can change only while the job is suspended. A default counts as left out.
+    def frozen_digest(self) -> str:
+        """Return a digest of all fields that can change only while the job is suspended. Fields at their default are
+        omitted.
 
-        In front of a colon stands what the digest depends on besides, see `comparable_spec`.
+        The digest follows a colon. A digest of the models precedes it, see `are_comparable_digests`.
         """
         follows: dict[str, Any] = {
             "worker": {"replicas"},
@@ -373,31 +377,31 @@ class JobSpec(SpecModel):
             "managed_by": True,
         }
         fixed = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=follows)
-        return f"{_spec_models()}:{_spec_digest(fixed)}"
+        return f"{_models_digest()}:{_spec_digest(fixed)}"
 
     @property
     def slots(self) -> int:
-        """Ranks of each worker pod: one for each of its devices, wherever they are written."""
+        """Ranks of each worker pod. Default: one for each device in spec.worker.devices or in the template."""
         if self.slots_per_worker is not None:
             return self.slots_per_worker
         amounts = self.worker.devices or template_devices(self.worker.template)
         return device_count(next(iter(amounts.values()), 1)) or 1
 
 
-def comparable_spec(fixed: str, noted: str) -> bool:
-    """Whether both digests are of the same version's models: what another version noted can't be compared."""
-    return fixed.partition(":")[0] == noted.partition(":")[0]
+def are_comparable_digests(one: str, other: str) -> bool:
+    """Return whether both digests come from the same version of the models. Others cannot be compared."""
+    return one.partition(":")[0] == other.partition(":")[0]
 
 
 def is_ours(managed_by: object) -> bool:
-    """Whether this operator runs the job with this spec.managedBy; else it leaves the job alone."""
+    """Return whether this operator runs the job with this spec.managedBy. It ignores all other jobs."""
     return managed_by in (None, OURS)
 
 
 def kueue_queue(queue: object, labels: Mapping[str, Any], gang: object = None) -> str:
-    """The LocalQueue that scheduling.queue or Kueue's own label names; empty: the job waits in none.
+    """Return the LocalQueue of Kueue that scheduling.queue or Kueue's own label names; empty if there is none.
 
-    With scheduling.gang: Volcano the field names a queue of Volcano, and only the label one of Kueue.
+    With scheduling.gang Volcano, scheduling.queue names a queue of Volcano, and only the label names one of Kueue.
     """
     named = None if gang == VOLCANO else queue
     return str(named or labels.get(QUEUE_LABEL) or "")
@@ -418,43 +422,43 @@ class Job:
 
     @property
     def queue(self) -> str:
-        """Kueue's LocalQueue that the job waits in; empty: it waits in none."""
+        """Kueue's LocalQueue in which the job waits; empty if none."""
         return kueue_queue(self.spec.scheduling.queue, self.labels, self.spec.scheduling.gang)
 
     @property
     def volcano_queue(self) -> str:
-        """Volcano's queue that the job waits in; empty: Volcano's default, or it waits in none."""
+        """Volcano's queue in which the job waits; empty for Volcano's default queue, or without Volcano."""
         wanted = self.spec.scheduling
         return (wanted.queue or "") if wanted.gang == VOLCANO else ""
 
     @property
     def num_workers(self) -> int:
-        """Worker pods that the spec asks for."""
+        """Number of worker pods in the spec."""
         return self.spec.worker.replicas
 
     @property
     def num_agents(self) -> int:
-        """Pods that run ranks: the workers, and the launcher if it is to be one of them."""
+        """Number of pods that run ranks: the workers, and the launcher with mpi.runLauncherAsWorker."""
         mpi = self.spec.mpi
         return self.num_workers + (1 if mpi is not None and mpi.run_launcher_as_worker else 0)
 
     @property
-    def most_agents(self) -> int:
-        """Pods that may run ranks at a time: those of `num_agents`, or an elastic job's most workers."""
+    def max_agents(self) -> int:
+        """Maximum number of pods that run ranks at the same time: elastic.maxReplicas, or else `num_agents`."""
         return self.spec.elastic.max_replicas if self.spec.elastic is not None else self.num_agents
 
     @property
     def worker_devices(self) -> dict[str, int]:
-        """Extended resources of each worker, wherever they are written."""
+        """Extended resources of each worker, from spec.worker.devices and the template."""
         return worker_devices(self.spec.worker.template, self.spec.worker.devices)
 
     @property
     def min_available(self) -> int:
-        """Pods, the launcher among them, without which the gang does not begin."""
+        """Pods, including the launcher, that must be placed before the gang starts."""
         least = self.spec.elastic.min_replicas if self.spec.elastic is not None else self.num_workers
         return self.spec.scheduling.min_available or least + 1
 
     @property
     def world_size(self) -> int:
-        """Ranks that the spec asks for."""
+        """Number of ranks in the spec."""
         return self.num_agents * self.spec.slots

@@ -1,4 +1,4 @@
-"""Labels and annotations by the rules of Kubernetes (apimachinery's validation of object metadata)."""
+"""Validation of labels and annotations by the rules of Kubernetes (apimachinery's validation of object metadata)."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _MOST_ANNOTATIONS = 256 << 10
 
 
 def metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Yield what the API server would refuse of an object's, or a pod template's, labels and annotations."""
+    """Yield each label or annotation of an object or a pod template that the API server would refuse."""
     for kind in ("labels", "annotations"):
         given = metadata.get(kind)
         for key, value in given.items() if isinstance(given, Mapping) else ():
@@ -28,12 +28,12 @@ def metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[Proble
 
 def _entry_problems(kind: str, key: str, value: object, path: str) -> Iterator[Problem]:
     domain, slash, name = key.rpartition("/")
-    # Of an annotation's key the case does not matter.
+    # The API server lowercases an annotation's key before it checks the domain.
     domain = domain.lower() if kind == "annotations" else domain
     if not _NAME.fullmatch(name) or (slash and not _is_domain(domain)):
         yield Problem(
             path,
-            f"has a key that Kubernetes refuses: expected {_WORD}, and in front of them perhaps a domain and '/'",
+            f"has a key that Kubernetes refuses: expected {_WORD}, optionally after a domain and '/'",
         )
     if value is None:
         return

@@ -1,4 +1,4 @@
-"""From a manifest (a dict) to a `Job`, or to every problem it has."""
+"""Parse a manifest (a dict) into a `Job`, or report every problem in it."""
 
 import json
 import re
@@ -9,22 +9,22 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, did_you_mean, shown
-from .base import MAX_DEPTH, Rule, parse_time, spec_depth_of, without_nulls
+from ..errors import Invalid, Problem, shown, spelling_hint
+from .base import MAX_DEPTH, Rule, nesting_depth, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .labels import metadata_problems
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import metrics_rule_problem
 from .pod_schema import PodSchema, packaged_pod_spec_schema
-from .reserved import dangling_volumes, reserved_clashes
-from .resolvers import unresolved_launchers
+from .reserved import dangling_reference_problems, reserved_name_problems
+from .resolvers import dns_policy_problems
 from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
 from .training_template import resolved_job_spec
 from .updates import is_spec_fixed
 
-# A pod's name is its host name, which ends at 63 characters: room for "-worker-1023".
+# A pod's name is its host name, limited to 63 characters; this leaves room for "-worker-1023".
 MAX_NAME_LENGTH = 51
-# To be matched in full; the CRD has it, too, in the syntax of RE2.
+# Matched in full. The CRD has the same pattern, in RE2's syntax.
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # The job's name is the domain of its pods. Resolvers answer for localhost, local and onion themselves (RFC 6761, 6762,
 # 7686), and the API server has the Service kubernetes.
@@ -32,12 +32,24 @@ RESERVED_NAMES = ("kubernetes", "localhost", "local", "onion")
 ANOTHER_NAME = "give the job another name"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
-# Dicts that are not ours: their fields are the API server's to judge, nulls included.
+# Dicts of Kubernetes' own types: the API server validates them, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
-# What people write a level too high.
+# Expected types, by pydantic's types of errors.
+_EXPECTED_TYPES = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "model_type": "a mapping",
+    "string_type": "a text: write it in quotes",
+    "tuple_type": "a list",
+}
+# Fields of containers and of pods that users often write at a higher level.
 _OF_CONTAINERS = frozenset({"image", "command", "args", "env", "resources", "volumeMounts"})
 _OF_PODS = frozenset({"containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"})
-# Sections of the spec with a pod template. Of all but the worker's the operator fills in what is left out.
+# Sections of the spec with a pod template. The operator fills in omitted fields in all but the worker's.
 _TEMPLATES = ("worker", "launcher", "dataWorkers", "evaluator")
 _OPTIONAL = {
     f"spec.{section}.template.spec.{field}"
@@ -47,11 +59,11 @@ _OPTIONAL = {
 
 
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
-    """The job that `obj` describes. Raises Invalid with every problem: path, value, what is allowed.
+    """Parse `obj` into a job. Raises Invalid with every problem: path, value, what is allowed.
 
-    One that names a template is read with the template that its status keeps, and is not whole without.
-    Pod templates are held against `schema`, Kubernetes' own; None: the one of this package. With `templates=False`
-    only what this package itself reads of them is checked, as for a job that was accepted before.
+    A job with a templateRef is merged with the template stored in its status; without a stored template it is invalid.
+    Pod templates are checked against `schema`, by default the one in this package. With `templates=False` only the
+    parts of templates that this package reads are checked, as for a job that was accepted before.
     """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -62,19 +74,19 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
         raise Invalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
-    if spec_depth_of(spec) > MAX_DEPTH:
+    if nesting_depth(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise Invalid([*problems, Problem("spec", message)])
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_pod_spec_schema()) if templates else None)
     problems += spec_problems
     if parsed is not None and parsed.template_ref is not None:
         reference = parsed.template_ref
-        message = f"{reference.kind} {reference.name} is not known here, and the job is no whole without it"
+        message = f"{reference.kind} {reference.name} is not known here, and the job is incomplete without it"
         problems.append(Problem("spec.templateRef", message))
     if problems or parsed is None:
         raise Invalid(problems)
     job = _parsed_job(metadata, parsed)
-    # A label may come at any time; a job that runs waits in no queue for it.
+    # The label may be added at any time. A running job does not wait in a queue because of it.
     if templates and parsed.scheduling.provisioning is not None and job.queue:
         raise Invalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
     return job
@@ -82,7 +94,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
 
 def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     return Job(
-        name=spec_name_of(metadata),
+        name=name_in_metadata(metadata),
         namespace=metadata.get("namespace") or "default",
         uid=str(metadata.get("uid") or ""),
         generation=int(metadata.get("generation") or 1),
@@ -93,14 +105,16 @@ def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
     )
 
 
-def spec_name_of(metadata: Mapping[str, Any]) -> Any:
-    """The object's name; of one that the API server is to name `generateName` and zeros."""
+def name_in_metadata(metadata: Mapping[str, Any]) -> Any:
+    """Return the object's name, or its `generateName` followed by five zeros."""
     prefix = metadata.get("generateName")
     return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
 
 
 def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None) -> list[Problem]:
-    """What forbids the change from `old`, of a job with `status`; the API server holds the same rules in CEL."""
+    """Return the rules that forbid the change from `old` to `new`, of a job with `status`. The CRD has the same rules
+    in CEL.
+    """
     return [
         Problem(f"spec.{rule.path}", rule.message)
         for rule in JobSpec.RULES
@@ -111,19 +125,19 @@ def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None
 
 
 def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the API server would refuse in fields that this package reads."""
+    """Yield problems of the metadata, kind and version that the API server would refuse."""
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
             yield Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}")
-    name = spec_name_of(metadata)
+    name = name_in_metadata(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         yield Problem(
             "metadata.name" if metadata.get("name") or name is None else "metadata.generateName",
-            f"is {shown(name)}; it names a Service and hosts, so it must begin with a letter, hold only "
-            f"lower-case letters, digits and '-', and have at most {MAX_NAME_LENGTH} characters",
+            f"is {shown(name)}; it becomes the name of a Service and of hosts: expected a letter first, then only "
+            f"lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters",
         )
     elif name in RESERVED_NAMES:
-        yield Problem("metadata.name", f"is {shown(name)}, which means another host or Service; {ANOTHER_NAME}")
+        yield Problem("metadata.name", f"is {shown(name)}, the name of another host or Service; {ANOTHER_NAME}")
     namespace = metadata.get("namespace") or "default"
     if not isinstance(namespace, str) or not re.fullmatch(NAMESPACE_PATTERN, namespace) or len(namespace) > 63:
         message = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
@@ -143,7 +157,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
 def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSpec | None, list[Problem]]:
     pruned = without_nulls(raw, _OPAQUE)
     try:
-        # By way of JSON: strict types, and lists may become tuples.
+        # Through JSON: in strict mode only JSON lists become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
         problems = [_spec_problem(error) for error in exc.errors(include_url=False)]
@@ -154,17 +168,17 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     problems += _template_problems(pruned, set(), schema)
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
-    # In this order: a mount of the operator's own path is told as that, whatever volume it names.
-    return spec, problems or list(reserved_clashes(spec)) or (_pod_problems(spec) if schema is not None else [])
+    # Clashes come first: a mount at the operator's path is reported as a clash, whatever volume it names.
+    return spec, problems or list(reserved_name_problems(spec)) or (_pod_problems(spec) if schema is not None else [])
 
 
 def _pod_problems(spec: JobSpec) -> list[Problem]:
-    """Return what keeps pods from being created, or from finding each other."""
-    return [*dangling_volumes(spec), *unresolved_launchers(spec)]
+    """Return problems that prevent pods from being created, or from finding each other."""
+    return [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
-    """What no job that is laid over this part of a spec can mend: unknown fields, values of wrong types."""
+    """Return problems in a part of a spec that no other part can correct: unknown fields, values of wrong types."""
     found = []
     try:
         JobSpec.model_validate_json(json.dumps(spec))
@@ -175,7 +189,7 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
 
 
 def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> Iterator[Problem]:
-    """What keeps the templates from being run, then what Kubernetes' schema says and our own words do not."""
+    """Yield problems of the pod templates, by this package's checks and, for other fields, Kubernetes' schema."""
     for key in _TEMPLATES:
         section = spec.get(key)
         template = section.get("template") if isinstance(section, Mapping) else None
@@ -200,7 +214,7 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
 
 
 def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
-    """Whether the workers need no command: an mpi job whose launcher has one."""
+    """Return whether the workers need no command: in an mpi job the launcher may have it."""
     launcher = spec.get("launcher")
     template = launcher.get("template") if isinstance(launcher, Mapping) else None
     if not isinstance(template, Mapping) or shape_problems(template, ""):
@@ -210,7 +224,7 @@ def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
 
 
 def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
-    """Every rule that `model` or a model inside it breaks, with the model's path."""
+    """Yield every rule that `model` or a nested model breaks, with the path of that model."""
     for rule in getattr(type(model), "RULES", ()):
         if rule.holds is not None and not rule.holds(model):
             yield path, rule
@@ -225,7 +239,7 @@ def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
 
 
 def _spec_problem(error: Any) -> Problem:
-    """One pydantic error in the words of this page."""
+    """Translate one pydantic error into a problem in this package's words."""
     location = tuple(error["loc"])
     path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
@@ -235,20 +249,36 @@ def _spec_problem(error: Any) -> Problem:
         return Problem(path, _unknown_field(location))
     if kind == "literal_error":
         return Problem(path, f"is {shown(value)}, allowed: {context['expected']}")
-    text = error["msg"]
-    return Problem(path, f"is {shown(value)}: {text[:1].lower()}{text[1:]}")
+    return Problem(path, f"is {shown(value)}; {_expected_value(kind, context)}")
+
+
+def _expected_value(kind: str, context: Mapping[str, Any]) -> str:
+    """Return the expectation that a value did not meet. `kind` and `context` are a pydantic error's type and limits."""
+    if kind in _EXPECTED_TYPES:
+        return f"expected {_EXPECTED_TYPES[kind]}"
+    if "pattern" in context:
+        return f"expected a text that matches {context['pattern']}"
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    if found := next((f"{words} {context[key]}" for key, words in bounds.items() if key in context), ""):
+        return f"expected {found}"
+    unit = "characters" if kind.startswith("string") else "entries"
+    if "min_length" in context:
+        return f"expected at least {context['min_length']} {unit}"
+    return f"expected at most {context['max_length']} {unit}" if "max_length" in context else "it is not valid here"
 
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
     known, name = _fields_at(location[:-1]), str(location[-1])
-    if elsewhere := _spec_place_of(name):
+    if elsewhere := _path_of_field(name):
         return f"is not a field here; it is {elsewhere}"
-    hint = did_you_mean(name, known) or f"allowed: {', '.join(sorted(known))}"
+    hint = spelling_hint(name, known) or f"allowed: {', '.join(sorted(known))}"
     return f"is not a field here; {hint}"
 
 
-def _spec_place_of(name: str) -> str:
-    """Where a field of this name is; empty: nowhere. Those of pods are in the worker's template."""
+def _path_of_field(name: str) -> str:
+    """Return the path at which a field of this name is valid; empty if nowhere. Fields of pods are in the worker's
+    template.
+    """
     sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
     for section in ("worker", *sections):
         for model in _models_in(sections[section]):
@@ -259,7 +289,7 @@ def _spec_place_of(name: str) -> str:
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    """Names of the fields that the model at `location` has."""
+    """Return the YAML names of the fields of the model at `location`."""
     model: type[BaseModel] = JobSpec
     for part in location:
         if isinstance(part, int):
@@ -277,7 +307,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
-    """A launcher as the program of a ring job with several ranks."""
+    """Yield a problem if the command of a ring job with several ranks starts a launcher such as torchrun."""
     if spec.backend != "ring" or spec.slots * spec.worker.replicas < 2:
         return
     main = containers_of(spec.worker.template)[0]

@@ -1,4 +1,4 @@
-"""Kubernetes' own schema of pod templates: the fields that there are, and of which type."""
+"""Kubernetes' schema of pod templates: the known fields and their types."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ..errors import Problem, did_you_mean, shown
+from ..errors import Problem, shown, spelling_hint
 
 Json = dict[str, Any]
 
@@ -28,10 +28,10 @@ _TYPE_NAMES = {"array": "a list", "object": "a mapping", "integer": "an integer"
 
 @dataclass(frozen=True)
 class PodSchema:
-    """The pod template of one version of Kubernetes.
+    """Schema of the pod template of one version of Kubernetes.
 
-    `definitions` are OpenAPI schemas by their short names. `way_out` ends what is said about an unknown field: how
-    somebody whose cluster has that field gets on.
+    `definitions` are OpenAPI schemas by their short names. `way_out` is appended to an error about an unknown field:
+    advice for a user whose cluster has that field.
     """
 
     version: str
@@ -40,16 +40,16 @@ class PodSchema:
     way_out: str = ""
 
     @classmethod
-    def of_openapi(cls, document: Mapping[str, Any], version: str) -> "PodSchema":
-        """The part that pods need of the document which a server has at /openapi/v3/api/v1. Raises ValueError."""
+    def from_openapi(cls, document: Mapping[str, Any], version: str) -> "PodSchema":
+        """Extract the schema of pod templates from a server's document /openapi/v3/api/v1. Raises ValueError."""
         try:
             schemas = document["components"]["schemas"]
             return cls(version, dict(_reachable_schemas(schemas, _ROOT)))
         except (KeyError, TypeError, AttributeError) as exc:
-            raise ValueError(f"no OpenAPI document with pod templates: {exc!r}") from exc
+            raise ValueError(f"this is not an OpenAPI document with pod templates: {exc!r}") from exc
 
     def problems(self, template: Mapping[str, Any], path: str) -> list[Problem]:
-        """Unknown fields, wrong types and missing fields in `template`. A null field is an absent one."""
+        """Return unknown fields, wrong types and missing fields in `template`. A null field counts as absent."""
         return list(self._check(template, {"ref": self.root}, path))
 
     def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
@@ -84,19 +84,19 @@ class PodSchema:
                 yield Problem(f"{path}.{key}", "is missing")
 
     def _unknown(self, key: str, known: Mapping[str, Any]) -> str:
-        hint = did_you_mean(key, known) or f"allowed: {_some_field_names(sorted(known))}"
+        hint = spelling_hint(key, known) or f"allowed: {_some_field_names(sorted(known))}"
         return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
 
 
 @cache
 def packaged_pod_spec_schema() -> PodSchema:
-    """The schema that comes with this package, for where no server can be asked."""
+    """Load the schema that is part of this package, for use without a server."""
     raw = json.loads(resources.files(__package__).joinpath("pod_schema.json").read_text(encoding="utf-8"))
     return PodSchema(raw["version"], raw["definitions"])
 
 
 def dump_pod_spec_schema(schema: PodSchema) -> str:
-    """`schema` as the text of pod_schema.json."""
+    """Serialise `schema` as the content of pod_schema.json."""
     content = {"version": schema.version, "definitions": schema.definitions}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -116,7 +116,7 @@ def _reachable_schemas(schemas: Mapping[str, Any], root: str) -> Iterator[tuple[
 
 
 def _reduced_schema(schema: Mapping[str, Any]) -> Json:
-    """What is checked of an OpenAPI schema: no descriptions, defaults or hints for patches."""
+    """Reduce an OpenAPI schema to the parts that are checked: no descriptions, defaults or merge hints."""
     (wrapped,) = schema.get("allOf") or [schema]
     if "$ref" in wrapped:
         return {"ref": _short_schema_name(wrapped["$ref"])}

@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: when a job starts, restarts, ends and is cleaned up. `spec.elastic`: how its world changes."""
+"""`spec.runPolicy`: start, restarts, end and cleanup of a job. `spec.elastic`: limits of its world size."""
 
 from typing import Annotated, Literal
 
@@ -65,13 +65,13 @@ class OnExitCodes(SpecModel):
     )
 
     def matches(self, code: int) -> bool:
-        """Whether `code` is selected."""
+        """Return whether this matcher selects `code`."""
         listed = code in self.values or any(r.min <= code <= r.max for r in self.ranges)
         return listed if self.operator == "In" else not listed
 
 
 class FailureRule(SpecModel):
-    """What to do about a failed attempt. The first rule that matches decides; without one it restarts, counted."""
+    """Action for a failed attempt. The first rule that matches decides; if none matches, the job restarts, counted."""
 
     action: Literal["FailJob", "RestartJob", "Ignore"] = Field(
         description="FailJob: the job has failed, no restart. RestartJob: restart, counted against backoffLimit. "
@@ -94,7 +94,7 @@ class FailureRule(SpecModel):
     )
 
     def matches(self, exit_code: int | None, reason: str) -> bool:
-        """Whether a failure with this exit code (None: no process ended) and reason is this rule's."""
+        """Return whether the rule applies to a failure with this exit code (None: no process ended) and reason."""
         if self.on_reasons and reason not in self.on_reasons:
             return False
         if self.on_exit_codes is None:
@@ -103,11 +103,11 @@ class FailureRule(SpecModel):
 
 
 class RunPolicy(SpecModel):
-    """When the job starts, restarts, ends and is cleaned up."""
+    """Rules for the job's start, restarts, end and cleanup."""
 
     suspend: bool = Field(
         default=False,
-        description="True: no pods. A running job is stopped and goes on from its checkpoint when resumed.",
+        description="True: no pods. A running job stops, and continues from its checkpoint when resumed.",
     )
     clean_pod_policy: Literal["None", "Running", "All"] = Field(
         default="Running",
@@ -117,70 +117,68 @@ class RunPolicy(SpecModel):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Delete the job itself so long after its end. Unset: never.",
+        description="Delete the job this time after its end. Unset: never.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="The job fails after so long, waiting for pods included, time spent suspended excluded.",
+        description="The job fails after this time. Time waiting for pods counts, time spent suspended does not.",
     )
     backoff_limit: int = Field(
         default=3,
         ge=0,
         le=1000,
-        description="Restarts of the whole gang that count before the job has failed. What a restart can't cure "
-        "is not tried again: a wrong configuration, or a second kill at the same memory limit.",
+        description="Restarts of the whole gang before the job fails. A failure that a restart cannot repair is not "
+        "retried: a wrong configuration, or a second kill at the same memory limit.",
     )
     failure_rules: tuple[FailureRule, ...] = Field(
-        default=(), max_length=20, description="What to do about a failed attempt, by exit code and reason."
+        default=(), max_length=20, description="Actions for failed attempts, by exit code and reason."
     )
     fail_on_nan: bool = Field(
         default=False,
         alias="failOnNaN",
-        description="True: the job has failed, with reason NotFinite and without a restart, when a rank has "
-        "reported a loss that is NaN or infinite (rt.report). A failure rule on NotFinite may have it restart.",
+        description="True: the job fails, with reason NotFinite and without a restart, when a rank reports a loss "
+        "that is NaN or infinite (rt.report). A failure rule for NotFinite may restart it instead.",
     )
     progress_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Restart the gang when it runs and no rank has reported a step for so long. Waiting for pods, "
-        "their images or a queue does not count; what comes before the first step does.",
+        description="Restart the gang if it runs and no rank has reported a step for this time. Time waiting for "
+        "pods, images or a queue does not count; time before the first step does.",
     )
 
 
 class Elastic(SpecModel):
-    """Between which sizes the world may change within an attempt. Unset: any loss restarts the gang."""
+    """Limits between which the world size may change within an attempt. Unset: any loss restarts the gang."""
 
     min_replicas: int = Field(
         default=1,
         ge=1,
         le=MOST_WORKERS,
-        description="Fewest workers that training goes on with; at most worker.replicas.",
+        description="Minimum number of workers to continue training; at most worker.replicas.",
     )
-    max_replicas: int = Field(
-        ge=1, le=MOST_WORKERS, description="Most workers that worker.replicas may be set to while the job runs."
-    )
+    max_replicas: int = Field(ge=1, le=MOST_WORKERS, description="Maximum value of worker.replicas while the job runs.")
     on_loss: Literal["Replace", "Shrink", "Restart"] = Field(
         default="Replace",
-        description="What ranks do when a worker is lost. Replace: they keep their processes and wait for the new "
-        "worker, for replaceTimeoutSeconds. Shrink: they keep their processes and go on at once with the workers "
-        "that are left; the new worker joins later. Restart: in living pods all ranks are started again, which "
-        "any program can bear.",
+        description="Reaction of the ranks to the loss of a worker. Replace: their processes continue and wait for "
+        "the new worker, for replaceTimeoutSeconds. Shrink: their processes continue at once with the remaining "
+        "workers; the new worker joins later. Restart: all ranks start again in the existing pods, which works for "
+        "any program.",
     )
     replace_timeout_seconds: int = Field(
         default=120,
         ge=1,
         le=86400,
-        description="After so long without a new worker training goes on with fewer, if minReplicas are left.",
+        description="Time to wait for a new worker; then training continues with fewer, if minReplicas remain.",
     )
     join_delay_seconds: int = Field(
-        default=30, ge=0, le=86400, description="Workers that come within so long join in one change of the world."
+        default=30, ge=0, le=86400, description="Workers that arrive within this time join in one change of the world."
     )
     formation_limit: int = Field(
         default=100,
         ge=1,
         le=100_000,
-        description="Changes of the world in one attempt; one more, and the attempt has failed.",
+        description="Maximum number of changes of the world in one attempt; one more, and the attempt fails.",
     )

@@ -1,13 +1,13 @@
-"""Names in pod templates: the operator's own, which no template may set, and those that nothing there has.
+"""Problems of names in pod templates: names reserved for the operator, and references to names that do not exist.
 
-The API server refuses pods for the latter, not jobs.
+The API server accepts a job with a dangling reference and refuses its pods.
 """
 
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
-from ..errors import Problem, did_you_mean
+from ..errors import Problem, spelling_hint
 from .base import MOST_RANKS, MOST_SLOTS
 from .job import JobSpec
 from .template import containers_of, device_count, template_devices
@@ -23,9 +23,9 @@ VOLUMES = frozenset(
     {VOLUME_SECRET, VOLUME_LOGS, VOLUME_CHECKPOINT, VOLUME_SHM, VOLUME_AGENT, VOLUME_SCRATCH, VOLUME_MPI}
 )
 
-# How an evaluator is told that it is one.
+# Set in an evaluator's pod, where TensorFlow reads it.
 ENV_TF_CONFIG = "TF_CONFIG"
-# Keeps the NVIDIA runtime from giving every GPU of the node to a container that asks for none.
+# Prevents the NVIDIA runtime from exposing every GPU of the node to a container that requests none.
 ENV_NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
 ENVIRONMENT = frozenset(value for name, value in vars(contract).items() if name.startswith("ENV_"))
@@ -36,8 +36,8 @@ POD_FIELDS = {
 }
 
 
-def reserved_clashes(spec: JobSpec) -> Iterator[Problem]:
-    """Everything in the templates that the operator sets itself, each with the way out."""
+def reserved_name_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield everything in the templates that the operator sets itself, each with a remedy."""
     reserved = {
         "launcher": {ENV_NVIDIA_VISIBLE_DEVICES},
         "dataWorkers": {ENV_NVIDIA_VISIBLE_DEVICES},
@@ -50,15 +50,15 @@ def reserved_clashes(spec: JobSpec) -> Iterator[Problem]:
             where = f"{path}.spec.containers[0]"
             yield from _environment_clashes(main, where, ENVIRONMENT | reserved.get(section, set()))
             yield from _mount_clashes(main, where, _reserved_mounts(spec, logs=section == "launcher"))
-    yield from _unclear_ranks(spec)
-    yield from _too_many_ranks(spec)
+    yield from _rank_count_problems(spec)
+    yield from _rank_limit_problems(spec)
     yield from _device_clashes(spec)
-    yield from _data_worker_clashes(spec)
-    yield from _evaluator_clashes(spec)
+    yield from _data_worker_problems(spec)
+    yield from _evaluator_problems(spec)
 
 
 def templates_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """The pod templates that the spec gives, by the section that each is in."""
+    """Return the pod templates in the spec, by section."""
     found = {"worker": spec.worker.template, "launcher": spec.launcher.template}
     if spec.data_workers is not None and spec.data_workers.template is not None:
         found["dataWorkers"] = spec.data_workers.template
@@ -67,7 +67,7 @@ def templates_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
+def _data_worker_problems(spec: JobSpec) -> Iterator[Problem]:
     data = spec.data_workers
     if data is None:
         return
@@ -77,20 +77,20 @@ def _data_worker_clashes(spec: JobSpec) -> Iterator[Problem]:
         for field in ("command", "args"):
             if main.get(field):
                 yield Problem(f"{path}[0].{field}", "is set by the operator (ringtrain data-worker); remove it")
-    yield from _devices_of_none(template, path, "data workers prepare input and never get devices")
+    yield from _unwanted_device_problems(template, path, "data workers prepare input and never get devices")
     ranks = spec.slots * (spec.worker.replicas + (1 if spec.mpi and spec.mpi.run_launcher_as_worker else 0))
     if data.dispatchers not in (None, 1, ranks):
         message = f"is {data.dispatchers}, expected 1 or the number of ranks, {ranks}"
         yield Problem("spec.dataWorkers.dispatchers", message)
-    if data.kind == "tensorflow" and spec.networking.encrypts != "none":
+    if data.kind == "tensorflow" and spec.networking.encryption_mode != "none":
         message = "is 'tensorflow', whose servers encrypt nothing, and networking.encryption is"
         yield Problem(
             "spec.dataWorkers.kind",
-            f"{message} {spec.networking.encrypts!r}; expected kind: ringtrain, or no encryption",
+            f"{message} {spec.networking.encryption_mode!r}; expected kind: ringtrain, or no encryption",
         )
 
 
-def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
+def _evaluator_problems(spec: JobSpec) -> Iterator[Problem]:
     evaluator = spec.evaluator
     if evaluator is None:
         return
@@ -102,12 +102,12 @@ def _evaluator_clashes(spec: JobSpec) -> Iterator[Problem]:
     for main in containers_of(template)[:1]:
         for name, value in _container_resources(main):
             if name in evaluator.devices and str(value) != str(evaluator.devices[name]):
-                said = evaluator.devices[name]
-                message = f"is {value!r} and spec.evaluator.devices says {said}; keep the latter"
+                wanted = evaluator.devices[name]
+                message = f"is {value!r} and spec.evaluator.devices says {wanted}; remove it here"
                 yield Problem(f"{path}[0].resources[{name}]", message)
 
 
-def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterator[Problem]:
+def _unwanted_device_problems(template: Mapping[str, Any], path: str, why: str) -> Iterator[Problem]:
     for index, container in enumerate(containers_of(template)):
         for name, value in _container_resources(container):
             if "/" in name and str(value) != "0":
@@ -115,7 +115,7 @@ def _devices_of_none(template: Mapping[str, Any], path: str, why: str) -> Iterat
 
 
 def _reserved_mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
-    """Paths in the main container that we mount, with what for."""
+    """Return the purpose of each path that the operator mounts in the main container."""
     mounts = {contract.SECRET_DIR: "the job's credentials", contract.AGENT_DIR: "the agent (spec.agent)"}
     if logs:
         mounts[contract.LOG_DIR] = "spec.logs"
@@ -150,9 +150,9 @@ def _environment_clashes(main: Mapping[str, Any], path: str, reserved: Set[str])
 
 def _mount_clashes(main: Mapping[str, Any], path: str, ours: Mapping[str, str]) -> Iterator[Problem]:
     for index, mount in enumerate(main.get("volumeMounts") or ()):
-        taken = str(mount.get("mountPath")).rstrip("/")
-        if taken in ours:
-            message = f"{taken} is where the operator mounts {ours[taken]}; choose another"
+        path_used = str(mount.get("mountPath")).rstrip("/")
+        if path_used in ours:
+            message = f"{path_used} is where the operator mounts {ours[path_used]}; choose another path"
             yield Problem(f"{path}.volumeMounts[{index}].mountPath", message)
 
 
@@ -161,15 +161,15 @@ def _device_clashes(spec: JobSpec) -> Iterator[Problem]:
     for main in containers_of(spec.worker.template)[:1]:
         for name, value in _container_resources(main):
             if name in devices and str(value) != str(devices[name]):
-                message = f"is {value!r} and spec.worker.devices says {devices[name]}; keep the latter"
+                message = f"is {value!r} and spec.worker.devices says {devices[name]}; remove it here"
                 yield Problem(f"spec.worker.template.spec.containers[0].resources[{name}]", message)
     path = "spec.launcher.template.spec.containers"
-    why = "the launcher trains nothing and never gets devices"
-    yield from _devices_of_none(spec.launcher.template, path, why)
+    why = "the launcher runs no training and never gets devices"
+    yield from _unwanted_device_problems(spec.launcher.template, path, why)
 
 
-def _unclear_ranks(spec: JobSpec) -> Iterator[Problem]:
-    """Where the template's devices decide how many ranks a pod has, and do not say it."""
+def _rank_count_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield a problem if the template's devices do not determine the number of ranks of a pod."""
     if spec.slots_per_worker is not None or spec.worker.devices:
         return
     devices = template_devices(spec.worker.template)
@@ -186,8 +186,8 @@ def _unclear_ranks(spec: JobSpec) -> Iterator[Problem]:
             yield Problem(f"{path}[{name}]", message)
 
 
-def _too_many_ranks(spec: JobSpec) -> Iterator[Problem]:
-    """More than two limits allow each by itself."""
+def _rank_limit_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield a problem if the job has too many ranks although workers and ranks per worker are within their limits."""
     field, workers = "spec.worker.replicas", spec.worker.replicas
     if spec.elastic is not None:
         field, workers = "spec.elastic.maxReplicas", spec.elastic.max_replicas
@@ -202,8 +202,8 @@ def _container_resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(str(name), value) for name, value in found.items()]
 
 
-def dangling_volumes(spec: JobSpec) -> list[Problem]:
-    """Mounts of volumes that are not there, and names that are given twice, in all templates."""
+def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
+    """Return mounts of volumes that do not exist, and names that occur twice, in all templates."""
     mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
     checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
     ours = {
@@ -215,20 +215,22 @@ def dangling_volumes(spec: JobSpec) -> list[Problem]:
     return [
         problem
         for section, template in templates_of(spec).items()
-        for problem in _dangling_in(template, f"spec.{section}.template.spec", ours[section])
+        for problem in _dangling_in_template(template, f"spec.{section}.template.spec", ours[section])
     ]
 
 
-def _dangling_in(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
+def _dangling_in_template(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
     pod = template.get("spec") or {}
     volumes = pod.get("volumes") or ()
-    yield from _named_twice(((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes)))
+    yield from _duplicate_problems(
+        ((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes))
+    )
     containers = [
         (f"{path}.{field}[{index}]", container)
         for field in ("initContainers", "containers")
         for index, container in enumerate(containers_of(template, field))
     ]
-    yield from _named_twice((f"{where}.name", container.get("name")) for where, container in containers)
+    yield from _duplicate_problems((f"{where}.name", container.get("name")) for where, container in containers)
     names = {str(volume.get("name")) for volume in volumes} | ours
     for where, container in containers:
         yield from _dangling_in_container(container, where, names)
@@ -240,20 +242,22 @@ def _dangling_in_container(container: Mapping[str, Any], path: str, volumes: set
         for index, mount in enumerate(given):
             name = mount.get("name")
             if name not in volumes:
-                yield Problem(f"{path}.{field}[{index}].name", _no_volume(str(name), volumes))
-        yield from _named_twice((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
+                yield Problem(f"{path}.{field}[{index}].name", _missing_volume_text(str(name), volumes))
+        yield from _duplicate_problems((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
     ports = container.get("ports") or ()
-    yield from _named_twice((f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports))
+    yield from _duplicate_problems(
+        (f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports)
+    )
 
 
-def _no_volume(name: str, volumes: set[str]) -> str:
+def _missing_volume_text(name: str, volumes: set[str]) -> str:
     theirs = ", ".join(sorted(volumes - VOLUMES)) or "none"
-    hint = did_you_mean(name, volumes) or f"it has {theirs}; add it to spec.volumes"
-    return f"is {name!r}, and the pod has no such volume; {hint}"
+    hint = spelling_hint(name, volumes) or f"it has {theirs}; add it to spec.volumes"
+    return f"is {name!r}, but the pod has no such volume; {hint}"
 
 
-def _named_twice(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
-    """A problem for each name that another had before; a name that is absent is none."""
+def _duplicate_problems(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
+    """Yield a problem for each name that occurred before. None is not a name."""
     first: dict[object, str] = {}
     for path, name in named:
         if name is not None and first.setdefault(name, path) != path:

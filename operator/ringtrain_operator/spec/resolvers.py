@@ -1,4 +1,4 @@
-"""DNS policies of pods that must find the launcher, whose address is a name of the cluster's DNS."""
+"""Checks of DNS policies: workers and data workers find the launcher by a name in the cluster's DNS."""
 
 import re
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from ..errors import Problem
 from .job import JobSpec
 from .reserved import templates_of
 
-# Of a namespace's Services: <namespace>.svc.<domain of the cluster>.
+# Search domain of a namespace's Services: <namespace>.svc.<domain of the cluster>.
 _OF_SERVICES = re.compile(r"[a-z0-9-]+\.svc(\.|$)")
 _WAYS = "leave it out, or write ClusterFirst"
 
 
-def unresolved_launchers(spec: JobSpec) -> Iterator[Problem]:
+def dns_policy_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield a problem for each DNS policy with which workers or data workers cannot find the launcher."""
     for section, template in templates_of(spec).items():
         pod = template.get("spec") or {}
@@ -25,6 +25,6 @@ def unresolved_launchers(spec: JobSpec) -> Iterator[Problem]:
         if policy == "None" and not any(_OF_SERVICES.match(str(domain)) for domain in searched):
             yield Problem(
                 path,
-                "is 'None', and dnsConfig.searches has no <namespace>.svc.<domain of the cluster>, in which the "
-                f"launcher's name is; add it, or {_WAYS}",
+                "is 'None', and dnsConfig.searches has no <namespace>.svc.<domain of the cluster>, which the "
+                f"launcher's name needs; add it, or {_WAYS}",
             )

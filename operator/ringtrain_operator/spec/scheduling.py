@@ -1,4 +1,4 @@
-"""`spec.scheduling`: how the job's pods are placed together, and which queue the job waits in."""
+"""`spec.scheduling`: placement of the job's pods, and the queue in which the job waits."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from .base import MOST_WORKERS, ObjectName, Rule, SpecModel
 
-# A label's key, as nodes have it.
+# Key of a node label.
 TopologyKey = Annotated[
     str,
     Field(
@@ -18,15 +18,15 @@ TopologyKey = Annotated[
 
 
 class Topology(SpecModel):
-    """Workers near each other: on nodes that have the same value of a label."""
+    """Placement of the workers near each other: on nodes with the same value of a label."""
 
     required: TopologyKey | None = Field(
         default=None,
-        description="Label of nodes, for example topology.kubernetes.io/rack: all workers run where it has one "
-        "value, or none does.",
+        description="Node label, for example topology.kubernetes.io/rack: all workers run on nodes with one value of "
+        "it, or none runs.",
     )
     preferred: TopologyKey | None = Field(
-        default=None, description="Label of nodes: workers run where it has one value, if they find room there."
+        default=None, description="Node label: workers run on nodes with one value of it, if there is room."
     )
 
     RULES = (
@@ -39,12 +39,12 @@ class Topology(SpecModel):
     )
 
 
-# As the cluster autoscaler bounds it.
+# The cluster autoscaler has the same limit.
 _Parameter = Annotated[str, Field(max_length=255)]
 
 
 class Provisioning(SpecModel):
-    """Nodes that a cluster autoscaler is asked for before the pods of an attempt are made."""
+    """Request to a cluster autoscaler for nodes, made before the pods of an attempt are created."""
 
     class_name: str = Field(
         min_length=1,
@@ -54,28 +54,29 @@ class Provisioning(SpecModel):
         "check-capacity.autoscaling.x-k8s.io.",
     )
     parameters: dict[str, _Parameter] = Field(
-        default={}, max_length=100, description="Parameters of that class, passed on as they are."
+        default={}, max_length=100, description="Parameters of that class, passed on unchanged."
     )
     timeout_seconds: int = Field(
         default=3600,
         ge=60,
         le=604800,
-        description="After so long without an answer the request is withdrawn and made anew.",
+        description="Without an answer within this time the request is deleted and created again.",
     )
 
 
 class Scheduling(SpecModel):
-    """How the job's pods are placed together, and which queue the job waits in."""
+    """Placement of the job's pods, and the queue in which the job waits."""
 
     gang: Literal["Auto", "None", "Kubernetes", "Coscheduling", "Volcano"] = Field(
         default="Auto",
-        description="Scheduler that places all pods of an attempt or none. Auto: the first of those named here "
-        "that the installation allows and the cluster has, and none for a job in a queue of Kueue. None: pods are "
+        description="Scheduler that places all pods of an attempt or none. Auto: the first of Kubernetes, "
+        "Coscheduling and Volcano that the installation allows and the cluster has; None for a job in a queue of "
+        "Kueue. None: pods are "
         "placed one by one. Maturity: Kubernetes Beta, Coscheduling Experimental, Volcano Experimental.",
     )
     queue: ObjectName | None = Field(
         default=None,
-        description="Queue that the job waits in: a LocalQueue of Kueue in the job's namespace, or with gang: "
+        description="Queue in which the job waits: a LocalQueue of Kueue in the job's namespace, or with gang: "
         "Volcano a queue of Volcano. Maturity: Beta.",
     )
     priority_class_name: ObjectName | None = Field(
@@ -86,24 +87,24 @@ class Scheduling(SpecModel):
         default=None,
         ge=1,
         le=MOST_WORKERS + 1,
-        description="Pods, the launcher among them, with which an elastic job is placed whole. Default: the "
+        description="Pods, including the launcher, that must be placed before an elastic job starts. Default: the "
         "launcher and elastic.minReplicas.",
     )
     timeout_seconds: int = Field(
         default=300,
         ge=1,
         le=86400,
-        description="How long a gang that is not placed whole may hold places without another being added while "
-        "other jobs wait for them, or as long as it has waited by then. Then the next has its turn. A gang "
-        "scheduler has times of its own. Maturity: Beta.",
+        description="Time that a gang with only some pods placed may hold their places without a further pod being "
+        "placed while other jobs wait, or the time that it has waited before, if longer. Then the next job gets its "
+        "turn. A gang scheduler has its own timeouts. Maturity: Beta.",
     )
     provisioning: Provisioning | None = Field(
         default=None,
-        description="Asks a cluster autoscaler for the nodes of launcher and workers, as a ProvisioningRequest an "
-        "attempt; pods are made when they are there. Not for a job in a queue of Kueue. Maturity: Experimental.",
+        description="Request nodes for launcher and workers from a cluster autoscaler, by one ProvisioningRequest per "
+        "attempt; pods are created when the nodes exist. Not for a job in a queue of Kueue. Maturity: Experimental.",
     )
     topology: Topology | None = Field(
         default=None,
-        description="Workers near each other: on nodes that have the same value of a label. Unset: wherever there "
-        "is room. Maturity: Beta.",
+        description="Placement of the workers near each other: on nodes with the same value of a label. Unset: on "
+        "any nodes. Maturity: Beta.",
     )

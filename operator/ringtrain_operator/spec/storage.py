@@ -17,7 +17,7 @@ class ClaimSource(SpecModel):
     claim_name: ObjectName = Field(description="Name of the claim.")
 
 
-# A store that every pod reaches: files and memory are a process's own.
+# Only stores that every pod can reach; file:// and memory:// are local to a process.
 STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
 
 
@@ -28,28 +28,28 @@ class SecretSource(SpecModel):
 
 
 class Logs(SpecModel):
-    """Where the launcher keeps every rank's log. Default: an emptyDir, gone with the launcher's pod."""
+    """Storage for the logs of all ranks. Default: an emptyDir, which is deleted with the launcher's pod."""
 
     persistent_volume_claim: ClaimSource | None = Field(
         default=None,
         description="Claim of the job's namespace that only the launcher mounts; ReadWriteOnce is enough.",
     )
-    empty_dir: EmptyDir | None = Field(default=None, description="An emptyDir's own fields, such as sizeLimit.")
+    empty_dir: EmptyDir | None = Field(default=None, description="Fields of an emptyDir, such as sizeLimit.")
     report: bool = Field(
         default=False,
-        description="The launcher ends each attempt by writing it as one HTML page, report.html, beside its logs.",
+        description="At the end of each attempt the launcher writes it as one HTML page, report.html, with the logs.",
     )
     uri: str | None = Field(
         default=None,
         pattern=STORE_URI,
         max_length=1024,
         description="Place in an object store to which the launcher copies logs while the job runs and at its "
-        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there when no pod is left. "
+        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there after the pods' end. "
         "Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,
-        description="Secret of the job's namespace whose keys are variables of the launcher, such as "
+        description="Secret of the job's namespace whose keys become environment variables of the launcher, such as "
         "AWS_ACCESS_KEY_ID. Unset: the identity of the pod's service account.",
     )
 
@@ -57,14 +57,14 @@ class Logs(SpecModel):
         default=None,
         min_length=1,
         max_length=MOST_CHARACTERS,
-        description="Regular expression (Python's) with named groups, which says what a line that a rank prints "
-        "reports: step, total (steps), epoch, loss, samples, rate (samples a second), any other a metric of that "
-        "name. It takes the place of the forms that agents know (tqdm, Keras, images/sec); none: no line is read. "
-        "What ranks report by rt.report comes first. Maturity: Beta.",
+        description="Regular expression (Python syntax) with named groups, which extracts values from printed lines: "
+        "step, total (steps), epoch, loss, samples, rate (samples per second); any other group is a metric of that "
+        "name. It replaces the built-in formats (tqdm, Keras, images/sec); none: no line is read. Values from "
+        "rt.report take precedence. Maturity: Beta.",
     )
 
     RULES = (
-        # For the models spec/parse.py says it, with what is wrong.
+        # In Python, spec/parse.py reports this, with the reason.
         Rule(
             cel=f"!has(self.metrics) || self.metrics == '{NONE}' || self.metrics.contains('(?P<')",
             message="metrics needs a named group, such as (?P<loss>\\S+)",
@@ -86,8 +86,9 @@ class Logs(SpecModel):
 
 
 class Checkpoint(SpecModel):
-    """Where checkpoints outlive an attempt: a claim that every pod mounts, with several nodes ReadWriteMany, an
-    object store, or both."""
+    """Storage for checkpoints that outlives an attempt: a claim that every pod mounts, an object store, or both. With
+    several nodes the claim must be ReadWriteMany.
+    """
 
     persistent_volume_claim: ClaimSource | None = Field(
         default=None,
@@ -97,30 +98,30 @@ class Checkpoint(SpecModel):
         default=None,
         pattern=STORE_URI,
         max_length=1024,
-        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). Below it the "
-        "job has a folder of its own, <job>-<uid>, which the training code is given as "
+        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). The job uses its "
+        "own folder below it, <job>-<uid>, which the training code gets as "
         "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure]. "
         "Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,
-        description="Secret of the job's namespace whose keys are variables of the ranks and the evaluator, such "
+        description="Secret of the job's namespace whose keys become variables of the ranks and the evaluator, such "
         "as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
     )
     mount_path: str = Field(
         default=CHECKPOINT_DIR,
         pattern=r"^/[^:]*[^:/]$",
         max_length=1024,
-        description="Where pods mount the claim. In it the job has a folder of its own, <job>-<uid>, which the "
-        "training code is given as RINGTRAIN_CHECKPOINT_DIR.",
+        description="Path at which pods mount the claim. The job uses its own folder in it, <job>-<uid>, which the "
+        "training code gets as RINGTRAIN_CHECKPOINT_DIR.",
     )
     restore_from: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         max_length=100,
-        description="A job that has left checkpoints on the claim, or below the URI, or its folder there: "
-        "training begins with its newest checkpoint as long as this job has none. Unset: a new job begins "
-        "without.",
+        description="Another job with checkpoints on the claim or below the URI, or its folder there: as long as "
+        "this job has no checkpoint, training starts from the newest one of that job. Unset: a new job starts "
+        "without a checkpoint.",
     )
 
     RULES = (

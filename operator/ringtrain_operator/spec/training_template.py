@@ -1,4 +1,4 @@
-"""Templates of jobs: what a platform team prepares, and how a job's spec is laid over it."""
+"""Templates of jobs: a platform team prepares them, and a job's spec overrides their fields."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from pydantic_core import PydanticUndefined
 
 from ..contract import GROUP
 from ..errors import Invalid, Problem, shown
-from .base import MAX_DEPTH, spec_depth_of, without_nulls
+from .base import MAX_DEPTH, nesting_depth, without_nulls
 from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
 
 Json = dict[str, Any]
-# Each job keeps its template in its status, which is written again and again.
+# Each job's status has a copy of its template and is written often, so the size is bounded.
 MAX_BYTES = 64 << 10
-# What a job says alone: who runs it, whether it runs, and how large it is, which `kubectl scale` reads of the job.
+# Fields that only the job sets: its controller, suspension, and size, which `kubectl scale` reads from the job.
 OWN = (("templateRef",), ("managedBy",), ("worker", "replicas"), ("runPolicy", "suspend"))
 
 _CONTAINERS = frozenset({"containers", "initContainers"})
@@ -26,7 +26,7 @@ _REPLACED_BY_NAME = frozenset({"env", "volumes", "volumeMounts"})
 
 @dataclass(frozen=True)
 class Template:
-    """A TrainingTemplate or ClusterTrainingTemplate; `spec`: a part of a job's spec."""
+    """A TrainingTemplate or ClusterTrainingTemplate; `spec` is a part of a job's spec."""
 
     kind: str
     name: str
@@ -38,60 +38,60 @@ class Template:
 
     @property
     def hash(self) -> str:
-        """Another one whenever `spec` is another."""
+        """A digest of `spec`."""
         return hashlib.sha256(json.dumps(self.spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def key(self) -> tuple[str, str]:
-        """What a job names it by."""
+        """Kind and name, as in a job's templateRef."""
         return self.kind, self.name
 
 
 def is_template(obj: object) -> bool:
-    """Whether a document is a template of ours."""
+    """Return whether a document is a TrainingTemplate or ClusterTrainingTemplate."""
     if not isinstance(obj, Mapping):
         return False
     return obj.get("kind") in TEMPLATE_KINDS and str(obj.get("apiVersion")).startswith(f"{GROUP}/")
 
 
 def read_template(obj: Mapping[str, Any]) -> Template:
-    """The template that an object is. Raises Invalid, with paths of the template."""
+    """Parse an object into a template. Raises Invalid, with paths inside the template."""
     metadata, spec = obj.get("metadata"), obj.get("spec")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    said = spec if isinstance(spec, Mapping) else {}
-    job, description = said.get("job"), said.get("description") or ""
+    body = spec if isinstance(spec, Mapping) else {}
+    job, description = body.get("job"), body.get("description") or ""
     problems = [Problem("metadata.name", f"is {shown(name)}, expected a name")] if not isinstance(name, str) else []
     if not isinstance(job, Mapping):
         problems.append(Problem("spec.job", f"is {shown(job)}, expected a part of a job's spec"))
-    elif spec_depth_of(job) > MAX_DEPTH:
+    elif nesting_depth(job) > MAX_DEPTH:
         problems.append(Problem("spec.job", f"is nested more than {MAX_DEPTH} levels deep"))
     else:
-        problems += _unfit_template(job)
-    if unknown := sorted(said.keys() - {"job", "description"}):
+        problems += _template_limit_problems(job)
+    if unknown := sorted(body.keys() - {"job", "description"}):
         problems.append(Problem(f"spec.{unknown[0]}", "is not a field here; allowed: description, job"))
     if problems:
         raise Invalid(problems)
     return Template(str(obj.get("kind")), str(name), without_nulls(job), str(description))
 
 
-def _unfit_template(job: Mapping[str, Any]) -> list[Problem]:
-    """What a template can't have, or has too much of."""
+def _template_limit_problems(job: Mapping[str, Any]) -> list[Problem]:
+    """Return fields that a template cannot set, and a problem if it is too large."""
     found = []
     for path in OWN:
         inner: Any = job
         for key in path:
             inner = inner.get(key) if isinstance(inner, Mapping) else None
         if inner is not None:
-            found.append(Problem(f"spec.job.{'.'.join(path)}", "is for each job to say; remove it"))
+            found.append(Problem(f"spec.job.{'.'.join(path)}", "can only be set by each job; remove it"))
     size = len(json.dumps(job).encode())
     if size > MAX_BYTES:
-        message = f"has {size} bytes as JSON; expected at most {MAX_BYTES}, since every job keeps a copy"
+        message = f"has {size} bytes as JSON; expected at most {MAX_BYTES}, since every job stores a copy"
         found.append(Problem("spec.job", message))
     return found
 
 
 def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Kind and name of the template that a job names; None: it names none. Raises Invalid."""
+    """Return kind and name of the template in a job's templateRef; None without templateRef. Raises Invalid."""
     spec = obj.get("spec")
     reference = spec.get("templateRef") if isinstance(spec, Mapping) else None
     if reference is None:
@@ -104,70 +104,72 @@ def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
     return kind, name
 
 
-def kept_template(obj: Mapping[str, Any]) -> Template | None:
-    """The template that the job was accepted with, as its status has it; None: none yet, or it names another."""
-    kept = last_template(obj)
-    return kept if kept is not None and kept.key == named_template(obj) else None
+def stored_template(obj: Mapping[str, Any]) -> Template | None:
+    """Return the template stored in the job's status; None if there is none, or if templateRef names another now."""
+    stored = last_stored_template(obj)
+    return stored if stored is not None and stored.key == named_template(obj) else None
 
 
-def last_template(obj: Mapping[str, Any]) -> Template | None:
-    """The template that the job was last accepted with, whatever it names now; None: it never was."""
+def last_stored_template(obj: Mapping[str, Any]) -> Template | None:
+    """Return the template stored in the job's status, whatever templateRef names now; None if there is none."""
     status = obj.get("status")
-    kept = status.get("template") if isinstance(status, Mapping) else None
-    if not isinstance(kept, Mapping):
+    stored = status.get("template") if isinstance(status, Mapping) else None
+    if not isinstance(stored, Mapping):
         return None
-    return Template(str(kept.get("kind")), str(kept.get("name")), kept.get("spec") or {})
+    return Template(str(stored.get("kind")), str(stored.get("name")), stored.get("spec") or {})
 
 
 def resolved_job_spec(obj: Mapping[str, Any], template: Template | None = None) -> Json:
-    """The job with its template (None: the one that it keeps) in its spec, and templateRef no more.
+    """Return the job with its template merged into its spec and without templateRef. Raises Invalid.
 
-    A job that names no template, or keeps none, comes back as it is. Raises Invalid.
+    `template` defaults to the one stored in the job's status. Without a template the job is returned unchanged.
     """
-    template = template or (kept_template(obj) if named_template(obj) else None)
+    template = template or (stored_template(obj) if named_template(obj) else None)
     if template is None:
         return dict(obj)
     return {**obj, "spec": merged_spec(obj["spec"], template.spec)}
 
 
 def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
-    """A job's `spec` laid over a template's: mappings are merged key by key, and null removes a key; containers of
-    one name are merged, of variables, volumes and mounts of one name the job's count; another list, or value, of
-    the job's replaces the template's. What of the job's own fields is left out, null, or at its default says
-    nothing: the API server fills defaults in. Raises Invalid where `spec` is deeper than any spec is.
+    """Merge a job's `spec` over a template's.
+
+    Mappings are merged by key, and null removes a key. Containers of the same name are merged. Variables, volumes and
+    mounts of the job replace those of the same name. Any other list or value of the job replaces the template's. Fields
+    of the job that are absent, null or at their default do not override, because the API server fills in defaults.
+    Raises Invalid if `spec` is nested too deep.
     """
-    if spec_depth_of(spec) > MAX_DEPTH:
+    if nesting_depth(spec) > MAX_DEPTH:
         raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
-    found: Json = _spec_laid_over(template, _said_spec_fields(spec, JobSpec))
+    found: Json = _merged_value(template, _fields_set(spec, JobSpec))
     found.pop("templateRef", None)
     return found
 
 
-def _said_spec_fields(value: Any, model: type[BaseModel]) -> Any:
-    """`value` without the fields of `model` that are null or at their defaults."""
+def _fields_set(value: Any, model: type[BaseModel]) -> Any:
+    """Return `value` without the fields of `model` that are null or at their defaults."""
     if not isinstance(value, Mapping):
         return value
     known = {info.alias or name: info for name, info in model.model_fields.items()}
     found = {}
-    for key, said in value.items():
+    for key, entry in value.items():
         info = known.get(key)
         inner = _model_of(info.annotation) if info is not None else None
-        said = _said_spec_fields(said, inner) if inner is not None else said
-        if said is not None and (
-            info is None or said != _spec_field_default(info.get_default(call_default_factory=True))
+        entry = _fields_set(entry, inner) if inner is not None else entry
+        if entry is not None and (
+            info is None or entry != _spec_field_default(info.get_default(call_default_factory=True))
         ):
-            found[key] = said
+            found[key] = entry
     return found
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field that is one, or one or None."""
+    """Return the model class in a field's annotation (`Model` or `Model | None`); None if it has none."""
     found = (part for part in (annotation, *get_args(annotation)) if isinstance(part, type))
     return next((part for part in found if issubclass(part, BaseModel)), None)
 
 
 def _spec_field_default(value: Any) -> Any:
-    """A default as the API server writes it; None where it writes nothing."""
+    """Return a default as the API server writes it; None if it writes none."""
     if isinstance(value, BaseModel):
         return {}
     if isinstance(value, tuple):
@@ -175,14 +177,14 @@ def _spec_field_default(value: Any) -> Any:
     return None if value is PydanticUndefined else value
 
 
-def _spec_laid_over(below: Any, above: Any, key: str = "") -> Any:
+def _merged_value(below: Any, above: Any, key: str = "") -> Any:
     if isinstance(above, Mapping):
         found = dict(below) if isinstance(below, Mapping) else {}
         for name, value in above.items():
             if value is None:
                 found.pop(name, None)
             else:
-                found[name] = _spec_laid_over(found.get(name), value, name)
+                found[name] = _merged_value(found.get(name), value, name)
         return found
     if _has_mappings(below) and _has_mappings(above):
         if key in _CONTAINERS:
@@ -197,20 +199,20 @@ def _has_mappings(value: Any) -> bool:
 
 
 def _containers(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Those of one name are merged; one without a name is the first."""
+    """Merge containers of the same name. A container of `above` without a name is merged into the first."""
     found = [dict(container) for container in below]
     for container in above:
         names = [one.get("name") for one in found]
         name = container.get("name") or (names or [None])[0]
         if name in names:
-            found[names.index(name)] = _spec_laid_over(found[names.index(name)], container)
+            found[names.index(name)] = _merged_value(found[names.index(name)], container)
         else:
-            found.append(_spec_laid_over({}, container))
+            found.append(_merged_value({}, container))
     return found
 
 
 def _replaced_by_name(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """All entries of a name that `above` has are its own: in their place, or at the end."""
+    """Replace entries of `below` by those of the same name in `above`; append the rest."""
     found: list[Json] = []
     left = list(above)
     for entry in below:

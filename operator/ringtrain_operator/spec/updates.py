@@ -1,4 +1,4 @@
-"""What of a spec may change, and when: rules that compare a spec with the one before."""
+"""Rules for changes of a spec, which compare the new spec with the old one."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -9,8 +9,8 @@ from pydantic.alias_generators import to_snake
 from .base import Rule
 from .data_workers import DataWorkers
 
-# CEL on the whole object: what a job is made of may change. A job that never ran may have to be corrected, and one
-# that has ended would not take notice.
+# CEL on the whole object: true if the frozen fields may change. A job that never ran may need a correction. A job that
+# has ended ignores changes.
 MAY_CHANGE = (
     "oldSelf.spec.runPolicy.suspend || !has(oldSelf.status) || !(has(oldSelf.status.ledger) && "
     "has(oldSelf.status.ledger.hasRun) && oldSelf.status.ledger.hasRun || has(oldSelf.status.state) && "
@@ -19,22 +19,24 @@ MAY_CHANGE = (
 
 
 def is_spec_fixed(status: Mapping[str, Any] | None) -> bool:
-    """Whether a job with this status, unless suspended, keeps what it is made of: it has run, or has ended."""
+    """Return whether the frozen fields of a job with this status cannot change unless suspended: it has run or has
+    ended.
+    """
     found = status or {}
     return bool((found.get("ledger") or {}).get("hasRun")) or found.get("state") in ("Succeeded", "Failed")
 
 
-def unchanged_field(field: str, optional: bool) -> str:
-    """CEL: `field` of the spec is as it was; an `optional` one may be absent, before as after."""
+def unchanged_cel(field: str, optional: bool) -> str:
+    """Return CEL for "`field` of the spec is unchanged". An `optional` field may be absent in both specs."""
     same = f"self.{field} == oldSelf.{field}"
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
 
 
 def frozen_field(field: str, *, optional: bool = False, name: str = "") -> Rule:
-    """A field (`name`: in the message) that, once the job has run, can change only while the job is suspended."""
+    """Return a rule: once the job has run, `field` can change only while it is suspended. `name` is for the message."""
     of = attrgetter(".".join(map(to_snake, field.split("."))))
     return Rule(
-        cel=unchanged_field(field, optional),
+        cel=unchanged_cel(field, optional),
         message=f"{name or field} can change only while the job is suspended, or before it has run; set "
         "runPolicy.suspend: true first",
         path=field,
@@ -43,15 +45,15 @@ def frozen_field(field: str, *, optional: bool = False, name: str = "") -> Rule:
     )
 
 
-# Of dataWorkers what can be followed while the job runs.
+# Fields of dataWorkers that can change while the job runs.
 _SCALED = frozenset({"replicas", "autoscale"})
 
 
-def same_data_workers() -> Rule:
-    """Of data workers only the number changes while the job runs, and whether there are any does not."""
+def frozen_data_workers() -> Rule:
+    """Return a rule: while the job runs only the number of data workers can change."""
     both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
     same = (
-        unchanged_field(f"dataWorkers.{info.alias}", optional=info.default is None)
+        unchanged_cel(f"dataWorkers.{info.alias}", optional=info.default is None)
         for name, info in DataWorkers.model_fields.items()
         if name not in _SCALED
     )
@@ -68,5 +70,5 @@ def same_data_workers() -> Rule:
 
 
 def _without_number(data_workers: DataWorkers | None) -> DataWorkers | None:
-    """All of `data_workers` but how many there are."""
+    """Return `data_workers` with default numbers, to compare everything else."""
     return data_workers and data_workers.model_copy(update={"replicas": 1, "autoscale": None})

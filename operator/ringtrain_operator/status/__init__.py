@@ -1,1 +1,1 @@
-"""What the operator says about a job: the model of `status` and how it is made from what was observed."""
+"""The job's status: its model, and the functions that derive it from what was observed."""

@@ -1,4 +1,4 @@
-"""What a policy is: what it may decide, what it notes in the ledger, and when it wants to be asked again."""
+"""Interface of a policy: its possible decisions, the ledger entries that it writes, and its next requeue time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from ..placement.line import PlacementContender
+from ..placement.own_queue import PlacementContender
 from .model import ConditionChange, Failure, JobStatus, LostPod
 from .situation import Situation
 
@@ -22,7 +22,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Halt:
-    """Delete the pods, give quota back, and wait to be resumed."""
+    """Delete the pods, release quota, and wait to be resumed."""
 
     reason: Literal["Suspended", "Changed"] = "Suspended"
     message: str = "runPolicy.suspend is set; the pods are deleted"
@@ -30,7 +30,7 @@ class Halt:
 
 @dataclass(frozen=True)
 class Enqueue:
-    """Delete the pods and wait in the queue. `disrupted`: the attempt ended by another's doing."""
+    """Delete the pods and wait in the queue. `disrupted`: the attempt ended for a reason outside the job."""
 
     reason: str
     message: str
@@ -39,9 +39,10 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Give up this attempt and begin the next. `counted`: against backoffLimit. `delayed`: by the back-off.
+    """End this attempt and start the next.
 
-    `lost`: a pod that went silent; what became of it decides later whether the restart counts.
+    `counted`: the restart counts against backoffLimit. `delayed`: it waits for the backoff. `lost`: a pod that went
+    silent; the state of its node decides later whether the restart counts.
     """
 
     reason: str
@@ -54,14 +55,14 @@ class Restart:
 
 @dataclass(frozen=True)
 class Resize:
-    """Go on with another number of workers, which join or leave within the attempt."""
+    """Continue with another number of workers, which join or leave within the attempt."""
 
     workers: int
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The job has ended, for good."""
+    """End the job permanently."""
 
     condition: Literal["Succeeded", "Failed"]
     reason: str
@@ -71,10 +72,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class GiveWay:
-    """Delete the pods of a gang that is not placed whole, and wait without any.
+    """Delete the pods of a gang that is not completely placed, and wait without pods.
 
-    `place`: the job's among those that wait; None: it is `too_large` for the cluster, or a part of it is
-    `refused`, in the API's or a kubelet's words, and it is in nobody's way.
+    `place`: the job's place in the queue. None: the job is `too_large` for the cluster, or a part of it was `refused`
+    (the message of the API or of a kubelet); it then blocks no other job.
     """
 
     place: PlacementContender | None
@@ -84,7 +85,7 @@ class GiveWay:
 
 @dataclass(frozen=True)
 class Place:
-    """Make the pods of a job that was queued. `since`: its place in the line."""
+    """Create the pods of a job that was queued. `since`: its place in the queue."""
 
     since: datetime
 
@@ -94,7 +95,7 @@ Decision = Begin | Halt | Enqueue | Restart | Resize | GiveWay | Place | Finish
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy's decision, if any, and when it wants to be asked again. `is_last`: no later one is asked."""
+    """A policy's decision, if any, and its next requeue time. `is_last`: the following policies are not called."""
 
     decision: Decision | None = None
     requeue_at: datetime | None = None
@@ -106,20 +107,22 @@ NO_DECISION = PolicyResult()
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy. The first decision of any wins; then all make their notes, and say when to look again.
+    """One policy. The first decision of any policy wins; then every policy updates the status and may request a
+    requeue.
 
-    `note`: the status with what the policy remembers; `decision`, the one that was made, is in its ledger already.
-    `wakes`: given the new status, when to look again if nothing happens. `elastic`: only elastic jobs have it.
+    `decide` proposes a decision. `record` returns the status with this policy's ledger entries; it is called with the
+    decision that was made. `requeue_times` returns, for the new status, the times at which to reconcile if nothing else
+    happens. A policy with `elastic` runs for elastic jobs only.
     """
 
     decide: Callable[[Situation], PolicyResult] | None = None
-    note: Callable[[Situation, Decision | None], JobStatus] | None = None
-    wakes: Callable[[Situation], tuple[datetime, ...]] | None = None
+    record: Callable[[Situation, Decision | None], JobStatus] | None = None
+    requeue_times: Callable[[Situation], tuple[datetime, ...]] | None = None
     elastic: bool = False
 
 
 def condition_of(decision: Decision) -> ConditionChange | None:
-    """The condition that a decision turns."""
+    """Return the condition change for a decision; None if it changes no condition."""
     match decision:
         case Begin(reason="Resumed"):
             return ConditionChange("Suspended", "False", "Resumed", f"attempt {decision.attempt} begins")

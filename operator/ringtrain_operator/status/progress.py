@@ -1,6 +1,6 @@
-"""How far training is, where its logs are, and where the start of an attempt went.
+"""Status fields about training progress, log shipping and the start of an attempt.
 
-From what the launcher says, as often as it is asked, no oftener, and from what becomes of pods.
+They come from the launcher's reports and from the pods. They change no more often than the launcher is polled.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from ..observe.model import LauncherReport, PodView
-from ..observe.pods import is_observed_finite, termination_of
+from ..observe.pods import is_finite_number, termination_of
 from .model import ConditionChange, JobStatus, Progress, StartStatus
 from .situation import Situation
 
-# What a launcher is told of its pods at a time: of a thousand pods that all fail the first ones say why.
+# Maximum number of events in one `PUT /pods`. If a thousand pods fail, the first ones show the cause.
 MOST_EVENTS: Final = 100
 LONGEST_TEXT: Final = 250
-# Each part of a start ends at this time; in their order.
+# Phases of a start, each with the field that has its end time, in order.
 _PARTS: Final = (
     ("queued", "created"),
     ("scheduled", "scheduled"),
@@ -30,12 +30,11 @@ _PARTS: Final = (
 
 
 def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str, Any]:
-    """The fields `progress` and `progressSummary` as far as they are told. `s.attempt` is the one looked at.
+    """Return the status fields `progress` and `progressSummary`, if known, for attempt `s.attempt`.
 
-    `input_bound`: what is said of ranks that wait for their data workers.
-
-    They are of the newest attempt that has reported; a job that `succeeded` without a report of its last attempt,
-    which found nothing left to do, has none: an earlier attempt's are not how far it came.
+    `input_bound`: text about ranks that wait for their data workers. The fields describe the newest attempt that has
+    reported. If a job `succeeded` without a report of its last attempt, which found nothing left to do, they are
+    cleared: an earlier attempt's progress would be wrong.
     """
     new = _final_progress(s)
     if new is None and succeeded and s.launcher is not None and termination_of(s.launcher, s.attempt):
@@ -49,14 +48,16 @@ def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str
 
 
 def progress_summary(progress: Progress) -> str:
-    """`120/300 (40%)`, or the step alone when the total is not known."""
+    """Return `120/300 (40%)`, or the step alone if the total is unknown."""
     if not progress.total_steps:
         return f"step {progress.step}"
     return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
 
 
 def _final_progress(s: Situation) -> Progress | None:
-    """What a launcher that has ended said last: its /status can no longer be read."""
+    """Return the last progress of a launcher that has ended, from its termination message: its /status
+    is unreachable.
+    """
     if s.launcher is None or not s.launcher.finished:
         return None
     before = s.status.progress
@@ -66,8 +67,8 @@ def _final_progress(s: Situation) -> Progress | None:
 
 
 def _read_progress(raw: object, last: datetime | None) -> Progress | None:
-    """Progress as the contract words it; None for anything else."""
-    if not isinstance(raw, dict) or not is_status_whole(raw.get("step")):
+    """Parse progress as the contract defines it; None for anything else."""
+    if not isinstance(raw, dict) or not is_storable_integer(raw.get("step")):
         return None
     metrics = raw.get("metrics")
     return Progress(
@@ -77,7 +78,7 @@ def _read_progress(raw: object, last: datetime | None) -> Progress | None:
         samples_per_second=_progress_field(raw, "samplesPerSecond", float),
         unit=_progress_field(raw, "unit", str),
         loss=_progress_field(raw, "loss", float),
-        metrics={str(k): float(v) for k, v in metrics.items() if _is_status_number(v)}
+        metrics={str(k): float(v) for k, v in metrics.items() if _is_finite_number(v)}
         if isinstance(metrics, dict)
         else {},
         started_from=_progress_field(raw, "startedFrom", str),
@@ -86,70 +87,74 @@ def _read_progress(raw: object, last: datetime | None) -> Progress | None:
 
 
 def _progress_field(raw: dict[str, Any], key: str, kind: type) -> Any:
-    """`raw[key]` if it is what the contract says; a launcher of another version must not break the status."""
+    """Return `raw[key]` if it has the contract's type, else None: a launcher of another version must not break the
+    status.
+    """
     value = raw.get(key)
     if kind is float:
-        return float(value) if _is_status_number(value) else None  # type: ignore[arg-type]
+        return float(value) if _is_finite_number(value) else None  # type: ignore[arg-type]
     if kind is int:
-        return value if is_status_whole(value) else None
+        return value if is_storable_integer(value) else None
     return value if isinstance(value, kind) else None
 
 
-def is_status_whole(value: object) -> bool:
-    """A whole number that the API can store: int64, and not below 0."""
+def is_storable_integer(value: object) -> bool:
+    """Return whether `value` is an integer that the API can store: an int64 of at least 0."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _is_status_number(value: object) -> bool:
-    """A finite float: JSON of the API has neither NaN nor infinity, and an int may be beyond a float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and is_observed_finite(value)
+def _is_finite_number(value: object) -> bool:
+    """Return whether `value` becomes a finite float. JSON of the API has no NaN or infinity; a large int
+    may overflow.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite_number(value)
 
 
 def logs_not_shipped(s: Situation) -> ConditionChange | None:
-    """The LogsNotShipped condition of a job with spec.logs.uri; None: nobody knows better than what it says.
+    """Return the LogsNotShipped condition of a job with spec.logs.uri; None leaves the current one unchanged.
 
-    `s.attempt` is the attempt that was looked at.
+    `s.attempt` is the observed attempt.
     """
     if s.job.spec.logs.uri is None:
         return None
     if s.launcher is not None and s.launcher.finished:
-        said = termination_of(s.launcher, s.attempt)
-        return _at_the_end(s.attempt, said.get("unshipped")) if said else None
+        message = termination_of(s.launcher, s.attempt)
+        return _final_shipping_condition(s.attempt, message.get("unshipped")) if message else None
     shipping = s.report.logs.get("shipping") if s.report is not None else None
     if not isinstance(shipping, Mapping):
         return None
     problem = shipping.get("problem")
     if not problem:
         return ConditionChange("LogsNotShipped", "False", "Shipping")
-    text = f"the object store does not take the logs, which the launcher keeps and sends later: {problem}"
+    text = f"the object store refuses the logs; the launcher stores them and sends them later: {problem}"
     return ConditionChange("LogsNotShipped", "True", "StoreUnavailable", text)
 
 
-def _at_the_end(attempt: int, unshipped: object) -> ConditionChange:
+def _final_shipping_condition(attempt: int, unshipped: object) -> ConditionChange:
     if not isinstance(unshipped, Mapping):
         return ConditionChange("LogsNotShipped", "False", "Shipped")
     text = (
-        f"attempt {attempt} ended with {unshipped.get('pendingBytes')} bytes of logs that only its launcher's "
-        f"volume has: {unshipped.get('problem')}"
+        f"attempt {attempt} ended with {unshipped.get('pendingBytes')} bytes of logs that are only on its launcher's "
+        f"volume: {unshipped.get('problem')}"
     )
     return ConditionChange("LogsNotShipped", "True", "NotShipped", text)
 
 
-def start_of(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = False) -> StartStatus:
-    """The start of the present attempt, as far as its gang's `pods` tell.
+def start_status(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = False) -> StartStatus:
+    """Return the start of the current attempt, as far as the gang's `pods` show it.
 
-    A part has ended when all pods that the attempt was made with have come so far; of a gang that `has_begun`,
-    which may be smaller in an elastic job, when those have that there are.
+    A phase has ended when all pods of the attempt have completed it. `has_begun`: the ranks run, so the existing pods
+    are all; in an elastic job these may be fewer than the attempt was created with.
     """
     gang = [pod for pod in pods if pod.id.attempt == status.attempt and not pod.outlives_attempts]
     whole = len(gang) if has_begun else status.ledger.attempt_workers + 1
-    started = _last_start_time([pod.main.started_at for pod in gang], whole)
+    started = _latest_if_complete([pod.main.started_at for pod in gang], whole)
     ended = last_started(gang) if started is not None else None
     return StartStatus(
         attempt=status.attempt,
-        queued=_asked_for(status),
-        created=_last_start_time([pod.id.created_at for pod in gang], whole),
-        scheduled=_last_start_time([pod.place.scheduled_at for pod in gang], whole),
+        queued=_requested_at(status),
+        created=_latest_if_complete([pod.id.created_at for pod in gang], whole),
+        scheduled=_latest_if_complete([pod.place.scheduled_at for pod in gang], whole),
         pulling=ended.main.pulling_at if ended else None,
         pulled=ended.main.pulled_at if ended else None,
         started=started,
@@ -159,19 +164,19 @@ def start_of(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = Fa
 
 
 def last_started(pods: Iterable[PodView]) -> PodView | None:
-    """The pod whose main container started last; None where none has."""
+    """Return the pod whose main container started last; None if none started."""
     begun = [(pod.main.started_at, pod.id.index, pod) for pod in pods if pod.main.started_at is not None]
     return max(begun, key=lambda one: one[:2])[2] if begun else None
 
 
-def _last_start_time(times: Sequence[datetime | None], whole: int) -> datetime | None:
-    """The last of `whole` times; None while one of them is not known."""
+def _latest_if_complete(times: Sequence[datetime | None], whole: int) -> datetime | None:
+    """Return the latest of `whole` times; None while one of them is unknown."""
     known = [time for time in times if time is not None]
     return max(known) if known and len(known) >= whole else None
 
 
-def _asked_for(status: JobStatus) -> datetime | None:
-    """When the attempt was asked for: `activeSince`, unless another attempt has begun since."""
+def _requested_at(status: JobStatus) -> datetime | None:
+    """Return the time at which the attempt was requested: `activeSince`, unless another attempt has started since."""
     since, before = status.ledger.active_since, status.start
     if before is not None and before.attempt != status.attempt:
         began = before.formed or before.started or before.created
@@ -179,38 +184,38 @@ def _asked_for(status: JobStatus) -> datetime | None:
     return since
 
 
-def is_start_over(status: JobStatus, report: LauncherReport | None) -> bool:
-    """Whether the present attempt's ranks were started, and the status does not tell of the start yet."""
+def is_start_unrecorded(status: JobStatus, report: LauncherReport | None) -> bool:
+    """Return whether the current attempt's ranks have started while the status does not describe that start yet."""
     known = status.start is not None and status.start.attempt == status.attempt
     began = report is not None and report.attempt == status.attempt and report.running_since is not None
     return began and not known
 
 
 def start_fields(s: Situation) -> dict[str, Any]:
-    """The field `start`, written once when the ranks were started, and once more with the first step.
+    """Return the status field `start`. It is written when the ranks have started and again after the first step.
 
-    `s.attempt` is the attempt that was looked at.
+    `s.attempt` is the observed attempt.
     """
     report, found = s.report, s.status.start
     if not s.pods:
         return {}
     if found is None or found.attempt != s.attempt:
         has_ended = s.launcher is not None and s.launcher.finished
-        if not (has_ended or is_start_over(s.status, report)):
+        if not (has_ended or is_start_unrecorded(s.status, report)):
             return {}
-        found = start_of(s.status, s.pods, has_begun=True)
-        found = found.model_copy(update={"formed": _whole_start_time(report.running_since if report else None)})
+        found = start_status(s.status, s.pods, has_begun=True)
+        found = found.model_copy(update={"formed": _whole_seconds(report.running_since if report else None)})
     if found.first_step is None and report is not None and report.first_step_time is not None:
-        found = found.model_copy(update={"first_step": _whole_start_time(report.first_step_time)})
+        found = found.model_copy(update={"first_step": _whole_seconds(report.first_step_time)})
     return {"start": found} if found != s.status.start else {}
 
 
-def _whole_start_time(time: datetime | None) -> datetime | None:
+def _whole_seconds(time: datetime | None) -> datetime | None:
     return None if time is None else time.replace(microsecond=0)
 
 
-def parts_of(start: StartStatus) -> list[tuple[str, float]]:
-    """Each part of a start that is known, with its seconds, from one known time to the next."""
+def start_durations(start: StartStatus) -> list[tuple[str, float]]:
+    """Return the known phases of a start with their durations in seconds, each from one known time to the next."""
     found: list[tuple[str, float]] = []
     before = start.queued
     for name, field in _PARTS:
@@ -223,49 +228,50 @@ def parts_of(start: StartStatus) -> list[tuple[str, float]]:
     return found
 
 
-def told_of_pods(
+def pods_document(
     status: JobStatus, pods: Sequence[PodView], before: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """What the attempt's launcher is told of its pods, all of it each time: `PUT /pods` of docs/contract.md.
+    """Return the body of `PUT /pods` (docs/contract.md), which describes the attempt's pods to its launcher.
 
-    `before`: the events of the last time, for a pod may be gone before anybody was told what became of it.
+    `before`: the events of the previous call. They are repeated, because a pod may be deleted before its events were
+    sent.
     """
     known = status.start
     if known is None or known.attempt != status.attempt:
-        known = start_of(status, pods)
+        known = start_status(status, pods)
     gang = [pod for pod in pods if pod.id.attempt == status.attempt and not pod.outlives_attempts]
-    events = [*_parts_of_start_status(known), *(event for pod in gang for event in _start_of_pod(pod, known))]
+    events = [*_attempt_events(known), *(event for pod in gang for event in _pod_events(pod, known))]
     events.sort(key=lambda event: event[0])
     now = [
         {"time": time.timestamp(), "kind": kind, "text": text[:LONGEST_TEXT]}
         for time, kind, text in events[:MOST_EVENTS]
     ]
     past = [dict(event) for event in before if event not in now][-MOST_EVENTS:]
-    told = sorted([*past, *now], key=lambda event: event["time"])
-    return {"events": told, **_worker_images([pod for pod in gang if pod.id.role == "worker"])}
+    events_sent = sorted([*past, *now], key=lambda event: event["time"])
+    return {"events": events_sent, **_worker_images([pod for pod in gang if pod.id.role == "worker"])}
 
 
 Event = tuple[datetime, str, str]
 
 
-def _parts_of_start_status(start: StartStatus) -> Iterator[Event]:
+def _attempt_events(start: StartStatus) -> Iterator[Event]:
     where = f"{start.pod}" + (f" on {start.node}" if start.node else "")
-    said = (
-        ("Queued", start.queued, "the attempt was asked for"),
-        ("Created", start.created, "its pods were made"),
+    events = (
+        ("Queued", start.queued, "the attempt was requested"),
+        ("Created", start.created, "its pods were created"),
         ("Scheduled", start.scheduled, "all pods have a node"),
         ("Pulling", start.pulling, f"{where} pulls its image"),
         ("Pulled", start.pulled, f"{where} has its image"),
         ("Started", start.started, f"all containers run, the last that of {where}"),
     )
-    yield from ((time, kind, text) for kind, time, text in said if time is not None)
+    yield from ((time, kind, text) for kind, time, text in events if time is not None)
 
 
-def _start_of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
-    """What became of one pod: of those that came after the start its own, too."""
+def _pod_events(pod: PodView, start: StartStatus) -> Iterator[Event]:
+    """Yield events of one pod. If it was created after the start of the attempt, its own start is included."""
     where = f"{pod.id.name}" + (f" on {pod.place.node}" if pod.place.node else "")
     if start.started is not None and pod.id.created_at is not None and pod.id.created_at > start.started:
-        which = f"{where}, in the place of one before it" if pod.id.incarnation > 1 else f"{where}, which was added"
+        which = f"{where}, a replacement" if pod.id.incarnation > 1 else f"{where}, which was added"
         if pod.place.scheduled_at is not None:
             yield pod.place.scheduled_at, "Scheduled", which
         if pod.main.started_at is not None:
@@ -286,7 +292,7 @@ def _start_of_pod(pod: PodView, start: StartStatus) -> Iterator[Event]:
 
 
 def _worker_images(workers: Sequence[PodView]) -> dict[str, str]:
-    """The workers' image, and the kubelets' words for what it is; of several, for a tag moved, each with a pod."""
+    """Return image and imageID of the workers. If imageIDs differ (a moved tag), list up to three with a pod each."""
     found: dict[str, PodView] = {}
     for pod in sorted(workers, key=lambda pod: pod.id.index):
         if pod.main.image_id:

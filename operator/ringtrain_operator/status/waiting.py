@@ -1,4 +1,4 @@
-"""Why a job does not run yet, in the words of whoever holds it up."""
+"""The Running condition: the reason for which a job does not run yet, in the words of the component that blocks it."""
 
 from __future__ import annotations
 
@@ -8,86 +8,86 @@ from ..build import worker_name
 from ..contract import KIND
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
-from ..placement.line import ROOM, PlacementContender
+from ..placement.own_queue import ROOM, PlacementContender
 from ..spec.job import Job
 from .model import ConditionChange, JobStatus, format_time, with_conditions
-from .progress import is_status_whole
+from .progress import is_storable_integer
 from .situation import Situation, counted
 
-# Named in a message; the rest are counted. A message with a thousand names helps nobody.
+# Number of names in a message; the rest are counted.
 NAMES_SHOWN = 3
 
 
-def running_or_why_not(s: Situation) -> ConditionChange:
-    """The Running condition of a job that is neither finished nor suspended."""
+def running_condition(s: Situation) -> ConditionChange:
+    """Return the Running condition of a job that is neither finished nor suspended."""
     if s.status.ledger.queued_since is not None:
-        return _queued_reason(s)
+        return _queued_condition(s)
     if s.stale_pods:
         return _not_running_condition(
             "WaitingForOldPods",
-            f"pods of an earlier attempt are still ending: {_counted_pod_names([pod.id.name for pod in s.stale_pods])}",
+            "pods of an earlier attempt are still terminating: "
+            f"{_counted_pod_names([pod.id.name for pod in s.stale_pods])}",
         )
-    # An elastic job goes on without a worker: what is missing is said in the Degraded condition.
-    absent = [] if s.job.spec.elastic is not None and s.gang_began else _waiting_for_absent_pods(s)
-    gang = _waiting_for_gang_reason(s)
+    # An elastic job continues without a worker; the Degraded condition reports missing ones.
+    absent = [] if s.job.spec.elastic is not None and s.gang_began else _absent_pod_names(s)
+    gang = _gang_condition(s)
     if not absent and gang.status == "True":
         return gang
     if s.observed.foreign:
-        return _foreign_object_reason(s)
+        return _foreign_object_condition(s)
     if absent and s.queue.holds:
-        return _not_running_condition("WaitingForQueue", queued_because(s))
+        return _not_running_condition("WaitingForQueue", queue_wait_text(s))
     if s.gang.problem:
         return _not_running_condition("GangUnavailable", s.gang.problem)
     if s.gang_refusals:
-        return refused_because(s.gang_refusals)
+        return refusal_condition(s.gang_refusals)
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not_running_condition("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _waiting_for_place_reason(s) or _stuck_pod(s) or _pending_pods(s, absent) or gang
+    return _placement_condition(s) or _stuck_pod_condition(s) or _pending_pods_condition(s, absent) or gang
 
 
-def _queued_reason(s: Situation) -> ConditionChange:
-    """Why a job waits without pods. No numbers: what changes would have to be written again and again."""
+def _queued_condition(s: Situation) -> ConditionChange:
+    """Return the condition of a job that waits without pods. It has no numbers, which would change too often."""
     if s.status.ledger.too_large:
         return _not_running_condition(
             "TooLarge",
-            f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each are more than all nodes of "
-            "the cluster have room for; the job waits without pods until there are more nodes, or until it "
-            "asks for less",
+            f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each need more than all nodes of "
+            "the cluster have; the job waits without pods until there are more nodes, or until it requests less",
         )
     if s.status.ledger.refused:
-        return _waiting_pods_not_made(
-            f"{s.status.ledger.refused}; it has given back what it had, and tries again in some time"
+        return _refused_condition(
+            f"{s.status.ledger.refused}; the job has released its resources and tries again later"
         )
-    ahead = [one.job for one in s.observed.contention.ahead_of(_waiting_in_line_reason(s))][-NAMES_SHOWN:]
+    ahead = [one.job for one in s.observed.contention.ahead_of(_queued_contender(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
-    place = f"; directly ahead of it in the line: {', '.join(reversed(ahead))}" if ahead else ", and is next"
+    place = f"; directly ahead of it in the queue: {', '.join(reversed(ahead))}" if ahead else ", and is next"
     return _not_running_condition("Queued", f"it waits without pods for {what}{place}")
 
 
-def _waiting_in_line_reason(s: Situation) -> PlacementContender:
+def _queued_contender(s: Situation) -> PlacementContender:
     ledger = s.status.ledger
     return PlacementContender(ledger.line_since or s.job.created, s.job.uid, wants=ledger.line_wants)
 
 
 def devices_text(job: Job) -> str:
-    """What each worker needs of extended resources: `2 nvidia.com/gpu`."""
+    """Return the extended resources of each worker, such as `2 nvidia.com/gpu`."""
     return " and ".join(f"{amount} {name}" for name, amount in sorted(job.worker_devices.items()))
 
 
-def queued_because(s: Situation) -> str:
-    """What a job in a queue waits for, in Kueue's words where it has any."""
+def queue_wait_text(s: Situation) -> str:
+    """Return what a job in a queue waits for, in Kueue's words if it has any."""
     if s.observed.pods:
-        return f"its pods are still ending: {_counted_pod_names([pod.id.name for pod in s.observed.pods])}"
+        return f"its pods are still terminating: {_counted_pod_names([pod.id.name for pod in s.observed.pods])}"
     return s.queue.waits_for().message
 
 
-def _waiting_for_place_reason(s: Situation) -> ConditionChange | None:
+def _placement_condition(s: Situation) -> ConditionChange | None:
     waits = (placement.waits_for() for placement in s.placements)
     return next((_not_running_condition(wait.reason, wait.message) for wait in waits if wait is not None), None)
 
 
-def _stuck_pod(s: Situation) -> ConditionChange | None:
+def _stuck_pod_condition(s: Situation) -> ConditionChange | None:
     stuck = [pod for pod in s.pods if pod.phase == "Pending" and pod.wait.reason]
     if not stuck:
         return None
@@ -98,22 +98,22 @@ def _stuck_pod(s: Situation) -> ConditionChange | None:
     )
 
 
-def _waiting_for_absent_pods(s: Situation) -> list[str]:
-    """Pods that do not run, or do not exist."""
+def _absent_pod_names(s: Situation) -> list[str]:
+    """Return names of pods that do not run, or do not exist."""
     return [*s.missing_names, *(pod.id.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
 
-def _pending_pods(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
+def _pending_pods_condition(s: Situation, absent: Sequence[str]) -> ConditionChange | None:
     if not absent:
         return None
     count = f"{len(absent)} of {counted(len(s.wanted_names), 'pod')} not running yet"
     return _not_running_condition("WaitingForPods", f"{count}: {_first_pod_names(absent)}")
 
 
-def _waiting_for_gang_reason(s: Situation) -> ConditionChange:
-    """All pods run; whether the gang does is for its launcher to say."""
+def _gang_condition(s: Situation) -> ConditionChange:
+    """Return the condition when all pods run: the launcher's report decides whether the gang does."""
     if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
-        # An elastic job's launcher tells of as many as there may ever be.
+        # An elastic job's launcher lists workers up to the maximum.
         workers = by_index(s.report.workers, s.status.ledger.attempt_workers)
         absent = [worker_name(s.job, index) for index, worker in workers.items() if not worker.get("registered")]
         registered = len(workers) - len(absent)
@@ -122,18 +122,18 @@ def _waiting_for_gang_reason(s: Situation) -> ConditionChange:
             "WaitingForAgents", count + (f"; not yet: {_first_pod_names(absent)}" if absent else "")
         )
     if s.report is not None or s.status.is_true("Running"):
-        return _running_reason(s)
+        return _gang_running_condition(s)
     if s.observed.launcher_unreadable:
         return _not_running_condition("LauncherUnreadable", s.observed.launcher_error)
     cause = f": {s.observed.launcher_error}" if s.observed.launcher_error else ""
     return _not_running_condition("WaitingForLauncher", f"all pods run; the launcher does not answer yet{cause}")
 
 
-def _running_reason(s: Situation) -> ConditionChange:
-    """The gang runs, perhaps without what a side container did for it."""
+def _gang_running_condition(s: Situation) -> ConditionChange:
+    """Return the condition of a running gang, with a failed side container if there is one."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
-    unknown = f"; its progress is not known: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {_waiting_for_world_reason(s)}{unknown}"
+    unknown = f"; its progress is unknown: {unreadable}" if unreadable else ""
+    text = f"attempt {s.attempt} runs with {_world_text(s)}{unknown}"
     failed = [pod for pod in s.pods if pod.end.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
@@ -142,47 +142,55 @@ def _running_reason(s: Situation) -> ConditionChange:
     return ConditionChange("Running", "True", "SideContainerFailed", text)
 
 
-def _waiting_for_world_reason(s: Situation) -> str:
-    """How large the world is, and which one it is."""
-    said = (s.report.elastic if s.report is not None else None) or {}
-    formation, ranks = said.get("formation"), said.get("ranks")
-    if s.job.spec.elastic is None or not formation or not is_status_whole(formation) or not is_status_whole(ranks):
+def _world_text(s: Situation) -> str:
+    """Return size and generation of the world."""
+    world = (s.report.elastic if s.report is not None else None) or {}
+    formation, ranks = world.get("formation"), world.get("ranks")
+    if (
+        s.job.spec.elastic is None
+        or not formation
+        or not is_storable_integer(formation)
+        or not is_storable_integer(ranks)
+    ):
         return counted(s.world_size, "rank")
     return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
 
 
-def refused_because(refusals: Sequence[Refusal]) -> ConditionChange:
-    """What the API refuses and why, in its words."""
+def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:
+    """Return the condition for creations that the API refused, in its words."""
     first = refusals[0]
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
-    return _waiting_pods_not_made(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+    return _refused_condition(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
 
 
-def _waiting_pods_not_made(words: str) -> ConditionChange:
+def _refused_condition(words: str) -> ConditionChange:
     known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
     return _not_running_condition(
-        next((reason for said, reason in known.items() if said in words), "CreationRefused"), words
+        next((reason for phrase, reason in known.items() if phrase in words), "CreationRefused"), words
     )
 
 
-def _foreign_object_reason(s: Situation) -> ConditionChange:
-    """Objects of our names that are another's; those of a deleted job of this name go by themselves."""
+def _foreign_object_condition(s: Situation) -> ConditionChange:
+    """Return the condition for objects with this job's names that belong to others.
+
+    Objects of a deleted job of the same name are deleted without help; all others need the user.
+    """
     foreign = s.observed.foreign
     earlier = f"{KIND} {s.job.name}"
     if any(other.owner != earlier for other in foreign):
         return _not_running_condition(
-            "NameTaken", _waiting_for_taken_name_reason([other for other in foreign if other.owner != earlier])
+            "NameTaken", _taken_name_text([other for other in foreign if other.owner != earlier])
         )
     names = _counted_pod_names([str(other.ref) for other in foreign])
     return _not_running_condition(
-        "WaitingForOldPods", f"an earlier job of this name was deleted and is still ending: {names}"
+        "WaitingForOldPods", f"an earlier job of this name was deleted and is still terminating: {names}"
     )
 
 
-def _waiting_for_taken_name_reason(foreign: Sequence[Foreign]) -> str:
+def _taken_name_text(foreign: Sequence[Foreign]) -> str:
     first = foreign[0]
-    owner = f"{first.owner}" if first.owner else "somebody else"
-    return f"{first.ref} exists and belongs to {owner}; it is left alone: remove it or give the job another name"
+    owner = f"{first.owner}" if first.owner else "another owner"
+    return f"{first.ref} exists and belongs to {owner}; it is not changed: delete it or give the job another name"
 
 
 def _first_pod_names(names: Sequence[str]) -> str:
@@ -198,31 +206,31 @@ def _not_running_condition(reason: str, message: str) -> ConditionChange:
     return ConditionChange("Running", "False", reason, message)
 
 
-def kept_here(s: Situation) -> JobStatus:
-    """The status with what keeps a job that has not begun from getting to another cluster, if anything does.
+def delegated_status(s: Situation) -> JobStatus:
+    """Return the status of a job that another cluster runs, with the problem that prevents this, if any.
 
-    Nobody else says so: without a Workload MultiKueue knows nothing of the job.
+    Without a Workload MultiKueue does not know the job, so nothing else reports this.
     """
     if s.attempt > 0 or s.finished or s.job.spec.run_policy.suspend:
         return s.status
-    said = _not_handed_over(s)
-    if said is None:
+    change = _delegation_problem(s)
+    if change is None:
         if s.workload is not None or s.status.state is None:
             return s.status
-        said = ConditionChange("Running", "False", "WaitingForMultiKueue", "it is to run on another cluster")
-    status = with_conditions(s.status, (ConditionChange("Accepted", "True", "Valid"), said), s.job.generation, s.now)
-    new = {"observed_generation": s.job.generation, "state": "Pending", "reason": said.reason}
+        change = ConditionChange("Running", "False", "WaitingForMultiKueue", "it waits to be run on another cluster")
+    status = with_conditions(s.status, (ConditionChange("Accepted", "True", "Valid"), change), s.job.generation, s.now)
+    new = {"observed_generation": s.job.generation, "state": "Pending", "reason": change.reason}
     return status.model_copy(update=new)
 
 
-def _not_handed_over(s: Situation) -> ConditionChange | None:
+def _delegation_problem(s: Situation) -> ConditionChange | None:
     kueue, view = s.observed.kueue, s.workload
     if not s.job.queue:
         message = (
-            f"{s.job.spec.managed_by} is to run the job, and gets to know only jobs in a LocalQueue; name one in "
-            "scheduling.queue, or in the label kueue.x-k8s.io/queue-name"
+            f"{s.job.spec.managed_by} runs this job, but it sees only jobs in a LocalQueue; set "
+            "scheduling.queue, or the label kueue.x-k8s.io/queue-name"
         )
         return ConditionChange("Running", "False", "NoQueue", message)
     if kueue is None or kueue.problem or (view is not None and view.foreign):
-        return ConditionChange("Running", "False", "NoWorkload", queued_because(s))
+        return ConditionChange("Running", "False", "NoWorkload", queue_wait_text(s))
     return None

@@ -1,1 +1,1 @@
-"""What each kind of pod is: what is missing of it, what is lost or too much, and what the status says of it."""
+"""One module per kind of pod: missing pods, lost pods, surplus pods, and their part of the status."""

@@ -1,6 +1,6 @@
-"""The launcher and the workers of an attempt: which are missing, which others took away, how many there are.
+"""Launcher and workers of an attempt: missing pods, disrupted pods, and pod counts.
 
-A gang restarts as one. What becomes of the single pods of an elastic job is in replacing.py.
+A gang restarts as a whole. Losses of single pods of an elastic job are handled in replacing.py.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from ..status.decision import NO_DECISION, Policy, PolicyResult, Resize, Restart
 from ..status.model import ReplicaStatus, ReplicaStatuses
 from ..status.situation import Situation
 
-# How long a failed worker waits for the launcher to say which rank failed first.
+# Time for the launcher to report which rank failed first, after a worker has failed.
 LAUNCHER_REPORT_S = 30
-# Of the error that a rank or a pod wrote last: a condition is one line.
+# Maximum length of a last line of output in a message: a condition is one line.
 LAST_LINE_CHARACTERS = 200
-# Reasons in a pod's status with which kubelet or control plane end it for causes outside the job.
+# Pod status reasons with which the kubelet or the control plane end a pod for causes outside the job.
 _REASONS = frozenset(
     {
         "Evicted",
@@ -31,14 +31,14 @@ _REASONS = frozenset(
         "UnexpectedAdmissionError",
     }
 )
-# What agents say by themselves when their launcher is away.
+# Reasons that agents report by themselves if they cannot reach the launcher.
 _WITHOUT_LAUNCHER = frozenset({"LauncherFailed", "NotAssembled"})
-# Reasons of DisruptionTarget for which the node is the cause.
+# Reasons of DisruptionTarget for which the node is at fault.
 _DISRUPTIONS_BY_NODE = frozenset({"TerminationByKubelet", "DeletionByTaintManager", "DeletionByPodGC"})
 
 
 def gang_disruption(s: Situation) -> PolicyResult:
-    """The gang restarts, not counted, when one of its pods was taken away."""
+    """Restart the gang, not counted, if one of its pods was removed by the cluster."""
     cause = gang_disruption_cause(s)
     if cause is None:
         return NO_DECISION
@@ -46,10 +46,10 @@ def gang_disruption(s: Situation) -> PolicyResult:
 
 
 def gang_disruption_cause(s: Situation) -> str | None:
-    """Who took which pod of the present attempt away; None when all are where they should be.
+    """Return which pod of the current attempt was removed and why; None if none was.
 
-    Of an elastic job's pods only the launcher's, and that only before there is a world: later each pod is made
-    anew within the attempt, see replacing.py.
+    In an elastic job only the launcher's pod counts, and only before there is a world. Later, each lost pod is replaced
+    within the attempt, see replacing.py.
     """
     if s.has_world:
         return None
@@ -62,21 +62,23 @@ def gang_disruption_cause(s: Situation) -> str | None:
     missing = s.missing_names if not elastic else tuple(n for n in s.missing_names if n == s.wanted_names[0])
     if missing == s.wanted_names[:1] and _verdict_is_known(s):
         return None
-    # A launcher whose ranks have started refuses a pod that is made anew, but for an elastic job's.
+    # After its ranks have started, a launcher refuses replacement pods, except in an elastic job.
     if missing and (s.gang_began if elastic else s.gang_may_have_begun):
         return f"{', '.join(missing[:3])} no longer exists"
-    return None if elastic else _replaced_workers(s)
+    return None if elastic else _replaced_pod_text(s)
 
 
 def _verdict_is_known(s: Situation) -> bool:
-    """Whether a worker says how the attempt has failed, as the launcher has told it before it was removed."""
+    """Return whether a worker's termination message has the attempt's failure, as received from the launcher."""
     failures = [failure_in(pod, s.attempt) for pod in s.workers if pod.finished]
     return any(failure and failure.get("reason") not in _WITHOUT_LAUNCHER for failure in failures)
 
 
-def _replaced_workers(s: Situation) -> str | None:
-    """What became of the pod in which the launcher's first failure was, if another one has its name: its ranks had
-    started before all pods were seen to run."""
+def _replaced_pod_text(s: Situation) -> str | None:
+    """Return a text about a replaced pod: another pod now has the name of the pod of the launcher's first failure.
+
+    In this case ranks had started before the operator observed that all pods run.
+    """
     failure = failure_in(s.launcher, s.attempt) if s.launcher is not None and s.launcher.finished else {}
     lost = next((pod for pod in s.pods if pod.id.name == failure.get("pod")), None)
     uid = failure.get("podUid")
@@ -85,20 +87,20 @@ def _replaced_workers(s: Situation) -> str | None:
     return f"{lost.id.name} was replaced when its ranks had started"
 
 
-def node_is_suspect(pod: PodView) -> bool:
-    """Whether the pod was taken away because of its node, and not because somebody wanted its place or its end."""
+def is_node_suspect(pod: PodView) -> bool:
+    """Return whether the pod was removed because of its node, and not for a preemption or a deletion."""
     if pod.disrupted.reason:
         return pod.disrupted.reason in _DISRUPTIONS_BY_NODE
     return pod.state.reason in _REASONS or pod.state.reason.startswith("OutOf") or pod.place.node_ready is False
 
 
 def gang_pod_disruption(pod: PodView) -> str:
-    """What took the pod away, or empty. The plan deletes only pods of attempts that are over: this was not us."""
+    """Return why the pod was removed; empty if it was not. The plan itself deletes only pods of finished attempts."""
     detail = f": {pod.state.message}" if pod.state.message else ""
     if pod.disrupted.reason:
         return f"was disrupted ({pod.disrupted.reason}){detail}"
     if pod.state.reason in _REASONS or pod.state.reason.startswith("OutOf"):
-        # A pod over its own storage limit is evicted too, but without DisruptionTarget: that is the job's doing.
+        # A pod that exceeds its own storage limit is also evicted, but without DisruptionTarget: the job is at fault.
         return (
             ""
             if pod.state.reason == "Evicted" and "exceed" in pod.state.message
@@ -112,10 +114,10 @@ def gang_pod_disruption(pod: PodView) -> str:
 
 
 def scale_workers(s: Situation) -> PolicyResult:
-    """The present attempt was made for another number of workers than the spec now asks for.
+    """Adapt to a change of worker.replicas.
 
-    The gang restarts with the new world, which does not count as a failure. In an elastic job workers join and
-    leave within the attempt.
+    The gang restarts with the new world, which is not counted. In an elastic job workers join and leave within the
+    attempt.
     """
     if s.attempt == 0 or s.status.ledger.attempt_workers == s.wanted_workers:
         return NO_DECISION
@@ -126,7 +128,7 @@ def scale_workers(s: Situation) -> PolicyResult:
 
 
 def missing_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any], ...]:
-    """The launcher and the workers that are not there, as they are created."""
+    """Return the launcher and worker pods to create because they do not exist."""
     missing = set(s.missing_names)
     if not missing:
         return ()
@@ -139,7 +141,7 @@ def missing_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any],
 
 
 def one_pod_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, Any]]:
-    """The launcher's pod and a worker's, for an autoscaler to weigh."""
+    """Return the launcher's pod and one worker's pod as templates for a cluster autoscaler."""
     secret = s.secret.name
     return {
         "launcher": s.gang.marked(build.build_launcher_pod(s.job, s.attempt, secret, settings)),
@@ -148,9 +150,9 @@ def one_pod_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str
 
 
 def worker_counts(s: Situation, ended: bool) -> dict[str, Any]:
-    """Fields of the status that count pods. What a finished job's deleted pods had become stays counted.
+    """Return the status fields that count pods. Pods of a finished job stay counted after their deletion.
 
-    `ended`: whether the job has ended by now; it wants no workers then, and "0/2" would look like trouble.
+    `ended`: whether the job has ended. It then wants no workers, and "0/2" would look like a problem.
     """
     launchers = [s.launcher] if s.launcher is not None else []
     before = s.status.replica_statuses if s.finished else ReplicaStatuses()

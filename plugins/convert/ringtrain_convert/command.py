@@ -16,7 +16,7 @@ from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import ApiResource
 from ringtrain_operator.errors import ManifestUnreadable, OperatorError
 from ringtrain_operator.reporting import errors_reported, problem_lines
-from ringtrain_operator.spec.parse import spec_name_of
+from ringtrain_operator.spec.parse import name_in_metadata
 from ringtrain_operator.spec.training_template import read_template
 
 
@@ -127,7 +127,7 @@ def _write_manifests(made: list[Json], output: Path | None) -> None:
 def _manifest_name(document: Json) -> str:
     """Return the prefix of messages about an object."""
     metadata = document.get("metadata")
-    name = spec_name_of(metadata) if isinstance(metadata, dict) else None
+    name = name_in_metadata(metadata) if isinstance(metadata, dict) else None
     return str(name or document["kind"])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain_operator.contract import API_VERSION, KIND
-from ringtrain_operator.errors import Invalid, Problem, did_you_mean
+from ringtrain_operator.errors import Invalid, Problem, spelling_hint
 from ringtrain_operator.spec.job import QUEUE_LABEL
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import LABELS
@@ -54,7 +54,7 @@ def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes
 def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where: str) -> Iterator[str]:
     """Yield a note for each field of `section` that is not in `known`; `where`: the object, for the note."""
     for name in sorted(set(section) - known):
-        hint = did_you_mean(name, sorted(known))
+        hint = spelling_hint(name, sorted(known))
         yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
 
 

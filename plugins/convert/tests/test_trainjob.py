@@ -17,7 +17,7 @@ from ringtrain_client.local.templates import LocalTemplates
 from ringtrain_convert.metadata import Converted
 from ringtrain_convert.trainjob import convert_trainjob
 from ringtrain_operator.errors import Invalid
-from ringtrain_operator.spec.parse import parse_job, spec_name_of
+from ringtrain_operator.spec.parse import name_in_metadata, parse_job
 
 FILE = Path(__file__).parents[3] / "tests/corpus/trainjobs/torch.yaml"
 MPI = """
@@ -386,13 +386,13 @@ STRANGERS = FILE.parents[1] / "strangers/trainjob.yaml"
 def test_runtimes_become_templates() -> None:
     """Every convertible job refers to its runtime's template, is shorter, and equals the job without templates."""
     plain, named = (CliRunner().invoke(main, ["convert", str(STRANGERS), *more]) for more in ([], ["--templates"]))
-    whole = {spec_name_of(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
+    whole = {name_in_metadata(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
     documents = list(yaml.safe_load_all(named.stdout))
     templates = LocalTemplates()
     assert {found.name for found in templates.take(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
-    jobs = {spec_name_of(obj["metadata"]): obj for obj in documents if is_job(obj)}
+    jobs = {name_in_metadata(obj["metadata"]): obj for obj in documents if is_job(obj)}
     assert jobs.keys() == whole.keys()
     assert len([job for job in jobs.values() if "templateRef" in job["spec"]]) >= 10
     for name, job in jobs.items():
-        assert parse_job(templates.laid_over(job)).spec.fixed == parse_job(whole[name]).spec.fixed
+        assert parse_job(templates.laid_over(job)).spec.frozen_digest == parse_job(whole[name]).spec.frozen_digest
         assert len(str(job)) <= len(str(whole[name])) + 70

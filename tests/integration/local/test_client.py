@@ -162,7 +162,7 @@ def test_a_run_is_suspended_scaled_resumed_and_deleted(client: Client) -> None:
         run.wait(0.1)
     with pytest.raises(AlreadyExists, match="stays runs here already"):
         client.train(stays, name="stays")
-    with pytest.raises(Invalid, match=r"spec.worker.replicas.*greater than or equal to 1"):
+    with pytest.raises(Invalid, match=r"spec.worker.replicas.*at least 1"):
         run.scale(0)
     run.suspend()
     run.wait(SOON_S, until="Suspended")

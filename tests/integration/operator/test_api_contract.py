@@ -68,9 +68,9 @@ async def test_pods_are_read_no_older_than_they_were_seen(open_cluster: OpenClus
         ns, versions = await c.new_namespace(), ResourceVersions(c.api)
         assert await versions.list_pods(ns, "") == []
         for count in (1, 2, 3):
-            versions.saw_pod(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
+            versions.record_pod_version(await c.api.create_unread(PODS, ns, pod(f"p{count}")))
             assert len(await versions.list_pods(ns, "")) == count
-        versions.saw_pod("1000000000")
+        versions.record_pod_version("1000000000")
         assert len(await versions.list_pods(ns, "")) == 3
 
 
@@ -78,7 +78,7 @@ async def test_pods_are_listed_at_once_though_others_write(open_cluster: OpenClu
     """A floor is a pod's version, which a cache of pods has reached, not the store's."""
     async with open_cluster() as c:
         ns, versions = await c.new_namespace(), ResourceVersions(c.api)
-        versions.saw_pod(await c.api.create_unread(PODS, ns, pod("p")))
+        versions.record_pod_version(await c.api.create_unread(PODS, ns, pod("p")))
         for number in range(5):
             await c.api.create(CONFIG_MAPS, ns, config_map(f"c{number}"))
             async with asyncio.timeout(2.5):  # a server waits 3 s for a version that does not come

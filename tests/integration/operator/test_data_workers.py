@@ -59,7 +59,7 @@ async def test_all_lost_is_said_while_the_gang_runs(open_cluster: OpenCluster, t
         async with s.launcher_says(data={"waitFraction": 0.0, "workers": [there]}) as answer:
             await s.until_condition("InputStalled", "False", "1 of 1 data worker ready")
             answer["data"] = {"waitFraction": 1.0, "workers": []}
-            await s.until_condition("InputStalled", "True", "hears nothing of them any more")
+            await s.until_condition("InputStalled", "True", "receives nothing from them")
             answer["data"] = {"waitFraction": 0.1, "workers": [there]}
             job = await s.until(lambda j: j["status"]["dataWorkers"]["ready"] == 1)
         assert job["status"]["state"] == "Running"

@@ -119,5 +119,5 @@ async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, ru
         told = "\n".join(f"{event['kind']} {event['text']}" for event in events)
         assert re.search(r"Started digits-worker-2 on node-., which was added", told), told
         assert re.search(r"Evicted digits-worker-1 on node-.: EvictionByEvictionAPI", told), told
-        assert re.search(r"Started digits-worker-1 on node-., in the place of one before it", told), told
+        assert re.search(r"Started digits-worker-1 on node-., a replacement", told), told
         assert re.search(r"Evicted digits-worker-2 on node-.: DeletionByTaintManager", told), told

@@ -132,7 +132,7 @@ async def test_a_quorum_read_has_no_floor() -> None:
     """What this process was told may be older than what its forerunner did."""
     async with FakeApi() as fake, ApiClient(ApiConnection(fake.url)) as api:
         versions = ResourceVersions(api)
-        versions.saw_pod("1000000000")  # a list that had this for a floor would be refused, and come again
+        versions.record_pod_version("1000000000")  # a list that had this for a floor would be refused, and come again
         assert await versions.list_pods("default", "", quorum=True) == []
         assert len(fake.calls) == 1
 

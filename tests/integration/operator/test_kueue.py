@@ -131,7 +131,7 @@ async def test_a_job_that_never_ran_can_be_corrected(setting: Setting, tmp_path:
         assert (status["restarts"], status["disruptions"]) == (0, 0)
         events = await s.cluster.api.select(EVENTS, s.namespace)
         said = [event["message"] for event in events if event["reason"] == "Suspended"]
-        words = "the job was changed before it ran: its pods are deleted, and it waits in LocalQueue research anew"
+        words = "the job was changed before it ran: its pods are deleted, and it waits in LocalQueue research again"
         assert said == [words]
 
 

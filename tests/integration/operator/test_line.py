@@ -59,7 +59,7 @@ async def test_a_job_that_no_node_takes_keeps_no_gang_waiting(open_cluster: Open
         second = await submit(s, "second", 4, 2)
         third = await submit(s, "third", 4, 2)
         await second.until_condition("Running", "False", "Insufficient nvidia.com/gpu")
-        ahead = f"directly ahead of it in the line: {s.namespace}/second"
+        ahead = f"directly ahead of it in the queue: {s.namespace}/second"
         waits = await third.until_condition("Running", "False", ahead)
         assert waits["reason"] == "Queued"
         assert waits["message"] in "\n".join(explain_job(await third.job(), [], []))
@@ -81,7 +81,7 @@ async def test_what_the_first_can_not_use_goes_to_a_gang_behind_it(open_cluster:
         one = await submit(s, "one", 2, 1)
         await one.until_running()
         two = await submit(s, "two", 2, 1)
-        await two.until_condition("Running", "False", f"ahead of it in the line: {s.namespace}/large")
+        await two.until_condition("Running", "False", f"ahead of it in the queue: {s.namespace}/large")
         one.succeed()
         await two.until_running(attempt=2)
         assert (await large.job())["status"]["attempt"] == 1

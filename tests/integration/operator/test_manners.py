@@ -94,7 +94,7 @@ async def test_a_reconcile_that_does_not_end_is_no_life() -> None:
         async with running_operator(c.connection, namespaces=(ns,), stuck_after_s=0.5) as operator:
             assert await ask(operator, "/healthz") == (200, "ok")
             await c.api.create(JOBS, ns, job())
-            assert "a reconcile has not ended" in await until_answers(operator, "/healthz", 503)
+            assert "a reconcile has been running" in await until_answers(operator, "/healthz", 503)
             assert fault.fired
             answer.set()
             await until_answers(operator, "/healthz", 200)
@@ -119,7 +119,7 @@ async def test_watches_that_stand_still_are_no_life() -> None:
                 await until_answers(operator, "/healthz", 200)
                 readable.clear()
                 c.fake.drop_watches()
-                assert "the watches' loop has not turned" in await until_answers(operator, "/healthz", 503)
+                assert "the watch loop has been blocked" in await until_answers(operator, "/healthz", 503)
             finally:
                 readable.set()
             await until_answers(operator, "/healthz", 200)

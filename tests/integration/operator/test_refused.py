@@ -199,7 +199,7 @@ async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: Contro
         await few_pods(s, 2)
         await s.submit()
         await s.until_pods(2)
-        waits = await s.until_condition("Running", "False", "it has given back what it had")
+        waits = await s.until_condition("Running", "False", "the job has released its resources")
         assert (waits["reason"], "exceeded quota: few" in waits["message"]) == ("QuotaExceeded", True)
         await s.until_pods(0)
         assert (await s.job())["status"]["state"] == "Queued"

@@ -19,16 +19,16 @@ async def test_the_lease_has_one_holder(open_cluster: OpenCluster) -> None:
     async with namespace_of(open_cluster()) as (c, ns):
         first, second = (LeaderLease(c.api, ns, "operator", who, QUICK) for who in ("first", "second"))
         await first.acquire()
-        assert first.held()
+        assert first.is_held()
         waiting = asyncio.create_task(second.acquire())
-        keeping = asyncio.create_task(first.keep())
+        keeping = asyncio.create_task(first.renew_until_lost())
         done, _ = await asyncio.wait((waiting,), timeout=3 * QUICK.duration_s)
         assert not done, "two leaders"
         keeping.cancel()
         await first.release()
         await waiting
-        assert second.held()
-        assert not first.held()
+        assert second.is_held()
+        assert not first.is_held()
         lease = await c.api.get(LEASES, ns, "operator")
         assert lease["spec"]["holderIdentity"] == "second"
 
@@ -41,9 +41,9 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_start(open_cl
         # nobody renews for the first from here on
         c.api.fence(lambda: True)
         await second.acquire()
-        assert not first.held()
-        await first.keep()
-        assert not first.held()
+        assert not first.is_held()
+        await first.renew_until_lost()
+        assert not first.is_held()
 
 
 async def test_a_fenced_client_sends_no_write(open_cluster: OpenCluster) -> None:

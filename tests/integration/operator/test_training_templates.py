@@ -65,7 +65,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
         await c.api.create(JOBS, ns, naming("small"))
         async with running_operator(c.operator_connection, namespaces=(ns,)):
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
-            said = "spec.templateRef.name: there is no TrainingTemplate small in namespace"
+            said = "spec.templateRef.name: TrainingTemplate small does not exist in namespace"
             assert condition(found, "Accepted")["message"].startswith(said)
             assert await c.api.select(PODS, ns) == []
 
@@ -73,7 +73,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
             assert await image_of(c, ns, "digits-worker-1") == "train:1"
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Pending")
             kept = found["status"]["template"]
-            assert condition(found, "Accepted")["message"].endswith(f"as it was then ({kept['hash']})")
+            assert condition(found, "Accepted")["message"].endswith(f"as of its acceptance ({kept['hash']})")
             assert "since" not in "".join(line for line in await causes_of(session, "digits") if "small" in line)
 
             await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": template("small", "train:2")["spec"]})
@@ -102,7 +102,7 @@ async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenClus
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
             message = condition(found, "Accepted")["message"]
             assert message.startswith("spec.networking.encryption: ")
-            assert "(the job laid over TrainingTemplate small, " in message
+            assert "(the job merged with TrainingTemplate small, " in message
             await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": {"job": {"backend": None}}})
             assert await image_of(c, ns, "digits-worker-0") == "train:1"
 
@@ -112,7 +112,7 @@ async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenClus
             await c.until(JOBS, ns, "digits", lambda j: state(j) == "Suspended")
             await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": False}}})
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Rejected")
-            assert "there is no TrainingTemplate missing" in condition(found, "Accepted")["message"]
+            assert "TrainingTemplate missing does not exist" in condition(found, "Accepted")["message"]
             change = {"templateRef": {"name": "other"}}
             await c.api.patch(JOBS, ns, "digits", {"spec": change})
             assert await image_of(c, ns, "digits-worker-0") == "train:3"
@@ -170,7 +170,7 @@ async def test_the_cluster_is_asked_for_templates(open_cluster: OpenCluster, tmp
             named = {"kind": "TrainingTemplate", "name": "small"}
             run = await client.train(tmp_path / "train.py", template=named, workers=4, name="mine")
             assert (await run.job())["spec"]["templateRef"] == named
-            with pytest.raises(Invalid, match=r"spec.templateRef.name: there is no ClusterTrainingTempl"):
+            with pytest.raises(Invalid, match=r"spec.templateRef.name: ClusterTrainingTempl"):
                 await client.train(tmp_path / "train.py", template="small")
         async with running_operator(c.operator_connection, namespaces=(ns,)):
             pod = (await c.until_exists(PODS, ns, "mine-worker-3"))["spec"]["containers"][0]

@@ -32,4 +32,4 @@ async def test_the_launchers_pod_is_removed_unseen(open_cluster: OpenCluster, tm
             job = await s.until_state("Succeeded", "Failed", "Restarting")
             assert (job["status"]["state"], job["status"]["attempt"]) == (end, 1)
             if end == "Succeeded":
-                assert "was removed before its end was read" in condition(job, "Succeeded")["message"]
+                assert "was deleted before its end was read" in condition(job, "Succeeded")["message"]

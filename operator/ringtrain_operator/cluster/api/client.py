@@ -1,4 +1,4 @@
-"""The verbs of the Kubernetes API that ringtrain uses."""
+"""Client methods for the verbs of the Kubernetes API that ringtrain uses."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -13,20 +13,20 @@ from .transport import ApiLimits, ApiRequest, ApiTransport, api_lines_of
 
 Json = dict[str, Any]
 
-# An answer without spec and status, for callers that only need to know what exists.
+# Response format without spec and status, for callers that need only metadata.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1,application/json"
 
 
 @dataclass(frozen=True)
 class ApiListing:
-    """Objects, and the resource version of the moment at which they were listed."""
+    """Objects, and the resource version of the list."""
 
     items: list[Json]
     version: str
 
 
 class ApiClient:
-    """Every method raises ApiError and nothing else. Objects are plain dicts, passed through untouched."""
+    """Client of the API. Methods raise only ApiError. Objects are plain dicts, unchanged."""
 
     def __init__(
         self, connection: ApiConnection, *, user_agent: str = "ringtrain-operator", limits: ApiLimits | None = None
@@ -45,18 +45,18 @@ class ApiClient:
         await self._transport.close()
 
     def fence(self, may_write: Callable[[], bool]) -> None:
-        """From now on a write is sent only while `may_write()` is true; else it raises NotLeader."""
+        """From now on send a write only while `may_write()` is true; otherwise raise NotLeader."""
         self._transport.may_write = may_write
 
     async def get(self, resource: ApiResource, namespace: str | None, name: str) -> Json:
-        """One object, read fresh."""
+        """Read one object from the store."""
         found: Json = await self._transport.send(ApiRequest("GET", resource.path(namespace, name)))
         return found
 
     async def select(
         self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
-        """All objects (of all namespaces, if None) that match the selectors `labels` and `fields`."""
+        """Return all objects (of all namespaces if None) that match the selectors `labels` and `fields`."""
         query = {"fieldSelector": fields} if fields else {}
         query |= {"labelSelector": labels} if labels else {}
         found: list[Json] = (await self._transport.send(ApiRequest("GET", resource.path(namespace), query)))["items"]
@@ -71,8 +71,10 @@ class ApiClient:
         not_older_than: str = "",
         shape: Any = None,
     ) -> ApiListing:
-        """The same with their version. With `not_older_than`, a resource version, a cached answer will do that has
-        reached it; raises VersionAhead if none does in a few seconds. `shape`: what is wanted of it, at least.
+        """List objects together with the list's version.
+
+        `not_older_than`: a resource version; a cached answer that has reached it suffices. Raises VersionAhead if the
+        server does not reach it within a few seconds. `shape`: TypedDict of the fields that the caller needs.
         """
         query = {"labelSelector": labels} if labels else {}
         if not_older_than:
@@ -83,7 +85,7 @@ class ApiClient:
     async def pages(
         self, resource: ApiResource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
     ) -> AsyncIterator[list[Json]]:
-        """The objects in pages, so that no more than one page is held at a time."""
+        """Yield the objects in pages, to have at most one page in memory."""
         accept = METADATA_ONLY.format(list="List") if metadata_only else "application/json"
         query = {"limit": str(size)}
         while True:
@@ -94,7 +96,7 @@ class ApiClient:
             query["continue"] = answer["metadata"]["continue"]
 
     async def served_version(self, group: str, versions: Sequence[str]) -> str:
-        """The first of `versions` in which the API server has the API `group`; empty if it has none of them."""
+        """Return the first of `versions` of the API `group` that the server serves; empty if none."""
         try:
             found = await self.raw_get(f"/apis/{group}")
         except NotFound:
@@ -103,18 +105,18 @@ class ApiClient:
         return next((version for version in versions if version in served), "")
 
     async def create(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
-        """Create an object; the answer is the object as stored. Raises AlreadyExists."""
+        """Create an object and return it as stored. Raises AlreadyExists."""
         made: Json = await self._transport.send(ApiRequest("POST", resource.path(namespace), body=obj))
         return made
 
     async def create_unread(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> str:
-        """Create an object whose stored form nobody needs; the answer is its version. Raises AlreadyExists."""
+        """Create an object and return only its resourceVersion. Raises AlreadyExists."""
         request = ApiRequest("POST", resource.path(namespace), body=obj, accept=METADATA_ONLY.format(list=""))
         made = await self._transport.send(request)
         return str(made["metadata"].get("resourceVersion") or "")
 
     async def replace(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
-        """Replace an object; raises Conflict if it changed since `obj` was read."""
+        """Replace an object and return it as stored. Raises Conflict if it changed since `obj` was read."""
         path = resource.path(namespace, obj["metadata"]["name"])
         stored: Json = await self._transport.send(ApiRequest("PUT", path, body=obj))
         return stored
@@ -129,7 +131,7 @@ class ApiClient:
         subresource: str | None = None,
         kind: Literal["merge", "json"] = "merge",
     ) -> Json:
-        """Change an object by a merge patch or a JSON patch; the answer is the object as stored."""
+        """Change an object by a merge patch or a JSON patch, and return it as stored."""
         path = resource.path(namespace, name, subresource)
         request = ApiRequest("PATCH", path, body=patch, content_type=f"application/{kind}-patch+json")
         stored: Json = await self._transport.send(request)
@@ -144,7 +146,7 @@ class ApiClient:
         uid: str | None = None,
         grace_period_s: int | None = None,
     ) -> None:
-        """Delete an object; with `uid` only that one: another of its name raises Conflict."""
+        """Delete an object. With `uid`, another object of that name raises Conflict."""
         options: Json = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -155,7 +157,7 @@ class ApiClient:
     async def watch(
         self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", since: str | None = None
     ) -> AsyncGenerator[Json, None]:
-        """Events `{"type", "object"}` until the server ends the stream; raises Gone if `since` is too old."""
+        """Yield events `{"type", "object"}` until the server ends the stream. Raises Gone if `since` is too old."""
         query = {"watch": "true", "allowWatchBookmarks": "true"}
         query.update({"labelSelector": labels} if labels else {})
         query.update({"resourceVersion": since} if since else {})
@@ -175,7 +177,7 @@ class ApiClient:
         follow: bool = False,
         tail_lines: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """The pod's log in whole lines, newline included, as its node has it."""
+        """Yield the pod's log in whole lines including the newline, as its node has it."""
         query = {"follow": "true"} if follow else {}
         query.update({"container": container} if container else {})
         query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})
@@ -190,5 +192,5 @@ class ApiClient:
                 yield line
 
     async def raw_get(self, path: str) -> Any:
-        """The answer at any path, such as /version."""
+        """Return the answer at any path, such as /version."""
         return await self._transport.send(ApiRequest("GET", path))

@@ -1,4 +1,4 @@
-"""The connection to the API server: kubectl's, by a kubeconfig, and without one by the pod's ServiceAccount."""
+"""Connection to the API server: from a kubeconfig as in kubectl, or else from the pod's ServiceAccount."""
 
 import ssl
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True)
 class ApiConnection:
-    """Server URL, TLS, proxy, and the headers that prove who asks. `headers()` is asked before every request."""
+    """Server URL, TLS, proxy, and credentials. `headers()` is called before every request."""
 
     server: str
     namespace: str = "default"
@@ -29,7 +29,7 @@ class ApiConnection:
     proxy: str = ""
 
     def session(self, **options: Any) -> aiohttp.ClientSession:
-        """A session over this TLS and proxy, without a bound on connections; `options`: more of the session's."""
+        """Open a session with this TLS and proxy, without a limit of connections; `options` are passed to aiohttp."""
         tls = self.tls or True
         if self.proxy.startswith("socks5"):
             over_socks = ProxyConnector.from_url(self.proxy.replace("socks5h:", "socks5:"), ssl=tls, limit=0)
@@ -39,21 +39,21 @@ class ApiConnection:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], kubeconfig: str = "", context: str = "") -> "ApiConnection":
-        """The connection that kubectl would use: of the file `kubeconfig`, else of $KUBECONFIG, else of
-        ~/.kube/config; where these say nothing, of the pod's account.
+        """Return the connection that kubectl would use.
 
-        Raises ApiError that says where was looked.
+        The order is: the file `kubeconfig`, $KUBECONFIG, ~/.kube/config, and then the pod's ServiceAccount. Raises
+        ApiError with the files that were read.
         """
         chosen = choose_context(env, kubeconfig, context)
         folder = Path(env.get("RINGTRAIN_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT_DIR)
         host = env.get("KUBERNETES_SERVICE_HOST") if (folder / "token").exists() else ""
-        # Like kubectl: in a pod, a context without a namespace means the pod's.
+        # As in kubectl: in a pod, a context without a namespace uses the pod's.
         namespace = chosen.namespace or (_pod_namespace(env, folder) if host else "default")
         if chosen.cluster != Cluster():
             return replace(cls.of_context(chosen, env), namespace=namespace)
         if not host:
             raise ApiError(
-                f"no usable kubeconfig in {chosen.where}: no cluster is chosen; set KUBECONFIG, or give --kubeconfig "
+                f"no usable kubeconfig in {chosen.where}: no cluster is chosen; set KUBECONFIG, or use --kubeconfig "
                 "or --context"
             )
         found = cls.of_service_account(folder, host, env.get("KUBERNETES_SERVICE_PORT", "443"))
@@ -61,7 +61,9 @@ class ApiConnection:
 
     @classmethod
     def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
-        """The connection of a pod: the token file in `folder` is read again as it is rotated."""
+        """Return the connection of a pod. The token file in `folder` is read again periodically, because
+        it is rotated.
+        """
         try:
             authority = (folder / "ca.crt").read_text()
             namespace = (folder / "namespace").read_text().strip()
@@ -73,7 +75,7 @@ class ApiConnection:
 
     @classmethod
     def of_context(cls, chosen: ChosenContext, env: Mapping[str, str]) -> "ApiConnection":
-        """The connection of a kubeconfig's context. Raises ApiError."""
+        """Return the connection of a kubeconfig's context. Raises ApiError."""
         cluster = chosen.cluster
         if not cluster.server:
             raise ApiError(f"kubeconfig {chosen.where}: the context's cluster has no server")
@@ -88,10 +90,10 @@ class ApiConnection:
             if cluster.proxy_url
             else proxy_of_environment(server, env)
         )
-        if not server.startswith("https://"):  # like kubectl: no credentials without TLS
+        if not server.startswith("https://"):  # as in kubectl: no credentials without TLS
             return cls(server, proxy=proxy)
         if authority and cluster.insecure_skip_tls_verify:
-            raise ApiError("kubeconfig: insecure-skip-tls-verify and a certificate authority are given; leave one out")
+            raise ApiError("kubeconfig: has insecure-skip-tls-verify and a certificate authority; remove one of them")
         tls = _tls_of(authority, cluster)
         return cls(server, tls=tls, headers=headers_of_user(chosen.user, cluster, tls), proxy=proxy)
 
@@ -100,7 +102,7 @@ def _tls_of(authority: str, cluster: Cluster) -> ApiTls:
     try:
         tls = ApiTls(authority, cluster.tls_server_name)
     except ssl.SSLError as exc:
-        raise ApiError("the certificate authority of the API server is no certificate in PEM") from exc
+        raise ApiError("the certificate authority of the API server is not a certificate in PEM format") from exc
     if cluster.insecure_skip_tls_verify:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Headers that prove who asks, from a kubeconfig's user or a pod's token file."""
+"""Credentials as HTTP headers, from a kubeconfig's user or a pod's token file."""
 
 import base64
 import ssl
@@ -19,7 +19,7 @@ _TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it exp
 
 
 class TokenFile:
-    """The Authorization header from a file that is replaced while we run."""
+    """Authorization header from a token file that is replaced while the process runs."""
 
     def __init__(self, path: Path, otherwise: str = "") -> None:
         self._path = path
@@ -43,7 +43,7 @@ class TokenFile:
 
 
 def headers_of_user(user: User, cluster: Cluster, tls: ApiTls) -> Headers:
-    """Return headers for a user's credentials; client certificates are loaded into `tls`. Raises ApiError."""
+    """Return the header function for a user's credentials; loads client certificates into `tls`. Raises ApiError."""
     _check_methods(user)
     certificate = data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = data_or_file(user.client_key_data, user.client_key, "client-key")
@@ -53,8 +53,8 @@ def headers_of_user(user: User, cluster: Cluster, tls: ApiTls) -> Headers:
         _load(tls, certificate, key, "kubeconfig: user")
     impersonated = _impersonation(user)
     credentials = _credentials(user, cluster, tls)
-    if credentials is None and not certificate:  # kubectl asks for a name and a password
-        raise ApiError("kubeconfig: the context's user is not there or has no credentials; name one that has")
+    if credentials is None and not certificate:  # kubectl would prompt for a name and a password
+        raise ApiError("kubeconfig: the context's user does not exist or has no credentials; use one that has")
     return lambda: CIMultiDict([*impersonated.items(), *(credentials().items() if credentials else ())])
 
 
@@ -64,13 +64,15 @@ def _check_methods(user: User) -> None:
     provider = user.auth_provider
     if provider is not None and (user.exec is not None or provider.name != "oidc"):
         raise ApiError(
-            f"kubeconfig: user.auth-provider: is {provider.name!r}, which kubectl has no more, or stands beside exec; "
-            "use an exec plugin"
+            f"kubeconfig: user.auth-provider: is {provider.name!r}, which kubectl no longer supports, or is used "
+            "together with exec; use an exec plugin"
         )
 
 
 def _credentials(user: User, cluster: Cluster, tls: ApiTls) -> Headers | None:
-    """Return the source of Authorization: as in kubectl no plugin is run for a user who has a token or a password."""
+    """Return the source of the Authorization header. As in kubectl, a token or password takes precedence
+    over a plugin.
+    """
     plugin = ExecPlugin(user.exec, cluster) if user.exec is not None else None
     if user.token_file:
         return TokenFile(Path(user.token_file), user.token)
@@ -80,13 +82,13 @@ def _credentials(user: User, cluster: Cluster, tls: ApiTls) -> Headers | None:
         basic = base64.b64encode(f"{user.username}:{user.password}".encode()).decode()
         return lambda: {"Authorization": f"Basic {basic}"}
     if plugin is not None:
-        return _of_plugin(plugin, tls)
+        return _plugin_headers(plugin, tls)
     if user.auth_provider is not None and (token := user.auth_provider.config.get("id-token")):
         return lambda: _bearer(token)
     return None
 
 
-def _of_plugin(plugin: ExecPlugin, tls: ApiTls) -> Headers:
+def _plugin_headers(plugin: ExecPlugin, tls: ApiTls) -> Headers:
     def headers() -> Mapping[str, str]:
         credential, is_new = plugin.renewed()
         if is_new and credential.certificate:

@@ -1,8 +1,8 @@
-"""JSON of the API server, however deep: one object that somebody nested must not cost a whole list.
+"""JSON decoder for answers of any nesting depth: one deeply nested object must not make a whole list fail.
 
-The API server stores objects of a custom resource up to 10,000 levels deep, and repeats the levels in
-`metadata.managedFields`. Python's decoder ends with RecursionError at about 1,000 in version 3.11, and at 10,000 in
-later ones: more than anything that walks a value by calling itself can take.
+The API server stores custom resources of up to 10,000 levels, and repeats the levels in `metadata.managedFields`.
+Python's decoder fails with RecursionError at about 1,000 levels in version 3.11, and at 10,000 in later ones. Recursive
+functions fail earlier.
 """
 
 import functools
@@ -14,21 +14,20 @@ from typing import Any
 
 import msgspec
 
-from ...spec.base import spec_depth_of
+from ...spec.base import nesting_depth
 from .errors import ServerError
 
-# Kubernetes' own objects have about 20 levels, its OpenAPI document less than 50.
+# Kubernetes' own objects have about 20 levels, its OpenAPI document fewer than 50.
 DEPTH_MAX = 200
 _READ_WHOLE = 500
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
 def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
-    """The value of a JSON document; where it has more than 500 levels, null below level `DEPTH_MAX`.
+    """Decode a JSON document. If it has more than 500 levels, values below level `DEPTH_MAX` become null.
 
-    `shape`: a TypedDict whose names are all that is wanted, of objects that the API server bounds, such as pods; the
-    value may have more where it has not this shape.
-    Raises ServerError for what is no JSON.
+    `shape`: a TypedDict with all needed fields, for objects of limited depth such as pods. The result may have more
+    fields if the document does not match the shape. Raises ServerError if the document is not JSON.
     """
     if shape is not None:
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -36,11 +35,11 @@ def decode_api_answer(raw: bytes, shape: Any = None) -> Any:
     try:
         with suppress(RecursionError):
             value = json.loads(raw)
-            if spec_depth_of(value) <= _READ_WHOLE:
+            if nesting_depth(value) <= _READ_WHOLE:
                 return value
         return json.loads(b"".join(_pruned_answer(raw)))
     except ValueError as exc:
-        raise ServerError(f"the API server's answer is no JSON: {exc}") from exc
+        raise ServerError("the API server's answer is not JSON; check the server's URL and proxies") from exc
 
 
 @functools.cache
@@ -49,17 +48,17 @@ def _answer_decoder(shape: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _pruned_answer(raw: bytes) -> Iterator[bytes]:
-    """The document's parts that are not too deep, with null for each value that is."""
-    depth, kept_to = 0, 0
+    """Yield the parts of the document that are not too deep, and null for each value that is."""
+    depth, emitted_to = 0, 0
     for token in _STRING_OR_BRACKET.finditer(raw):
         if token[0] in (b"{", b"["):
             depth += 1
             if depth == DEPTH_MAX + 1:
-                yield raw[kept_to : token.start()]
+                yield raw[emitted_to : token.start()]
         elif token[0] in (b"}", b"]"):
             if depth == DEPTH_MAX + 1:
                 yield b"null"
-                kept_to = token.end()
+                emitted_to = token.end()
             depth -= 1
     if depth <= DEPTH_MAX:
-        yield raw[kept_to:]
+        yield raw[emitted_to:]

@@ -1,19 +1,6 @@
-"""What the API server answered instead of success. The tree:
+"""Errors of requests to the API server.
 
 ApiError
-├── Unreachable       no answer: refused, reset, timed out
-├── CommandFailed     a command in a container (execute.py)
-├── NotLeader         not sent: this replica may not write any more
-├── Unauthorized      401
-├── Forbidden         403, quota and admission refusals included
-├── NotFound          404
-├── AlreadyExists     409 on a create
-├── Conflict          409 on a stale resource version or precondition
-├── Gone              410
-├── Unprocessable     400, 422
-├── TooManyRequests   429
-└── ServerError       5xx
-    └── VersionAhead  504: history has not reached that resource version
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +10,7 @@ from ...errors import OperatorError
 
 
 class ApiError(OperatorError):
-    """A request failed; `message` holds the API server's own words, `fields` what it says of each field."""
+    """A request failed. `message`: the API server's message; `fields`: its message for each field."""
 
     def __init__(
         self,
@@ -43,7 +30,7 @@ class ApiError(OperatorError):
 
 
 class Unreachable(ApiError):
-    """The API server gave no answer; the request may or may not have been carried out."""
+    """The API server did not answer; the request may or may not have been carried out."""
 
 
 class NotLeader(ApiError):
@@ -51,19 +38,19 @@ class NotLeader(ApiError):
 
 
 class Unauthorized(ApiError):
-    """The credentials were not accepted."""
+    """The API server rejected the credentials."""
 
 
 class Forbidden(ApiError):
-    """Permission, quota or an admission plugin said no."""
+    """The request was denied by permissions, a quota or an admission plugin."""
 
 
 class NotFound(ApiError):
-    """There is no such object, or no such namespace or kind."""
+    """The object, its namespace or its kind does not exist."""
 
 
 class AlreadyExists(ApiError):
-    """The name is taken."""
+    """An object of that name exists."""
 
 
 class Conflict(ApiError):
@@ -71,23 +58,23 @@ class Conflict(ApiError):
 
 
 class Gone(ApiError):
-    """History does not reach back to that resource version."""
+    """The requested resource version is too old for the server's history."""
 
 
 class Unprocessable(ApiError):
-    """The object or the request breaks a rule of its kind."""
+    """The object or the request is invalid."""
 
 
 class TooManyRequests(ApiError):
-    """The server asked to come back later."""
+    """The server asked the client to retry later."""
 
 
 class ServerError(ApiError):
-    """The server failed."""
+    """The server failed to process the request."""
 
 
 class VersionAhead(ServerError):
-    """The server waited for a resource version that it has not reached."""
+    """The server has not reached the requested resource version, after waiting for it."""
 
 
 _BY_CODE: Mapping[int, type[ApiError]] = {
@@ -103,7 +90,7 @@ _BY_CODE: Mapping[int, type[ApiError]] = {
 
 
 def error_of(code: int, status: Mapping[str, Any], retry_after_s: float | None) -> ApiError:
-    """The exception for an HTTP answer `code` whose body was the Status object `status`."""
+    """Return the exception for an HTTP status `code` with the Status object `status`."""
     reason = str(status.get("reason") or "")
     message = str(status.get("message") or f"the API server answered {code}")
     if retry_after_s is None:

@@ -17,7 +17,7 @@ _VERSIONS = (f"{_GROUP}/v1", f"{_GROUP}/v1beta1")
 
 @dataclass(frozen=True)
 class ExecCredential:
-    """Credential that a plugin printed. `certificate` and `key`: PEM, empty if it printed none."""
+    """Credential that a plugin printed. `certificate` and `key`: PEM; empty if not printed."""
 
     token: str
     certificate: str
@@ -25,12 +25,12 @@ class ExecCredential:
     expires: datetime | None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether it may still be used."""
+        """Return whether it has not expired."""
         return self.expires is None or now < self.expires
 
 
 class ExecPlugin:
-    """A plugin whose credential is used until it expires."""
+    """An exec plugin. Its credential is cached until it expires."""
 
     def __init__(self, config: ExecConfig, cluster: Cluster) -> None:
         if not config.command or config.api_version not in _VERSIONS:
@@ -45,7 +45,7 @@ class ExecPlugin:
         self._credential: ExecCredential | None = None
 
     def renewed(self) -> tuple[ExecCredential, bool]:
-        """Return the credential, and whether it is another one than at the last call. Raises ApiError."""
+        """Return the credential, and whether it is new since the last call. Raises ApiError."""
         if self._credential is not None and self._credential.is_valid(datetime.now(UTC)):
             return self._credential, False
         self._credential = self._run()

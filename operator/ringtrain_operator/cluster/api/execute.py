@@ -1,4 +1,4 @@
-"""Streams of a pod over WebSockets; one on which a command runs in a container, as `kubectl exec` has it."""
+"""WebSocket streams of a pod, and command execution in a container as in `kubectl exec`."""
 
 import json
 import signal
@@ -14,22 +14,22 @@ from .resources import PODS
 
 # Channels of the protocol v4.channel.k8s.io: the first byte of every message.
 _PROTOCOL = "v4.channel.k8s.io"
-# Of a command that was killed, as all are when their container ends.
+# Exit code of a killed command; commands are killed when their container ends.
 _KILLED = str(128 + signal.SIGKILL)
 _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
 class CommandFailed(ApiError):
-    """The command ended badly, or could not be started; the message is what it said on stderr."""
+    """The command failed or could not be started. The message is its output on stderr."""
 
 
 @asynccontextmanager
 async def pod_stream(
     connection: ApiConnection, path: str, query: Sequence[tuple[str, str]], what: str
 ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """The stream at `path` of the API server; `what` it is, in messages.
+    """Open the stream at `path` of the API server. `what`: description for error messages.
 
-    Raises Unreachable when it cannot be had or breaks, and the ApiError of a request that was refused.
+    Raises Unreachable if it fails or breaks, and another ApiError if the request is refused.
     """
     try:
         async with (
@@ -52,10 +52,10 @@ async def pod_stream(
 async def execute_in_pod(
     connection: ApiConnection, namespace: str, pod: str, container: str, command: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
-    """The command's stdout as it comes.
+    """Run the command and yield its stdout as it arrives.
 
-    Raises CommandFailed for another exit code than 0, Unreachable when the stream ends before the command has, and
-    the ApiError of a request that was refused.
+    Raises CommandFailed for an exit code other than 0, Unreachable if the stream ends before the command, and another
+    ApiError if the request is refused.
     """
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in command]

@@ -1,4 +1,4 @@
-"""One connection to a port of a pod, as `kubectl port-forward` makes them, over a WebSocket."""
+"""One connection to a port of a pod over a WebSocket, as in `kubectl port-forward`."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from .errors import Unreachable
 from .execute import pod_stream
 from .resources import PODS
 
-# Channels of the protocol: the first byte of every message. Each begins with the port's number.
+# Channels of the protocol: the first byte of every message. The first message of each has the port's number.
 _DATA, _ERROR = 0, 1
 _CHUNK = 64 << 10
 
@@ -17,10 +17,10 @@ _CHUNK = 64 << 10
 async def port_forward(
     connection: ApiConnection, namespace: str, pod: str, port: int, first: bytes, ends: "ApiForwardEnds"
 ) -> None:
-    """Send `first` to `port` of the pod and then what comes from `ends`, and give it what is answered.
+    """Connect `ends` to `port` of the pod. `first` is sent before the data from `ends`.
 
-    Returns when one side has ended. Raises Unreachable when the port cannot be had, and the ApiError of a refused
-    request; nothing was answered then.
+    Returns when one side has ended. Raises Unreachable if the port cannot be reached, and another ApiError if the
+    request is refused; then no data was received.
     """
     path, what = PODS.path(namespace, pod, "portforward"), f"a forward to port {port} of pod {pod}"
     async with pod_stream(connection, path, [("ports", str(port))], what) as socket:
@@ -34,7 +34,7 @@ async def port_forward(
 
 
 class ApiForwardEnds:
-    """The near side of a forward: a connection that was accepted here. `answered`: whether anything came."""
+    """Local side of a forward: an accepted connection. `answered`: whether data was received from the pod."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,11 +42,11 @@ class ApiForwardEnds:
         self.answered = False
 
     async def read(self) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes; empty at the end."""
         return await self._reader.read(_CHUNK)
 
     async def write(self, data: bytes) -> None:
-        """Pass `data` on; returns when the reader has room for more."""
+        """Write `data`; returns when the buffer has room for more."""
         self.answered = True
         self._writer.write(data)
         await self._writer.drain()
@@ -57,7 +57,7 @@ async def _send_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForw
         while data := await ends.read():
             await socket.send_bytes(bytes([_DATA]) + data)
     finally:
-        await socket.close()  # ends the other direction, too: whoever asked is gone
+        await socket.close()  # also ends the other direction, because the local client has disconnected
 
 
 async def _receive_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds, what: str) -> None:
@@ -66,7 +66,7 @@ async def _receive_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiF
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
             continue
         channel, data = message.data[0], message.data[1:]
-        if channel not in begun:  # its first two bytes are the port's number
+        if channel not in begun:  # the first message's first two bytes are the port's number
             begun.add(channel)
             data = data[2:]
         if channel == _DATA and data:

@@ -1,4 +1,4 @@
-"""Kubeconfigs by the rules of kubectl (client-go's clientcmd): which files, how they merge, which context counts."""
+"""Kubeconfigs by the rules of kubectl (client-go's clientcmd): files, merging, and the chosen context."""
 
 import base64
 import binascii
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Cluster(msgspec.Struct, rename="kebab"):
-    """Address of an API server, and the checks of its certificate. Empty: not given."""
+    """Address of an API server, and the checks of its certificate. Empty: not set."""
 
     server: str = ""
     tls_server_name: str = ""
@@ -47,14 +47,14 @@ class ExecConfig(msgspec.Struct, rename="camel"):
 
 
 class AuthProvider(msgspec.Struct):
-    """A kind of plugin that kubectl had before exec plugins; `oidc` alone is left."""
+    """A plugin type of kubectl from before exec plugins; only `oidc` is supported."""
 
     name: str = ""
     config: dict[str, str] = {}
 
 
 class User(msgspec.Struct, rename="kebab"):
-    """Credentials. Empty: not given."""
+    """Credentials of a user. Empty: not set."""
 
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
@@ -73,7 +73,7 @@ class User(msgspec.Struct, rename="kebab"):
 
 
 class Context(msgspec.Struct):
-    """A cluster, a user and a namespace by their names."""
+    """Names of a cluster, a user and a namespace."""
 
     cluster: str = ""
     user: str = ""
@@ -106,7 +106,7 @@ class _File(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class ChosenContext:
-    """Cluster, user and namespace of a context; one that no file has is without fields. `where`: the files."""
+    """Cluster, user and namespace of a context; missing ones have no fields set. `where`: the files."""
 
     where: str
     cluster: Cluster
@@ -115,7 +115,7 @@ class ChosenContext:
 
 
 def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path], bool]:
-    """Return the files that kubectl reads, first ones win; and whether they must exist."""
+    """Return the files that kubectl reads, in order of precedence, and whether they must exist."""
     if explicit:
         return [Path(explicit)], True
     if listed := env.get("KUBECONFIG"):
@@ -124,7 +124,7 @@ def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path],
 
 
 def choose_context(env: Mapping[str, str], explicit: str, context: str) -> ChosenContext:
-    """Return the context `context` of the files, or their current one. Raises ApiError."""
+    """Return the context named `context`, or the current context of the files. Raises ApiError."""
     paths, required = kubeconfig_paths(env, explicit)
     files = [_read_file(path) for path in paths if required or path.exists()]
     where = ", ".join(map(str, paths))
@@ -135,14 +135,14 @@ def choose_context(env: Mapping[str, str], explicit: str, context: str) -> Chose
     if name and name not in contexts:
         raise ApiError(f"{where}: has no context {name!r}, expected one of {', '.join(sorted(contexts)) or 'none'}")
     chosen = contexts.get(name, Context())
-    # kubectl takes a cluster or a user that no file has for one without fields.
+    # kubectl treats a missing cluster or user as one without fields.
     return ChosenContext(
         where, clusters.get(chosen.cluster, Cluster()), users.get(chosen.user, User()), chosen.namespace
     )
 
 
 def data_or_file(data: str, path: str, field: str) -> str:
-    """Return the PEM that is given in base64, or that the file holds; empty if neither is given."""
+    """Return PEM from base64 `data` or from the file `path`; empty if neither is set."""
     try:
         if data:
             return base64.b64decode("".join(data.split()), validate=True).decode()
@@ -150,11 +150,11 @@ def data_or_file(data: str, path: str, field: str) -> str:
     except OSError as exc:
         raise ApiError(f"kubeconfig: {field}: {path}: {exc.strerror}") from exc
     except (binascii.Error, UnicodeDecodeError) as exc:
-        raise ApiError(f"kubeconfig: {field}{'-data' if data else ''} is no PEM in base64") from exc
+        raise ApiError(f"kubeconfig: {field}{'-data' if data else ''} is not PEM in base64") from exc
 
 
 def _first_of_each(files: Any) -> dict[str, Any]:
-    """Merge entries by name: of those with one name that of the first file, whole."""
+    """Merge entries by name. If several files have an entry, the first one counts, completely."""
     merged: dict[str, Any] = {}
     for entries in files:
         merged = {**entries, **merged}
@@ -162,14 +162,14 @@ def _first_of_each(files: Any) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> _File:
-    """The file's content, with its relative paths made absolute. Raises ApiError."""
+    """Read a kubeconfig, with its relative paths made absolute. Raises ApiError."""
     try:
         read = yaml.load(path.read_bytes(), Loader=yaml.SafeLoader)
     except OSError as exc:
         raise ApiError(f"kubeconfig {path}: {exc.strerror}") from exc
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
-        raise ApiError(f"kubeconfig {path}: is no YAML" + (f", line {mark.line + 1}" if mark else "")) from exc
+        raise ApiError(f"kubeconfig {path}: is not valid YAML" + (f", line {mark.line + 1}" if mark else "")) from exc
     try:
         file = msgspec.convert(_without_null(read or {}), _File)
     except msgspec.ValidationError as exc:
@@ -197,7 +197,7 @@ def _make_absolute(entry: Any, file: Path, fields: Sequence[str]) -> None:
 
 
 def _without_null(value: Any) -> Any:
-    """`value` without the fields that are null, which are not given."""
+    """Return `value` without null fields, which count as not set."""
     if isinstance(value, dict):
         return {str(key): _without_null(inner) for key, inner in value.items() if inner is not None}
     return [_without_null(inner) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Proxies between here and a server, by the rules of Go's net/http, which kubectl has."""
+"""Proxy settings by the rules of Go's net/http, as in kubectl."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def checked_proxy(url: str, where: str) -> str:
-    """Return `url`, a proxy of a kind that is known. Raises ApiError."""
+    """Return `url` if it is a supported proxy. Raises ApiError."""
     scheme, host = urlsplit(url)[:2]
     if scheme not in _SCHEMES or not host:
         raise ApiError(f"{where}: is {url!r}, expected a URL with one of {', '.join(_SCHEMES)} and a host")
@@ -20,7 +20,9 @@ def checked_proxy(url: str, where: str) -> str:
 
 
 def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
-    """Return the proxy that HTTPS_PROXY or HTTP_PROXY names for `server`; empty: none, also by NO_PROXY."""
+    """Return the proxy for `server` from HTTPS_PROXY or HTTP_PROXY; empty if none, or if NO_PROXY
+    excludes the server.
+    """
     parts = urlsplit(server)
     name = "HTTPS_PROXY" if parts.scheme == "https" else "HTTP_PROXY"
     proxy = env.get(name) or env.get(name.lower()) or ""
@@ -32,8 +34,11 @@ def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
 
 
 def _is_excepted(host: str, port: int, exceptions: str) -> bool:
-    """Return whether NO_PROXY (`exceptions`) has the host: by `*`, an address, a range, or a domain, each with or
-    without a port. Loopback is always excepted."""
+    """Return whether NO_PROXY (`exceptions`) excludes the host.
+
+    Entries are `*`, an address, a range or a domain, each with or without a port. Loopback addresses are always
+    excluded.
+    """
     address = None
     with suppress(ValueError):
         address = ipaddress.ip_address(host)
@@ -65,5 +70,5 @@ def _matches(host: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address |
             return address == ipaddress.ip_address(name)
         return False
     domain = name.removeprefix("*")
-    # A domain without a dot in front is itself, too.
+    # A domain without a leading dot also matches itself.
     return host.endswith(f".{domain.lstrip('.')}") or (not domain.startswith(".") and host == domain)

@@ -1,4 +1,4 @@
-"""The kinds that the operator speaks about, and their paths."""
+"""Kinds of objects that the operator uses, and their API paths."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ...spec.job import CLUSTER, TEMPLATE_PLURALS
 
 @dataclass(frozen=True)
 class ApiResource:
-    """One kind of object and where the API serves it."""
+    """One kind of object and its place in the API."""
 
     api_version: str
     kind: str
@@ -16,7 +16,7 @@ class ApiResource:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The path of the collection, of one object, or of its subresource."""
+        """Return the path of the collection, of one object, or of its subresource."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         inside = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         tail = "".join(f"/{part}" for part in (name, subresource) if part)
@@ -40,23 +40,23 @@ NETWORK_POLICIES = ApiResource("networking.k8s.io/v1", "NetworkPolicy", "network
 LEASES = ApiResource("coordination.k8s.io/v1", "Lease", "leases")
 
 COMPANIONS = (SERVICES, SERVICE_ACCOUNTS, NETWORK_POLICIES)
-"""What a job has besides pods and its Secret."""
+"""Objects of a job other than pods and its Secret."""
 BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, POD_TEMPLATES, *COMPANIONS)}
-"""What plans create and delete, but for groups of pods and requests for nodes."""
+"""Kinds that plans create and delete, except PodGroups and ProvisioningRequests."""
 
 
 def pod_groups(api_version: str) -> ApiResource:
-    """PodGroups of one of the gang schedulers, each of which has them in a group of the API of its own."""
+    """Return the resource of PodGroups; each gang scheduler has a separate API group."""
     return ApiResource(api_version, "PodGroup", "podgroups")
 
 
 def provisioning_requests(api_version: str) -> ApiResource:
-    """What cluster autoscalers are asked for."""
+    """Return the resource of requests to cluster autoscalers."""
     return ApiResource(api_version, "ProvisioningRequest", "provisioningrequests")
 
 
 def resource_of(kind: str, api_version: str) -> ApiResource:
-    """Where the API serves a kind; `api_version` counts for groups of pods and requests for nodes only."""
+    """Return the resource of a kind. `api_version` matters only for PodGroups and ProvisioningRequests."""
     if kind in BY_KIND:
         return BY_KIND[kind]
     return pod_groups(api_version) if kind == "PodGroup" else provisioning_requests(api_version)

@@ -1,4 +1,4 @@
-"""TLS contexts as Go's crypto/tls has them: the cluster's CA is a root, whatever else it says."""
+"""TLS contexts with the behaviour of Go's crypto/tls: the cluster's CA is trusted, whatever its extensions are."""
 
 import ssl
 import tempfile
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 class ApiTls(ssl.SSLContext):
-    """A context that trusts one CA (PEM), the system's if it is empty, for one name, the server's if it is empty.
+    """A context that trusts one CA (PEM; empty: the system's) and verifies one name (empty: the server's).
 
-    Without VERIFY_X509_STRICT: CAs of many clusters (MicroK8s, older EKS) lack the key usage extension that RFC 5280
-    asks of a CA, and kubectl and kubelets accept them. With VERIFY_X509_PARTIAL_CHAIN: an intermediate CA is enough.
+    VERIFY_X509_STRICT is off: CAs of many clusters (MicroK8s, older EKS) lack the key usage extension that RFC 5280
+    requires, and kubectl and kubelets accept them. VERIFY_X509_PARTIAL_CHAIN is on: an intermediate CA suffices.
     """
 
     name: str
@@ -33,12 +33,12 @@ class ApiTls(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Ask for the server's certificate, and check it, by the name of this context."""
+        """Use this context's name for SNI and certificate verification."""
         return super().wrap_bio(incoming, outgoing, server_side, self.name or server_hostname, session)
 
     def load_pem(self, certificate: str, key: str) -> None:
-        """Prove who asks by a client certificate, from the next connection on."""
-        with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only; the folder is this user's alone
+        """Load a client certificate for the next connections."""
+        with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only; other users cannot read the folder
             path = Path(folder) / "client.pem"
             path.write_text(f"{certificate}\n{key}")
             self.load_cert_chain(path)

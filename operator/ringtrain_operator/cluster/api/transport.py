@@ -1,4 +1,4 @@
-"""One HTTP request to the API server, tried again where that is safe, with every failure mapped to an ApiError."""
+"""HTTP requests to the API server, with safe retries; every failure becomes an ApiError."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ApiLimits:
-    """How many requests run at once, how long each may take, and how often and patiently one is tried again."""
+    """Limits of requests: concurrency, timeout, and number and delay of retries."""
 
     connections: int = 16
     timeout_s: float = 20.0
@@ -30,14 +30,14 @@ class ApiLimits:
     longest_wait_s: float = 5.0
 
     def wait_s(self, attempt: int, asked_s: float | None) -> float:
-        """Full jitter over an exponential wait, never shorter than what the server asked for."""
+        """Return an exponential delay with jitter, at least the delay that the server asked for."""
         backoff: float = min(self.longest_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.5)
         return max(backoff, asked_s or 0.0)
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request: path below the server's root, and what goes with it. `shape`: what of the answer is decoded."""
+    """One request: path below the server's root, and contents. `shape`: fields of the answer to decode."""
 
     method: str
     path: str
@@ -53,7 +53,7 @@ class ApiRequest:
 
 
 class ApiTransport:
-    """A pool of connections. `may_write` is asked before every write, so that a deposed leader sends none."""
+    """A pool of connections. `may_write` is called before every write, so that a former leader sends none."""
 
     def __init__(self, connection: ApiConnection, user_agent: str, limits: ApiLimits) -> None:
         self._connection = connection
@@ -64,28 +64,28 @@ class ApiTransport:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # streams (watches, logs) hold a connection each, so the pool itself is not the bound on requests
+            # Streams (watches, logs) use one connection each, so the pool must not limit connections.
             self._session = self._connection.session(
                 headers={"User-Agent": self._user_agent, "Accept-Encoding": "identity"}
             )
             self._slots = asyncio.Semaphore(self._limits.connections)
-            # Hundreds of creations may wait: a third of the requests is kept for reads and changes of status.
+            # Hundreds of creations may wait, so a third of the requests is reserved for reads and status updates.
             self._creations = asyncio.Semaphore(max(1, self._limits.connections * 2 // 3))
         return self._session
 
     async def close(self) -> None:
-        """Close the pool; requests after this raise."""
+        """Close the pool; later requests fail."""
         if self._session is not None:
             await self._session.close()
 
     async def send(self, request: ApiRequest, *, want_body: bool = True) -> Any:
-        """The decoded answer (None if `want_body` is false). Raises ApiError."""
+        """Send a request and return the decoded answer (None if `want_body` is false). Raises ApiError."""
         attempt = 0
         while True:
             try:
                 return await self._once(request, want_body)
             except VersionAhead:
-                raise  # the server has waited already
+                raise  # the server has already waited
             except (TooManyRequests, ServerError, Unreachable) as failed:
                 attempt += 1
                 if attempt >= self._limits.attempts:
@@ -105,7 +105,7 @@ class ApiTransport:
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of one answer as it arrives, with no deadline on the whole. Raises ApiError."""
+        """Yield the body of one answer as it arrives, without a total timeout. Raises ApiError."""
         async with self._answer(self._open(), request, None) as response:
             yield response.content
 
@@ -138,7 +138,7 @@ class ApiTransport:
 
 
 async def api_lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a stream as they come, newline included; of any length, which `readline` would refuse."""
+    """Yield the lines of a stream including the newline. They may have any length, which `readline` would refuse."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,1 +1,1 @@
-"""Kueue: the Workload of a job as it is made, seen and changed."""
+"""Kueue: creation, observation and changes of a job's Workload."""

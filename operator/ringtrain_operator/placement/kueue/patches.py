@@ -1,4 +1,4 @@
-"""What is written into a Workload that exists, as JSON patches."""
+"""Changes of an existing Workload, as JSON patches."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,14 +15,14 @@ Patch = list[Json]
 # A condition: type, status, reason, message.
 ConditionFields = tuple[str, str, str, str]
 
-# Of a condition; Kueue refuses a longer one.
+# Maximum length of a condition's message; Kueue refuses a longer one.
 _LONGEST_MESSAGE = 1024
 
 
-def quota_returned(view: WorkloadView, now: datetime) -> Patch:
-    """To a Workload's status when it was evicted and the job's pods are gone: the quota is another's now.
+def quota_release_patch(view: WorkloadView, now: datetime) -> Patch:
+    """Return a patch of the status of an evicted Workload after the job's pods are deleted: it releases the quota.
 
-    Kueue itself queues it again, at once if it was preempted, else when what stood against it has passed.
+    Kueue then queues the Workload again: at once if it was preempted, else when the obstacle has passed.
     """
     evicted = view.evicted or {}
     reason, message = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
@@ -36,32 +36,32 @@ def quota_returned(view: WorkloadView, now: datetime) -> Patch:
         _kueue_condition("PodsReady", "False", "WaitForStart", "Not all pods are ready or succeeded"),
     )
     removed = [{"op": "remove", "path": "/status/admission"}] if view.grants else []
-    return [*_unchanged_since(view), *removed, _kueue_conditions(conditions)]
+    return [*_version_guard(view), *removed, _kueue_conditions(conditions)]
 
 
-def conditions_set(view: WorkloadView, now: datetime, *changes: ConditionFields) -> Patch:
-    """To a Workload's status: conditions; empty if it says so already."""
+def conditions_patch(view: WorkloadView, now: datetime, *changes: ConditionFields) -> Patch:
+    """Return a patch of the status that sets conditions; empty if all are set already."""
     known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
     new = [_kueue_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
     if not new:
         return []
     conditions = _with_workload_conditions(view, now, *new)
-    if not view.conditions:  # nobody has written a status yet, and a patch can't reach into what is not there
-        return [*_unchanged_since(view), {"op": "add", "path": "/status", "value": {"conditions": conditions}}]
-    return [*_unchanged_since(view), _kueue_conditions(conditions)]
+    if not view.conditions:  # without a status the path /status/conditions does not exist
+        return [*_version_guard(view), {"op": "add", "path": "/status", "value": {"conditions": conditions}}]
+    return [*_version_guard(view), _kueue_conditions(conditions)]
 
 
-def reclaimed_workload_pods(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
-    """To a Workload's status: of each pod set so many pods are not needed any more."""
+def reclaimed_pods_patch(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
+    """Return a patch of the status: these numbers of pods per pod set are not needed any more."""
     pods = [{"name": name, "count": count} for name, count in sorted(counts.items()) if count]
-    return [*_unchanged_since(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
+    return [*_version_guard(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
 
 
-def resized_workload(view: WorkloadView, job: Job) -> Patch:
-    """To a waiting Workload: the queue and the numbers of pods that the job wants by now."""
+def resize_patch(view: WorkloadView, job: Job) -> Patch:
+    """Return a patch of a waiting Workload with the job's current queue and numbers of pods."""
     places = {name: place for place, name in enumerate(view.counts)}
     return [
-        *_unchanged_since(view),
+        *_version_guard(view),
         {"op": "replace", "path": "/spec/queueName", "value": job.queue},
         *(
             {"op": "replace", "path": f"/spec/podSets/{places[name]}/count", "value": count}
@@ -71,14 +71,14 @@ def resized_workload(view: WorkloadView, job: Job) -> Patch:
     ]
 
 
-def owned_workload(view: WorkloadView, job: Job) -> Patch:
-    """To a Workload that was made for the job without being its own."""
+def owner_patch(view: WorkloadView, job: Job) -> Patch:
+    """Return a patch that makes the job the owner of a Workload that was created for it."""
     owners = owner_references(job)
-    return [*_unchanged_since(view), {"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
+    return [*_version_guard(view), {"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
 
 
-def _unchanged_since(view: WorkloadView) -> Patch:
-    """Refuses the rest of the patch if somebody has written since."""
+def _version_guard(view: WorkloadView) -> Patch:
+    """Return an operation that makes the patch fail if the Workload has changed since it was read."""
     return [{"op": "replace", "path": "/metadata/resourceVersion", "value": view.version}]
 
 
@@ -91,7 +91,7 @@ def _kueue_condition(kind: str, status: str, reason: str, message: str) -> Json:
 
 
 def _with_workload_conditions(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
-    """The Workload's conditions with these in place of their like; a time moves only when a status does."""
+    """Return the Workload's conditions with `changes` applied; a transition time changes only when the status does."""
     before = {c["type"]: c for c in view.conditions}
     stamp = format_time(now)
     for change in changes:

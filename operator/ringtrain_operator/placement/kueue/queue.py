@@ -1,4 +1,4 @@
-"""A job in its queue: whether its pods may be made, what it waits for, and what Kueue wants its pods to say."""
+"""A job in a queue of Kueue: permission to create pods, the reason for waiting, and fields that Kueue adds to pods."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from ..base import Json, PlacementAttempt, PlacementWait
 from .view import Grant, KueueView
 from .workload import POD_SETS, PRIORITY_LABEL
 
-# Of the pods of a group that Kueue queues without a Workload of ours.
+# Labels and annotations of pods that Kueue queues as a group, without a Workload of the job.
 _GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
 _GROUP_COUNT_ANNOTATION = "kueue.x-k8s.io/pod-group-total-count"
 _RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
@@ -16,7 +16,9 @@ _RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
 
 @dataclass(frozen=True)
 class KueuePlacement:
-    """An attempt in its queue. `view`: None where there are no Workloads. `queued_as`: how Kueue knows the job."""
+    """An attempt in its queue. `view`: None without Workloads. `queued_as`: kind of object by which Kueue manages the
+    job.
+    """
 
     attempt: PlacementAttempt
     view: KueueView | None
@@ -29,21 +31,21 @@ class KueuePlacement:
         return self.queued_as == "Workload" and not (workload is not None and workload.may_run)
 
     def waits_for(self) -> PlacementWait:
-        """What a job in a queue waits for, in Kueue's words where it has any."""
+        """Return what a job in a queue waits for, in Kueue's words if it has any."""
         return PlacementWait("WaitingForQueue", f"LocalQueue {self.attempt.job.queue}: {self._words}")
 
     def marked(self, pod: Json) -> Json:
-        """The pod with what the job's queue adds to it."""
+        """Return the pod with the fields that the job's queue adds to it."""
         labels, job = pod["metadata"]["labels"], self.attempt.job
         workload = self.view.workload if self.view is not None else None
         grants = workload.grants if workload is not None and self.queued_as == "Workload" else {}
         grant = grants.get(POD_SETS[labels[contract.LABEL_ROLE]])
         if grant is not None:
-            return _kueue_granted(pod, grant)
+            return _with_grant(pod, grant)
         if self.queued_as != "PodGroup" or not job.queue:
             return pod
         is_of_gang = contract.LABEL_ATTEMPT in labels
-        return _kueue_grouped(job, pod, self.attempt) if is_of_gang else _queued_alone(job, pod)
+        return _with_group(job, pod, self.attempt) if is_of_gang else _with_queue(job, pod)
 
     @property
     def _words(self) -> str:
@@ -53,14 +55,14 @@ class KueuePlacement:
             return self.view.problem
         workload = self.view.workload
         if workload is None:
-            return "a Workload is being made"
+            return "a Workload is being created"
         if workload.foreign:
-            return f"Workload {workload.name} exists and belongs to another; it is left alone"
+            return f"Workload {workload.name} exists and belongs to another owner; it is not changed"
         return workload.words
 
 
-def _kueue_granted(pod: Json, grant: Grant) -> Json:
-    """The pod with what its admission adds: the flavor's nodes before the template's wishes."""
+def _with_grant(pod: Json, grant: Grant) -> Json:
+    """Return the pod with the fields of its admission. The flavor's node labels override those of the template."""
     metadata, spec = pod["metadata"], pod["spec"]
     metadata["labels"] = {**grant.labels, **metadata["labels"]}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **grant.annotations}
@@ -75,8 +77,10 @@ def _kueue_granted(pod: Json, grant: Grant) -> Json:
     return pod
 
 
-def _queued_alone(job: Job, pod: Json) -> Json:
-    """The pod as one that Kueue admits by itself: it is replaced at will, and no group waits for it."""
+def _with_queue(job: Job, pod: Json) -> Json:
+    """Return the pod as one that Kueue admits individually: it may be replaced at any time, and no group
+    waits for it.
+    """
     labels = pod["metadata"]["labels"]
     labels[QUEUE_LABEL] = job.queue
     if priority := job.labels.get(PRIORITY_LABEL):
@@ -84,12 +88,12 @@ def _queued_alone(job: Job, pod: Json) -> Json:
     return pod
 
 
-def _kueue_grouped(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
-    """The pod as one of the attempt's, which Kueue admits together."""
-    metadata = _queued_alone(job, pod)["metadata"]
+def _with_group(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
+    """Return the pod as a member of the attempt's group, which Kueue admits together."""
+    metadata = _with_queue(job, pod)["metadata"]
     metadata["labels"][_GROUP_LABEL] = attempt.name
     annotations = metadata.setdefault("annotations", {})
     annotations[_GROUP_COUNT_ANNOTATION] = str(attempt.workers + 1)
     if job.spec.elastic is None:
-        annotations[_RETRIABLE_ANNOTATION] = "false"  # the next attempt is another group
+        annotations[_RETRIABLE_ANNOTATION] = "false"  # the next attempt forms another group
     return pod

@@ -1,4 +1,4 @@
-"""Kueue's Workload of a job, as `plan` sees it: whether there is quota, what comes with it, and in whose words."""
+"""Kueue's Workload of a job, as `plan` reads it: quota, the fields that come with it, and Kueue's messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,10 +6,10 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
-# Pods wait for Kueue to choose each one's place in the topology.
+# Scheduling gate of pods whose place in the topology Kueue chooses.
 TOPOLOGY_GATE = "kueue.x-k8s.io/topology"
 WORKLOAD_ANNOTATION = "kueue.x-k8s.io/workload"
-# By one of these Kueue knows a pod whose place it chooses.
+# Annotations that mark a pod for topology-aware scheduling by Kueue.
 TOPOLOGY_ANNOTATIONS = {
     "required": "kueue.x-k8s.io/podset-required-topology",
     "preferred": "kueue.x-k8s.io/podset-preferred-topology",
@@ -20,7 +20,7 @@ POD_SET_LABEL = "kueue.x-k8s.io/podset"
 
 @dataclass(frozen=True)
 class Grant:
-    """What an admission gives to the pods of one pod set: how many there may be, and what is merged into each."""
+    """Admission of one pod set: the number of pods, and the fields to merge into each."""
 
     count: int
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class Grant:
     gates: tuple[str, ...] = ()
 
     def with_flavors(self, flavors: Sequence[Json]) -> "Grant":
-        """With the labels and tolerations of nodes of these ResourceFlavors."""
+        """Return a copy with the node labels and tolerations of these ResourceFlavors."""
         return self.with_updates(
             [{"nodeSelector": f.get("nodeLabels"), "tolerations": f.get("tolerations")} for f in flavors]
         )
 
     def with_updates(self, updates: Sequence[Json]) -> "Grant":
-        """With what these admission checks add to pods."""
+        """Return a copy with the pod fields that these admission checks add."""
         grant = self
         for update in updates:
             new = [t for t in update.get("tolerations") or () if t not in grant.tolerations]
@@ -52,9 +52,9 @@ class Grant:
 
 @dataclass(frozen=True)
 class WorkloadView:
-    """One Workload. By pod set, `counts` are the pods that its spec asks for, `grants` what its admission gives.
+    """One Workload. `counts`: pods that its spec requests, by pod set. `grants`: its admission, by pod set.
 
-    `foreign`: it has the name of ours and is another's.
+    `foreign`: it has the name of the job's Workload but belongs to another owner.
     """
 
     name: str
@@ -72,11 +72,11 @@ class WorkloadView:
     has_owner: bool = True
 
     def condition(self, kind: str) -> Json | None:
-        """The condition of this type, if there is one."""
+        """Return the condition of this type; None if absent."""
         return next((c for c in self.conditions if c.get("type") == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Whether the condition of this type holds."""
+        """Return whether the condition of this type holds."""
         found = self.condition(kind)
         return found is not None and found.get("status") == "True"
 
@@ -87,7 +87,7 @@ class WorkloadView:
 
     @property
     def evicted(self) -> Json | None:
-        """The condition with which its quota is asked back."""
+        """Condition with which its quota is preempted; None if it is not."""
         return self.condition("Evicted") if self.is_true("Evicted") else None
 
     @property
@@ -97,12 +97,12 @@ class WorkloadView:
 
     @property
     def finished(self) -> bool:
-        """Whether Kueue counts it as ended; that never changes back."""
+        """Whether Kueue counts it as ended. This is permanent."""
         return self.is_true("Finished")
 
     @property
     def words(self) -> str:
-        """What it waits for, in Kueue's words."""
+        """The reason for which it waits, in Kueue's words."""
         if not self.active:
             return "the Workload is deactivated (spec.active: false)" + _message(self.evicted)
         waiting = [c for c in self.checks if c.get("state") != "Ready"]
@@ -110,13 +110,14 @@ class WorkloadView:
             text = waiting[0].get("message") or waiting[0].get("state")
             return f"quota is reserved; admission check {waiting[0].get('name')}: {text}"
         quota = self.condition("QuotaReserved")
-        return str((quota or {}).get("message") or "Kueue has not looked at it yet")
+        return str((quota or {}).get("message") or "Kueue has not processed it yet")
 
 
 @dataclass(frozen=True)
 class KueueView:
-    """Kueue, where the operator may write its Workloads. `version`: of its API. `priority`: fields of a Workload
-    that is made now. `problem`: why none can be made.
+    """Kueue, where the operator may write Workloads.
+
+    `version`: of its API. `priority`: fields for a new Workload. `problem`: reason for which none can be created.
     """
 
     version: str
@@ -126,13 +127,13 @@ class KueueView:
 
 
 def flavors_of(workload: Json) -> tuple[str, ...]:
-    """Names of the ResourceFlavors that an admission assigns."""
+    """Return the names of the ResourceFlavors that an admission assigns."""
     return tuple(dict.fromkeys(name for given in _assignments(workload) for name in _flavors(given)))
 
 
 def view_workload(workload: Json, flavors: Mapping[str, Json], *, ours: bool = True) -> WorkloadView:
-    """The view of a Workload. `flavors`: the spec of each ResourceFlavor that it was assigned. `ours`: whether the
-    job is its controller.
+    """Parse a Workload. `flavors`: the spec of each assigned ResourceFlavor. `ours`: whether the job is
+    its controller.
     """
     metadata, spec, status = workload["metadata"], workload.get("spec") or {}, workload.get("status") or {}
     checks = tuple(status.get("admissionChecks") or ())
@@ -146,7 +147,7 @@ def view_workload(workload: Json, flavors: Mapping[str, Json], *, ours: bool = T
         counts={name: int(pod_set.get("count") or 0) for name, pod_set in pod_sets.items()},
         conditions=tuple(status.get("conditions") or ()),
         grants={
-            str(given["name"]): _granted(str(metadata["name"]), given, pod_sets.get(str(given["name"])) or {})
+            str(given["name"]): _grant(str(metadata["name"]), given, pod_sets.get(str(given["name"])) or {})
             .with_flavors([flavors.get(name) or {} for name in _flavors(given)])
             .with_updates([u for c in checks for u in c.get("podSetUpdates") or () if u["name"] == given["name"]])
             for given in _assignments(workload)
@@ -168,15 +169,15 @@ def _flavors(assigned: Json) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, (assigned.get("flavors") or {}).values())))
 
 
-def _granted(name: str, assigned: Json, pod_set: Json) -> Grant:
-    """How many pods, and by what Kueue knows them; and a gate, if it chooses each one's place in a topology."""
+def _grant(name: str, assigned: Json, pod_set: Json) -> Grant:
+    """Return the admission of one pod set, with a scheduling gate if Kueue chooses each pod's place in a topology."""
     count = assigned.get("count")
     annotations: dict[str, str] = {WORKLOAD_ANNOTATION: name}
     gates: tuple[str, ...] = ()
     if assigned.get("topologyAssignment") or assigned.get("delayedTopologyRequest"):
         request = pod_set.get("topologyRequest") or {}
-        asked = {key: str(request[level]) for level, key in TOPOLOGY_ANNOTATIONS.items() if request.get(level)}
-        annotations |= asked or {UNCONSTRAINED_ANNOTATION: "true"}
+        levels = {key: str(request[level]) for level, key in TOPOLOGY_ANNOTATIONS.items() if request.get(level)}
+        annotations |= levels or {UNCONSTRAINED_ANNOTATION: "true"}
         gates = (TOPOLOGY_GATE,)
     return Grant(
         count=int(pod_set.get("count") or 0) if count is None else int(count),

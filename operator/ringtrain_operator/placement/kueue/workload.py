@@ -1,19 +1,19 @@
-"""What Kueue is given: a Workload for the whole job, or labels that make its pods a group."""
+"""Workload for a whole job of Kueue."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ... import contract
 from ...build import names
-from ...build.lasting import build_data_worker_pod, build_evaluator_pod
+from ...build.auxiliary import build_data_worker_pod, build_evaluator_pod
 from ...build.pods import build_launcher_pod, build_worker_pod
 from ...build.settings import BuildSettings
 from ...spec.job import Job
-from ..base import weighed_template
+from ..base import reduced_template
 
 Json = dict[str, Any]
 
-# Roles of pods, and what a Workload calls their pod sets.
+# Names of a Workload's pod sets, by role.
 POD_SETS = {
     contract.ROLE_LAUNCHER: "launcher",
     contract.ROLE_WORKER: "workers",
@@ -23,24 +23,26 @@ POD_SETS = {
 KUEUE_GROUP = "kueue.x-k8s.io"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PREBUILT_LABEL = "kueue.x-k8s.io/prebuilt-workload-name"
-# Kueue counts a Workload whose job is gone as finished if it has this label.
+# Kueue marks a Workload with this label as finished if its job is deleted.
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 
 def workload_name(name: str, uid: str, labels: Mapping[str, str]) -> str:
-    """Name of a job's Workload: the one that was made for it on another cluster, or its own."""
+    """Return the name of a job's Workload: the one created for it by MultiKueue, or its own."""
     return labels.get(PREBUILT_LABEL) or f"{name}-{uid[:8]}"
 
 
 def is_prebuilt(job: Job) -> bool:
-    """Whether another makes the job's Workload, as MultiKueue does on the cluster where a job runs."""
+    """Return whether another controller creates the job's Workload, as MultiKueue does on the cluster
+    where a job runs.
+    """
     return bool(job.labels.get(PREBUILT_LABEL))
 
 
 def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings: BuildSettings) -> Json:
-    """The Workload that waits for quota for all of the job's pods; `version`: of Kueue's API.
+    """Return the Workload that waits for quota for all of the job's pods. `version`: of Kueue's API.
 
-    `priority`: the fields with its class and its value.
+    `priority`: fields with its priority class and value.
     """
     name = workload_name(job.name, job.uid, job.labels)
     metadata = names.metadata(job, name, {**names.job_labels(job), JOB_UID_LABEL: job.uid})
@@ -49,9 +51,9 @@ def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings
 
 
 def kueue_pod_counts(job: Job) -> dict[str, int]:
-    """Of each pod set whose size may change in a queue, how many pods the job wants.
+    """Return the number of pods in each pod set whose size may change in a queue.
 
-    Of data workers as many as there may ever be: quota can't be added to what runs.
+    For data workers it is the maximum, because quota cannot be added to a running job.
     """
     data = job.spec.data_workers
     return {"workers": job.num_workers} | ({"data": data.most} if data is not None else {})
@@ -61,7 +63,7 @@ def _pod_sets(job: Job, settings: BuildSettings) -> list[Json]:
     workers: Json = {
         "name": "workers",
         "count": job.num_workers,
-        "template": weighed_template(build_worker_pod(job, 1, 0, settings=settings)),
+        "template": reduced_template(build_worker_pod(job, 1, 0, settings=settings)),
     }
     elastic, topology = job.spec.elastic, job.spec.scheduling.topology
     if topology is not None:
@@ -72,17 +74,17 @@ def _pod_sets(job: Job, settings: BuildSettings) -> list[Json]:
     launcher = {
         "name": "launcher",
         "count": 1,
-        "template": weighed_template(build_launcher_pod(job, 1, "", settings)),
+        "template": reduced_template(build_launcher_pod(job, 1, "", settings)),
     }
-    return [launcher, workers, *_lasting_pod_sets(job)]
+    return [launcher, workers, *_auxiliary_pod_sets(job)]
 
 
-def _lasting_pod_sets(job: Job) -> list[Json]:
+def _auxiliary_pod_sets(job: Job) -> list[Json]:
     found: list[Json] = []
     if job.spec.data_workers is not None:
-        template = weighed_template(build_data_worker_pod(job, 0))
+        template = reduced_template(build_data_worker_pod(job, 0))
         found.append({"name": "data", "count": kueue_pod_counts(job)["data"], "template": template})
     if job.spec.evaluator is not None:
-        template = weighed_template(build_evaluator_pod(job, job.num_workers))
+        template = reduced_template(build_evaluator_pod(job, job.num_workers))
         found.append({"name": "evaluator", "count": 1, "template": template})
     return found

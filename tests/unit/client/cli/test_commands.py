@@ -133,7 +133,7 @@ def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: 
     [
         pytest.param({"backend": "mpi"}, "", id="a-small-part"),
         pytest.param({"backnd": "mpi"}, "spec.backnd: is not a field here; did you mean backend?", id="misspelt"),
-        pytest.param({"worker": {"replicas": 2}}, "small: spec.job.worker.replicas: is for each job", id="own"),
+        pytest.param({"worker": {"replicas": 2}}, "spec.job.worker.replicas: can only be set by each job", id="own"),
         pytest.param({"slotsPerWorker": "2"}, "spec.slotsPerWorker: is '2'", id="of-a-wrong-type"),
         pytest.param(
             {"worker": {"template": {"spec": {"nodeSelecter": {}}}}}, "did you mean nodeSelector?", id="in-a-pod"

@@ -67,7 +67,7 @@ def test_it_is_counted_once() -> None:
     """By what is new in a status; the gauge is gone with the job, and when nothing is known."""
     w, metrics = served(), OperatorMetrics()
     before = w.job["status"]
-    metrics.job_is(KEY, before)
+    metrics.record_status(KEY, before)
     assert 'ringtrain_job_input_wait_ratio{job_name="digits",job_namespace="default"} 0.23' in metrics.text().decode()
     for name in ("digits-data-0", "digits-data-1", "digits-evaluator"):
         w.pod_ends(name, 1)

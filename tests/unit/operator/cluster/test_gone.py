@@ -22,7 +22,7 @@ def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
     """What is known after looks at the pod, each so many seconds after NOW."""
     memory = ReconcileMemory()
     for pod, seconds in looks:
-        memory.note_lost_pods([pod] if pod else [], NOW + timedelta(seconds=seconds))
+        memory.record_lost_pods([pod] if pod else [], NOW + timedelta(seconds=seconds))
     return memory.lost_incarnations
 
 

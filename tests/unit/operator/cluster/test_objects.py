@@ -12,7 +12,7 @@ from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.resources import COMPANIONS, JOBS, NETWORK_POLICIES
 from ringtrain_operator.cluster.apply import apply_plan
 from ringtrain_operator.cluster.memory import ReconcileMemory
-from ringtrain_operator.cluster.observe import look_at_objects
+from ringtrain_operator.cluster.observe import read_objects
 from ringtrain_operator.cluster.versions import ResourceVersions
 from ringtrain_operator.plan.result import Plan
 
@@ -33,7 +33,7 @@ async def test_one_that_is_deleted_during_a_look_is_looked_for_again(makes: bool
             await api.create(resource, "default", made)
         memory, held = ReconcileMemory(), asyncio.Event()
         fault = fake.faults.add("GET", "services", 0, hold=held)
-        look = asyncio.create_task(look_at_objects(api, job, memory))
+        look = asyncio.create_task(read_objects(api, job, memory))
         async with asyncio.timeout(60):
             while not fault.fired or not any(c.plural == POLICIES and c.verb == "get" for c in fake.calls):
                 await asyncio.sleep(0)
@@ -45,6 +45,6 @@ async def test_one_that_is_deleted_during_a_look_is_looked_for_again(makes: bool
                 await apply_plan(
                     ResourceVersions(api), job, Plan(create=(made | {"metadata": meta | {"name": "x"}},)), memory
                 )
-            await look_at_objects(api, job, memory)
+            await read_objects(api, job, memory)
         assert POLICY not in memory.owned
         assert len(memory.owned) == len(COMPANIONS) - 1

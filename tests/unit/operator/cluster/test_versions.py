@@ -18,30 +18,30 @@ def versions() -> ResourceVersions:
 
 def test_own_writing_is_no_news(versions: ResourceVersions) -> None:
     """The event of the status that was written last asks for no look; any other does."""
-    versions.settled(A, "7")
-    assert not versions.is_news(A, "7", during_look=False)
-    assert versions.is_news(A, "8", during_look=False)
-    assert versions.is_news(B, "7", during_look=False)
+    versions.record_settled(A, "7")
+    assert not versions.is_news(A, "7", during_reconcile=False)
+    assert versions.is_news(A, "8", during_reconcile=False)
+    assert versions.is_news(B, "7", during_reconcile=False)
 
 
 def test_an_event_may_come_before_the_answer_to_its_write(versions: ResourceVersions) -> None:
     """During a look nothing is news; at its end its own writing, known by then, still is none."""
-    assert not versions.is_news(A, "7", during_look=True)
-    versions.settled(A, "7")
-    assert not versions.look_ended(A)
+    assert not versions.is_news(A, "7", during_reconcile=True)
+    versions.record_settled(A, "7")
+    assert not versions.needs_reconcile_after(A)
 
 
 def test_another_s_change_during_a_look_asks_for_one_more(versions: ResourceVersions) -> None:
     """The last version that was heard of counts, once."""
-    assert not versions.is_news(A, "7", during_look=True)
-    assert not versions.is_news(A, "8", during_look=True)
-    versions.settled(A, "7")
-    assert versions.look_ended(A)
-    assert not versions.look_ended(A)
+    assert not versions.is_news(A, "7", during_reconcile=True)
+    assert not versions.is_news(A, "8", during_reconcile=True)
+    versions.record_settled(A, "7")
+    assert versions.needs_reconcile_after(A)
+    assert not versions.needs_reconcile_after(A)
 
 
 def test_a_job_that_is_gone_leaves_nothing(versions: ResourceVersions) -> None:
     """A job of its name whose version is the same by chance is news."""
-    versions.settled(A, "7")
+    versions.record_settled(A, "7")
     versions.forget(A)
-    assert versions.is_news(A, "7", during_look=False)
+    assert versions.is_news(A, "7", during_reconcile=False)

@@ -99,7 +99,7 @@ PODS = [
 ]
 
 
-def looked_at(pods: list[dict[str, Any]]) -> tuple[Any, ...]:
+def objects_read_at(pods: list[dict[str, Any]]) -> tuple[Any, ...]:
     """What all readers make of pods."""
     ours, others = split_owned(pods, "uid-1")
     endpoint = launcher_endpoint(ClusterReading(Observed(), tuple(ours)))
@@ -109,7 +109,7 @@ def looked_at(pods: list[dict[str, Any]]) -> tuple[Any, ...]:
 def test_what_is_read_is_what_is_decoded() -> None:
     """All that is declared is read, and all that is read is declared."""
     seen: set[str] = set()
-    looked_at([Noted(one, seen) for one in PODS])
+    objects_read_at([Noted(one, seen) for one in PODS])
     named = {path for path in seen if not path.startswith("metadata.labels.")}
     assert {by_type(path) for path in named | READ_ELSEWHERE} == {by_type(path) for path in paths(Pod)}
 
@@ -119,9 +119,9 @@ def test_readers_see_no_difference() -> None:
     raw = json.dumps({"metadata": {"resourceVersion": "9", "continue": ""}, "items": PODS}).encode()
     listed = decode_api_answer(raw, PodList)
     assert "managedFields" not in listed["items"][0]["metadata"]
-    assert looked_at(listed["items"]) == looked_at(PODS)
+    assert objects_read_at(listed["items"]) == objects_read_at(PODS)
     assert listed["items"][0]["metadata"]["resourceVersion"] == "7"
-    assert looked_at(PODS)[0][1].end.time == datetime(2026, 1, 1, tzinfo=UTC)
+    assert objects_read_at(PODS)[0][1].end.time == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_an_answer_of_another_shape_is_decoded_whole() -> None:

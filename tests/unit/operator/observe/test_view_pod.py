@@ -88,7 +88,7 @@ def test_a_side_container_that_fails(main: dict[str, Any], side: dict[str, Any],
     """It is told while the main container runs; afterwards that one's end is what counts."""
     pod = view(phase="Running", containerStatuses=[{"name": "train", "state": main}, {"name": "side", **side}])
     assert pod.end.side_failure == told
-    assert not pod.end.beside
+    assert not pod.end.other_container
 
 
 def test_an_eviction() -> None:

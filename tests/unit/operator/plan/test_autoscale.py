@@ -15,9 +15,9 @@ from ringtrain_operator.workers.data_workers import (
     FEWER_AFTER_S,
     MORE_AFTER_S,
     MeasuredDataWorkers,
-    first_scale,
+    initial_scale,
     next_data_workers_scale,
-    wakes_at,
+    next_scale_time,
 )
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ class Played:
     changes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scale = first_scale(DataWorkers(replicas=self.begin), workers=2)
+        self.scale = initial_scale(DataWorkers(replicas=self.begin), workers=2)
         self.there, self.wanted_since = self.begin, START
 
     def run(self, seconds: int, every_s: int = 7) -> None:
@@ -161,8 +161,8 @@ def test_it_says_when_to_look_again() -> None:
     """And not while no change is possible."""
     bounds = Autoscale(max_replicas=4)
     above = DataScale(replicas=2, asked=2, workers=2, above_since=START)
-    assert wakes_at(bounds, above) == START + timedelta(seconds=MORE_AFTER_S)
-    assert wakes_at(bounds, above.model_copy(update={"replicas": 4})) is None
+    assert next_scale_time(bounds, above) == START + timedelta(seconds=MORE_AFTER_S)
+    assert next_scale_time(bounds, above.model_copy(update={"replicas": 4})) is None
     below = DataScale(replicas=2, asked=2, workers=2, below_since=START)
-    assert wakes_at(bounds, below) == START + timedelta(seconds=FEWER_AFTER_S)
-    assert wakes_at(bounds, below.model_copy(update={"too_few": 1})) is None
+    assert next_scale_time(bounds, below) == START + timedelta(seconds=FEWER_AFTER_S)
+    assert next_scale_time(bounds, below.model_copy(update={"too_few": 1})) is None

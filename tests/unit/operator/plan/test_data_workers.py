@@ -378,5 +378,5 @@ def test_data_workers_that_fell_silent_are_no_mere_start() -> None:
     input_is(w, 1.0)
     status, reason, message = condition(w, "InputStalled")
     assert (status, reason) == ("True", "DataWorkersSilent")
-    assert message.endswith("digits-data-0, digits-data-1 run, and the launcher hears nothing of them any more")
+    assert message.endswith("digits-data-0, digits-data-1 run, but the launcher receives nothing from them")
     assert w.messages("InputStalled") == [message]

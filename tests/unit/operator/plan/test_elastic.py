@@ -7,7 +7,7 @@ from support.planworld import World, condition, elastic, running, settled
 from ringtrain_operator import contract
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Refusal
-from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, worker_incarnations_of
+from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, incarnations_of
 
 VICTIM = "digits-worker-1"
 LAUNCHER = "digits-launcher"
@@ -158,7 +158,7 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> 
     assert (w.status.state, condition(w, "Degraded")[:2]) == ("Running", ("False", "Complete"))
     (text,) = w.messages("LauncherLost")
     assert text.startswith(LAUNCHER)
-    assert text.endswith("; it is made anew")
+    assert text.endswith("; it will be replaced")
     assert w.status.elastic.lost_workers == 0
     assert w.messages("WorkerLost") == []
 
@@ -209,7 +209,7 @@ def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause(w: World)
     for pause_s in (0, 1, 2):
         lose_launcher(w, "gone")
         assert (LAUNCHER in w.pods) == (pause_s == 0)
-        assert ("is made at" in condition(w, "Degraded")[2]) == (pause_s > 0)
+        assert ("will be created at" in condition(w, "Degraded")[2]) == (pause_s > 0)
         w.run(seconds=pause_s)
         w.pod_runs(LAUNCHER)
         w.world_is(1, 3)
@@ -429,8 +429,8 @@ def test_degraded_while_the_world_is_too_small(w: World) -> None:
     assert (found.formation, found.ranks, found.workers) == (3, 3, 3)
     assert (found.lost_steps, found.recoveries, found.last_recovery_seconds) == (1, 1, 1.5)
     assert w.messages("FormationChanged") == [
-        "attempt 1: formation 2 has 2 ranks",
-        "attempt 1: formation 3 has 3 ranks",
+        "attempt 1: generation 2 has 2 ranks",
+        "attempt 1: generation 3 has 3 ranks",
     ]
 
 
@@ -487,5 +487,5 @@ def test_a_job_that_is_not_elastic_has_no_notes() -> None:
     assert w.status.ledger.incarnations is None
     assert w.status.elastic is None
     assert w.status.condition("Degraded") is None
-    assert worker_incarnations_of(w.status).numbers == ()
+    assert incarnations_of(w.status).numbers == ()
     assert contract.LABEL_INCARNATION not in w.pods["digits-worker-0"]["metadata"]["labels"]

@@ -77,7 +77,7 @@ def test_its_failure_fails_nothing_and_is_said(w: World) -> None:
     (event,) = [event for event in w.events if event.reason == "EvaluatorFailed"]
     assert (
         event.message
-        == f"{NAME} on node node-of-{NAME} ended with exit code 3: ValueError: no such layer; it is made anew"
+        == f"{NAME} on node node-of-{NAME} ended with exit code 3: ValueError: no such layer; it will be replaced"
     )
 
 

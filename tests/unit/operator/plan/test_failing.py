@@ -137,7 +137,7 @@ def test_an_out_of_memory_kill_is_said() -> None:
     w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
     w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
     assert w.status.failure.message == (
-        "digits-worker-0 was killed for want of memory (OOMKilled); its container may have 8Gi, set "
+        "digits-worker-0 was killed because it ran out of memory (OOMKilled); its container may have 8Gi, set "
         "resources.limits.memory"
     )
 
@@ -163,7 +163,7 @@ def test_a_launcher_that_was_killed_for_memory_says_so() -> None:
     w = running()
     w.pod_ends("digits-launcher", 137, reason="OOMKilled")
     w.settle()
-    assert w.status.failure.message == "digits-launcher was killed for want of memory (OOMKilled)"
+    assert w.status.failure.message == "digits-launcher was killed because it ran out of memory (OOMKilled)"
 
 
 def test_lost_agent_waits_for_the_pods_fate() -> None:
@@ -257,7 +257,7 @@ def test_an_image_that_cannot_be_pulled_holds_no_devices_for_ever() -> None:
     w.run(seconds=5)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
     assert (w.status.state, w.status.reason, w.pods) == ("Queued", "ImagePullBackOff", {})
-    assert 'ImagePullBackOff: Back-off pulling image "trian:1"; it has given back' in condition(w, "Running")[2]
+    assert 'ImagePullBackOff: Back-off pulling image "trian:1"; the job has released' in condition(w, "Running")[2]
     w.run(seconds=20)
     w.start_gang()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)

@@ -111,7 +111,7 @@ def test_none_is_none() -> None:
 @pytest.mark.parametrize(
     ("view", "says"),
     [
-        (gangs("Kubernetes"), "this installation does not allow: set gangs.volcano"),
+        (gangs("Kubernetes"), "this installation does not allow it: set gangs.volcano"),
         (gangs("Volcano", served=False), "no PodGroups of scheduling.volcano.sh (v1beta1)"),
     ],
     ids=["not-allowed", "not-served"],

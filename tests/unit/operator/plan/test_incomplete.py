@@ -7,9 +7,9 @@ from support.crowd import Ask, Crowd, Tenant
 from support.jobs import Json, job
 from support.planworld import START
 
-from ringtrain_operator.cluster.line import ClusterWaitingLine
+from ringtrain_operator.cluster.own_queue import WaitingJobs
 from ringtrain_operator.cluster.queue import JobKey
-from ringtrain_operator.placement.line import PlacementContention
+from ringtrain_operator.placement.own_queue import PlacementContention
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def test_a_job_that_waits_is_queued_and_has_no_pods() -> None:
     assert waiting.pods == {}
     running = waiting.status.condition("Running")
     assert (running.status, running.reason) == ("False", "Queued")
-    ahead = "directly ahead of it in the line: default/job-"
+    ahead = "directly ahead of it in the queue: default/job-"
     assert running.message.startswith(f"it waits without pods for nvidia.com/gpu; {ahead}")
     assert waiting.status.reason == "Queued"
     assert "Queued" in waiting.reasons()
@@ -74,7 +74,7 @@ def test_a_gang_larger_than_the_cluster_holds_nothing_and_is_in_nobodys_way() ->
     assert large.pods == {}
     running = large.status.condition("Running")
     assert running.reason == "TooLarge"
-    assert "6 workers with 2 nvidia.com/gpu each are more than all nodes" in running.message
+    assert "6 workers with 2 nvidia.com/gpu each need more than all nodes" in running.message
     large.devices_of_nodes = crowd.nodes = (4, 4, 4)
     while large.status.state != "Running":
         crowd.tick()
@@ -107,14 +107,14 @@ def test_a_job_that_is_suspended_leaves_the_line() -> None:
     for _ in range(60):
         crowd.tick()
     waiting = [tenant for tenant in crowd.tenants if tenant not in crowd.running]
-    assert len(crowd.line.contention().order) == 2
+    assert len(crowd.waiting_jobs.contention().order) == 2
     for tenant in waiting:
         tenant.change(runPolicy={"suspend": True}, unseen=True)
         tenant.look_at = crowd.seconds
     for _ in range(5):
         crowd.tick()
     assert [tenant.status.state for tenant in waiting] == ["Suspended", "Suspended"]
-    assert len(crowd.line.contention().order) == 0
+    assert len(crowd.waiting_jobs.contention().order) == 0
     for tenant in waiting:
         assert (tenant.status.ledger.queued_since, tenant.holds) == (None, 0)
 
@@ -205,11 +205,11 @@ def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed
 )
 def test_a_job_that_never_has_its_turn_here_keeps_nobody_waiting(change: Json) -> None:
     """A finalizer may keep it for ever; and the status of a job that runs elsewhere is a copy of the one there."""
-    line, first = ClusterWaitingLine(lambda: START), JobKey("default", "digits")
+    line, first = WaitingJobs(lambda: START), JobKey("default", "digits")
     waiting = job()
     waiting["metadata"]["uid"] = "0a1b2c3d"
     waiting["status"] = {"ledger": {"lineSince": "2026-01-01T00:00:00Z"}}
-    line.note(first, waiting)
+    line.update(first, waiting)
     assert [one.job for one in line.contention().order] == [str(first)]
-    line.note(first, {**waiting, **{part: {**waiting[part], **more} for part, more in change.items()}})
+    line.update(first, {**waiting, **{part: {**waiting[part], **more} for part, more in change.items()}})
     assert line.contention() == PlacementContention()

@@ -63,7 +63,7 @@ def test_the_end_has_the_last_word(world: World, unshipped: dict[str, Any] | Non
         assert (status, reason) == ("False", "Shipped")
     else:
         assert (status, reason) == ("True", "NotShipped")
-        assert "attempt 1 ended with 70 bytes of logs that only its launcher's volume has" in message
+        assert "attempt 1 ended with 70 bytes of logs that are only on its launcher's volume" in message
 
 
 def test_an_attempt_that_fails_has_it_told_before_the_next_one(world: World) -> None:

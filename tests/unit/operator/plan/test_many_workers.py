@@ -14,7 +14,7 @@ from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.observe import split_owned
 from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.spec.base import MOST_WORKERS
-from ringtrain_operator.workers.replacing import LOSSES_KEPT
+from ringtrain_operator.workers.replacing import MAX_LOSSES
 
 # etcd takes 1.5 MiB of an object; 128 KiB leave room for a spec, and for what the API server notes beside.
 STATUS_BYTES_MAX = 128 * 1024
@@ -103,5 +103,5 @@ def test_the_largest_status_is_far_from_what_an_object_may_have() -> None:
         if not name.endswith("-launcher"):
             w.pod_ends(name, 137, reason="OOMKilled")
     w.run(seconds=6)
-    assert len(w.job["status"]["ledger"]["incarnations"]["losses"]) == LOSSES_KEPT
+    assert len(w.job["status"]["ledger"]["incarnations"]["losses"]) == MAX_LOSSES
     assert len(json.dumps(w.job["status"])) < STATUS_BYTES_MAX

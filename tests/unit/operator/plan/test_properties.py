@@ -11,7 +11,7 @@ from support.planworld import World, started
 
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
-from ringtrain_operator.workers.replacing import worker_incarnation_number, worker_incarnations_of
+from ringtrain_operator.workers.replacing import incarnations_of, worker_incarnation_number
 
 pytestmark = pytest.mark.slow
 
@@ -247,7 +247,7 @@ def test_an_elastic_jobs_pods_are_numbered(history: list[tuple[str, int]]) -> No
 def test_what_is_told_of_losses_is_true(history: list[tuple[str, int]]) -> None:
     """A pod that the operator itself took away, or never made, is not told as lost."""
     for w in lives(history, **ELASTIC):
-        lost = {(loss.pod, loss.incarnation) for loss in worker_incarnations_of(w.status).losses}
+        lost = {(loss.pod, loss.incarnation) for loss in incarnations_of(w.status).losses}
         assert lost <= w.harmed
 
 
@@ -267,6 +267,6 @@ def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]
     numbers = {name: int(pod["metadata"]["labels"][contract.LABEL_INCARNATION]) for name, pod in w.pods.items()}
     wanted = range(w.status.ledger.attempt_workers)
     assert numbers == {
-        w.name("launcher"): worker_incarnations_of(w.status).launcher,
+        w.name("launcher"): incarnations_of(w.status).launcher,
         **{w.name(f"worker-{i}"): worker_incarnation_number(w.status, i) for i in wanted},
     }

@@ -87,7 +87,7 @@ def test_a_request_that_failed_is_made_anew_after_a_pause(kind: str) -> None:
     first, says = request(w)["metadata"]["uid"], condition(w, "Running")
     assert says[1] == "NoCapacity"
     assert "NoCapacity" in w.reasons()
-    assert f"{kind}: CapacityIsNotFound: no nodes of that kind; asked again at" in says[2]
+    assert f"{kind}: CapacityIsNotFound: no nodes of that kind; it is requested again at" in says[2]
     assert w.plan().requeue_after_s == ASK_AGAIN_S
     w.run(seconds=ASK_AGAIN_S)
     assert request(w)["metadata"]["uid"] != first
@@ -140,7 +140,7 @@ def test_a_job_that_waits_and_is_scaled_asks_for_what_it_wants_now() -> None:
 @pytest.mark.parametrize(
     ("view", "says"),
     [
-        (ProvisioningView(), "this installation does not allow: set provisioning.enabled"),
+        (ProvisioningView(), "this installation does not allow it: set provisioning.enabled"),
         (ProvisioningView(allowed=True), "the API server has no ProvisioningRequests of autoscaling.x-k8s.io"),
     ],
     ids=["not-allowed", "not-served"],

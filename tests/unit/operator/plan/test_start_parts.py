@@ -10,7 +10,7 @@ from support.planworld import World, elastic, format_time
 from ringtrain_client.jobs.causes import explain_job
 from ringtrain_operator.observe.model import PodPlace, PodReason
 from ringtrain_operator.observe.pods import view_pod
-from ringtrain_operator.status.progress import MOST_EVENTS, parts_of, start_of, told_of_pods
+from ringtrain_operator.status.progress import MOST_EVENTS, pods_document, start_durations, start_status
 
 
 def stamp(world: World, name: str, scheduled: int, started: int | None, image_id: str = "") -> None:
@@ -49,11 +49,11 @@ def test_a_start_is_written_once_its_ranks_run() -> None:
     w.settle()
     start = w.status.start
     assert (start.attempt, start.pod, start.node) == (1, "digits-worker-1", "node-of-digits-worker-1")
-    assert parts_of(start) == [("queued", 3.0), ("scheduled", 2.0), ("started", 7.0), ("formed", 2.0)]
+    assert start_durations(start) == [("queued", 3.0), ("scheduled", 2.0), ("started", 7.0), ("formed", 2.0)]
     w.report.update(runningSince=w.now.timestamp() + 500, firstStepTime=(made + timedelta(seconds=16)).timestamp())
     w.settle()
     assert w.status.start is not None
-    assert parts_of(w.status.start)[-2:] == [("formed", 2.0), ("first step", 5.0)]
+    assert start_durations(w.status.start)[-2:] == [("formed", 2.0), ("first step", 5.0)]
     told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "start: queued 3 s, scheduled 2 s, started 7 s, formed 2 s, first step 5 s (the last pod" in told
 
@@ -86,24 +86,24 @@ def test_a_restart_was_not_asked_for() -> None:
     w.run(seconds=5)
     assert w.status.attempt == 2
     assert w.status.start == first
-    assert start_of(w.status, [view_pod(pod) for pod in w.pods.values()]).queued is None
+    assert start_status(w.status, [view_pod(pod) for pod in w.pods.values()]).queued is None
 
 
 def test_a_launcher_is_told_of_its_pods() -> None:
     """The same of the start before and after it is in the status; what waits or was evicted; one image."""
     w = begun()
     views = [view_pod(pod) for pod in w.pods.values()]
-    told = told_of_pods(w.status, views)
+    told = pods_document(w.status, views)
     assert [event["kind"] for event in told["events"]] == ["Queued", "Created", "Scheduled", "Started"]
     assert told["imageID"] == "train@sha256:aa"
     w.launcher_says("Running", 1)
     w.settle()
-    assert told_of_pods(w.status, views) == told
+    assert pods_document(w.status, views) == told
     waits = replace(views[1], id=replace(views[1].id, index=5), wait=PodReason("ImagePullBackOff", "secret words"))
     waits = replace(waits, main=replace(waits.main, image_id=""))
     main = replace(views[2].main, image_id="train@sha256:bb")
     gone = replace(views[2], disrupted=PodReason("EvictionByEvictionAPI", time=w.now), main=main)
-    said = told_of_pods(w.status, [*views, waits, gone])
+    said = pods_document(w.status, [*views, waits, gone])
     texts = {event["kind"]: event["text"] for event in said["events"]}
     assert texts["Waiting"] == "digits-worker-0 on node-of-digits-worker-0: ImagePullBackOff"
     assert texts["Evicted"] == "digits-worker-1 on node-of-digits-worker-1: EvictionByEvictionAPI"
@@ -117,15 +117,15 @@ def test_replacements_are_told_one_by_one() -> None:
     w.settle()
     later = w.now + timedelta(seconds=60)
     views = [view_pod(pod) for pod in w.pods.values()]
-    start = start_of(w.status, views, has_begun=True).model_copy(update={"started": w.now, "created": w.now})
+    start = start_status(w.status, views, has_begun=True).model_copy(update={"started": w.now, "created": w.now})
     status = w.status.model_copy(update={"start": start})
     main, place = replace(views[0].main, started_at=later), PodPlace("n", scheduled_at=later)
     new = replace(views[0], id=replace(views[0].id, role="worker", created_at=later), main=main, place=place)
-    for incarnation, words in ((1, "which was added"), (2, "in the place of one before it")):
-        told = told_of_pods(status, [replace(new, id=replace(new.id, incarnation=incarnation))])["events"]
+    for incarnation, words in ((1, "which was added"), (2, "a replacement")):
+        told = pods_document(status, [replace(new, id=replace(new.id, incarnation=incarnation))])["events"]
         assert [e["text"] for e in told][-2:] == [f"{new.id.name} on n, {words}"] * 2
-    later_told = told_of_pods(status, [], told)["events"]
+    later_told = pods_document(status, [], told)["events"]
     assert [e["text"] for e in later_told][-2:] == [e["text"] for e in told][-2:], "the pod is gone since"
     waits = PodReason("CreateContainerError")
     many = [replace(new, id=replace(new.id, name=f"p{index}"), wait=waits) for index in range(200)]
-    assert len(told_of_pods(status, many)["events"]) == MOST_EVENTS
+    assert len(pods_document(status, many)["events"]) == MOST_EVENTS

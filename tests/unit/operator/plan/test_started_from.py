@@ -20,6 +20,6 @@ def test_it_is_an_event_and_in_why() -> None:
     }
     w.settle()
     w.settle()
-    assert [e.message for e in w.events if e.reason == "StartedFrom"] == [f"attempt 1 went on from {TOLD}"]
+    assert [e.message for e in w.events if e.reason == "StartedFrom"] == [f"attempt 1 continued from {TOLD}"]
     assert w.status.progress.started_from == TOLD
     assert any(TOLD in line for line in explain_job(w.job, [], []))

@@ -73,7 +73,7 @@ def test_a_launcher_of_another_version_is_told(version: int, says: str) -> None:
     w.report = {"version": version}
     w.settle()
     assert w.status.state == "Running"
-    assert "its progress is not known" in condition(w, "Running")[2]
+    assert "its progress is unknown" in condition(w, "Running")[2]
 
 
 def test_a_launcher_that_cannot_be_asked_for_a_moment_changes_nothing(w: World) -> None:
@@ -220,7 +220,7 @@ def test_a_last_attempt_that_had_nothing_to_do_does_not_end_at_an_earlier_ones_s
 def test_a_gang_that_runs_outlives_a_stricter_schema(w: World) -> None:
     """A template that was accepted once is not judged again while its job runs, but when it is to go on."""
     w.job["spec"]["worker"]["template"]["spec"]["fieldOfYesterday"] = 1
-    w.job["status"]["ledger"]["begunWith"] = parse_job(w.job, templates=False).spec.fixed
+    w.job["status"]["ledger"]["begunWith"] = parse_job(w.job, templates=False).spec.frozen_digest
     w.settle()
     assert w.status.state == "Running"
     w.change(runPolicy={"suspend": True}, unseen=True)
@@ -279,7 +279,7 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
         w.pods.pop(refused, None)
     assert (w.pods, w.status.state, w.status.attempt) == ({}, "Queued", 2)
     assert condition(w, "Running")[1] == "QuotaExceeded"
-    assert "exceeded quota: none left; it has given back" in condition(w, "Running")[2]
+    assert "exceeded quota: none left; the job has released" in condition(w, "Running")[2]
     w.refusals = ()
     w.run(seconds=20)
     w.start_gang()

@@ -32,7 +32,7 @@ def test_a_success_that_nobody_saw(workers: Any) -> None:
     removed(w, *workers).go_on(seconds=600)
     assert (w.status.state, w.status.attempt, w.status.restarts) == ("Succeeded", 1, 0)
     assert condition(w, "Succeeded")[1] == "AllRanksSucceeded"
-    assert "the launcher's pod was removed before its end was read" in condition(w, "Succeeded")[2]
+    assert "the launcher's pod was deleted before its end was read" in condition(w, "Succeeded")[2]
     assert w.uids().items() <= before.items()
 
 

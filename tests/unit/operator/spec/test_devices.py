@@ -66,7 +66,7 @@ def test_ranks_of_a_job(workers: int, slots: int, elastic: dict[str, int], field
         pytest.param(with_devices({"nvidia.com/gpu": 1025}), "is 1025, expected 1 to 1024 devices", id="many"),
         pytest.param(
             with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 2}),
-            "is 4 and spec.worker.devices says 2; keep the latter",
+            "is 4 and spec.worker.devices says 2; remove it here",
             id="different",
         ),
     ],

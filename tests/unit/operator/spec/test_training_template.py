@@ -9,11 +9,11 @@ from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.training_template import (
     MAX_BYTES,
     Template,
-    kept_template,
     merged_spec,
     named_template,
     read_template,
     resolved_job_spec,
+    stored_template,
 )
 
 Json = dict[str, Any]
@@ -142,7 +142,7 @@ def test_the_template_that_a_job_keeps() -> None:
     whole = {"template": {**status["template"], "spec": train(image="i", command=["python"])}}
     assert parse_job({**job(), "status": whole}).spec.worker.template["spec"]["containers"][0]["image"] == "i"
     other = {**job(templateRef={"name": "other"}), "status": status}
-    assert kept_template(other) is None
+    assert stored_template(other) is None
     assert resolved_job_spec(other) == other
 
 

@@ -1,4 +1,4 @@
-"""Pods beside the ranks that outlive attempts: data workers and the evaluator."""
+"""Auxiliary pods, which outlive attempts: data workers and the evaluator."""
 
 from .. import contract
 from ..spec.job import Job
@@ -6,12 +6,12 @@ from . import environment, names, volumes
 from .assembly import Pod, add_devices, completed_pod_template, finish_pod, new_pod, template_without_devices
 from .settings import BuildSettings
 
-# Of the worker's first container: they ask after a rank.
+# Fields of the worker's first container that check or manage a rank.
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
 def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: BuildSettings | None = None) -> Pod:
-    """The pod of data worker `index`, ready to be created. It has no devices, whatever the node has.
+    """Return the pod of data worker `index`, ready to be created. It never gets devices.
 
     `secret`: name of the Secret that it mounts.
     """
@@ -23,7 +23,7 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Buil
             template["spec"]["containers"][0].pop(field, None)
     else:
         template = completed_pod_template(job, data.template, contract.ROLE_DATA)
-    labels = names.lasting_pod_labels(job, contract.ROLE_DATA) | {contract.LABEL_DATA_INDEX: str(index)}
+    labels = names.auxiliary_pod_labels(job, contract.ROLE_DATA) | {contract.LABEL_DATA_INDEX: str(index)}
     pod = new_pod(job, template, names.data_worker_name(job, index), labels)
     spec = pod["spec"]
     main = spec["containers"][0]
@@ -40,9 +40,9 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Buil
 
 
 def build_evaluator_pod(job: Job, workers: int, settings: BuildSettings | None = None) -> Pod:
-    """The evaluator's pod, ready to be created: the user's command, beside a world of so many `workers`.
+    """Return the evaluator's pod, ready to be created, for a world of `workers` workers. It runs the user's command.
 
-    It has no credentials of the job: it takes no part in what ranks and launcher say to each other.
+    It mounts no credentials of the job, because it does not communicate with ranks or launcher.
     """
     evaluator = job.spec.evaluator
     assert evaluator is not None
@@ -53,7 +53,7 @@ def build_evaluator_pod(job: Job, workers: int, settings: BuildSettings | None =
         main, trainer = template["spec"]["containers"][0], job.spec.worker.template["spec"]["containers"][0]
         if not main.get("command"):
             main.update({field: list(trainer[field]) for field in ("command", "args") if trainer.get(field)})
-    labels = names.lasting_pod_labels(job, contract.ROLE_EVALUATOR)
+    labels = names.auxiliary_pod_labels(job, contract.ROLE_EVALUATOR)
     pod = new_pod(job, template, names.evaluator_name(job), labels)
     spec = pod["spec"]
     main = spec["containers"][0]

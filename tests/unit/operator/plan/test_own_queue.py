@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from support.planworld import START
 
-from ringtrain_operator.placement.line import ROOM, PlacementContender, lacking_devices
+from ringtrain_operator.placement.own_queue import ROOM, PlacementContender, lacking_devices
 
 GPU = "nvidia.com/gpu"
 # Messages as kube-scheduler writes them, of several versions.

@@ -1,4 +1,4 @@
-"""The line of jobs that wait to be placed whole: what each competes for, who is ahead of whom, what is free."""
+"""Queue of jobs that wait for all their pods to be placed: resources, order, and free devices."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,11 @@ from functools import cached_property
 # Devices by node and name.
 NodeDevices = Mapping[str, Mapping[str, int]]
 
-# What every pod takes of a node: processors, memory, ports, a place among pods.
+# Resources that every pod uses: CPU, memory, ports, pod slots.
 ROOM = "room"
-# kube-scheduler's words for what another pod's end can change (pkg/scheduler/framework/plugins), and, of all
-# nodes, for what it can't: "preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling".
+# kube-scheduler's messages (pkg/scheduler/framework/plugins) about shortages that the end of another pod can resolve,
+# and the message if it resolves none, for all nodes: "preemption: 0/2 nodes are available: 2 Preemption is not helpful
+# for scheduling".
 _LACKS = re.compile(r"Insufficient ([\w./-]*\w)")
 _LACKS_ROOM = re.compile(
     r"Too many pods|free ports|anti-affinity|existing pods|spread constraints|volume count|disk conflict"
@@ -22,11 +23,11 @@ _HELPLESS = re.compile(r"preemption: 0/(\d+) nodes are available: \1 Preemption 
 
 @dataclass(frozen=True, order=True)
 class PlacementContender:
-    """A job that waits to be placed whole; who is less comes first. `job`: namespace and name.
+    """A job that waits for all its pods to be placed. The smaller one comes first. `job`: namespace and name.
 
-    `wants`: what it competes for: each worker's devices by name, and ROOM. `workers`: without which it can't
-    begin. `tries_at`: when it may try to find room although others are ahead; None: it has pods. `reserves`:
-    nobody behind it may.
+    `wants`: resources that it competes for: each worker's devices by name, and ROOM. `workers`: number that it needs to
+    start. `tries_at`: time at which it may try to start although others are ahead; None if it has pods. `reserves`:
+    whether jobs behind it must not try.
     """
 
     since: datetime
@@ -38,11 +39,13 @@ class PlacementContender:
     reserves: bool = field(default=False, compare=False)
 
     def competes_with(self, other: "PlacementContender") -> bool:
-        """Whether what one of both gives back may be what the other lacks."""
+        """Return whether resources released by one of both may be useful to the other."""
         return other.uid != self.uid and not self.wants.keys().isdisjoint(other.wants)
 
     def fits(self, nodes: NodeDevices | None, used: NodeDevices) -> bool:
-        """Whether nodes have its workers' devices beside those `used`, as far as both are known."""
+        """Return whether nodes have its workers' devices in addition to those `used`. Unknown nodes
+        count as sufficient.
+        """
         devices = {name: amount for name, amount in self.wants.items() if amount}
         if nodes is None or not devices:
             return True
@@ -52,9 +55,9 @@ class PlacementContender:
 
 @dataclass(frozen=True)
 class PlacementContention:
-    """All jobs of this operator that wait to be placed whole, the first first.
+    """All jobs of this operator that wait for all their pods to be placed, in order.
 
-    `used`: what its jobs have of nodes. `freed_at`: when one of them last gave devices back.
+    `used`: devices of nodes that its jobs use. `freed_at`: time at which one of them last released devices.
     """
 
     order: tuple[PlacementContender, ...] = ()
@@ -62,15 +65,15 @@ class PlacementContention:
     freed_at: datetime | None = None
 
     def rivals(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
-        """Those who compete with it, the first first."""
+        """Return the jobs that compete with `me`, in order."""
         return tuple(one for one in self.order if one.competes_with(me))
 
     def ahead_of(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
-        """Those of its rivals that come before it."""
+        """Return the competing jobs that come before `me`."""
         return tuple(one for one in self.rivals(me) if one < me)
 
     def is_held_up(self, me: PlacementContender) -> bool:
-        """Whether it may not try now: a rival ahead reserves what it waits for, or another one tries."""
+        """Return whether `me` may not try now: a job ahead reserves its resources, or another competing job tries."""
         return any(
             (one.reserves and one < me) or (one.tries_at is None and one.uid in self._behind_others)
             for one in self.rivals(me)
@@ -82,15 +85,15 @@ class PlacementContention:
 
 
 def lacking_devices(words: str, devices: Iterable[str]) -> frozenset[str]:
-    """What a pod lacks that others have, as the scheduler says it: names of devices, and ROOM.
+    """Return what a pod lacks and the end of other pods could free, from a scheduler's message: device names and ROOM.
 
-    Empty: no other pod's end would help it, as where no node has its labels. Where another scheduler says it in
-    words of its own, all `devices` and ROOM.
+    Empty if no other pod's end would help, for example if no node has its labels. If the message is not
+    kube-scheduler's: all `devices` and ROOM.
     """
     if "nodes are available" not in words:
         return frozenset({*devices, ROOM})
     if _HELPLESS.search(words):
         return frozenset()
-    said = words.partition("preemption:")[0]
-    found = {name if "/" in name else ROOM for name in _LACKS.findall(said)}
-    return frozenset(found | {ROOM} if _LACKS_ROOM.search(said) else found)
+    shortages = words.partition("preemption:")[0]
+    found = {name if "/" in name else ROOM for name in _LACKS.findall(shortages)}
+    return frozenset(found | {ROOM} if _LACKS_ROOM.search(shortages) else found)
