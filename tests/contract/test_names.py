@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,16 +45,53 @@ FOREIGN = {
     "_values",  # torch: of a sparse tensor that is not coalesced
     "_version",  # torch: what autograd itself compares
 }
+# Functions with these prefixes answer a question, so they return bool.
+PREDICATE = re.compile(r"_*(is|has|can|should|are|was|were|does|did|may|must)_")
+QUESTION = re.compile(r"(What|Where|Who|Whose|How|When|Why|Which)\b")
+# Folders whose names and docstrings do not follow these two rules yet. Remove a folder when it does.
+NOT_YET = (
+    "client/ringtrain_client",
+    "plugins/page",
+    "plugins/torch",
+    "worker_image/ringtrain",
+    "worker_image/ringtrain_job/cli",
+)
 # Pairs that users import: the same thing for arrays and for a framework.
 SHARED = {"HostOptimizer", "DistributedOptimizer", "DiLoCo"}
 
 
 @functools.cache
 def modules(distribution: str) -> list[tuple[Path, ast.Module]]:
-    """Every module that people write; generated ones are left out."""
+    """Return every module that people write, without generated ones."""
     root = PRODUCT[distribution]
-    paths = [path for path in sorted(root.rglob("*.py")) if not {"gen", "build", "tests"} & set(path.parts)]
+    # A `build` folder is setuptools' output, except in the operator, which has a package of that name.
+    skipped = {"gen", "tests"} | ({"build"} if distribution != "operator" else set())
+    paths = [path for path in sorted(root.rglob("*.py")) if not skipped & set(path.relative_to(root).parts)]
     return [(path.relative_to(root), ast.parse(path.read_text())) for path in paths]
+
+
+def rewritten_modules() -> list[tuple[Path, ast.Module]]:
+    """Return the modules outside of NOT_YET, with paths from the root of the repository."""
+    every = ((PRODUCT[name].relative_to(ROOT) / path, tree) for name in PRODUCT for path, tree in modules(name))
+    return [(path, tree) for path, tree in every if not any(path.is_relative_to(folder) for folder in NOT_YET)]
+
+
+def false_predicates(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and name of functions that are named as a predicate and do not return bool."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and PREDICATE.match(node.name):
+            returned = ast.unparse(node.returns) if node.returns is not None else ""
+            if not re.match(r"(bool$|TypeGuard\[|TypeIs\[)", returned):
+                yield node.lineno, f"{node.name} -> {returned}"
+
+
+def questions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and first line of docstrings that begin with a question word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if QUESTION.match(text):
+                yield getattr(node, "lineno", 1), text.partition("\n")[0]
 
 
 def is_private(name: str) -> bool:
@@ -126,6 +164,38 @@ def test_arguments_are_passed_on_by_name(distribution: str) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "locals"
     ]
     assert found == []
+
+
+def test_a_predicate_returns_bool() -> None:
+    """`is_…`, `has_…` and the like are questions with the answers True and False."""
+    found = [f"{path}:{line} {name}" for path, tree in rewritten_modules() for line, name in false_predicates(tree)]
+    assert found == []
+
+
+def test_no_docstring_begins_with_a_question_word() -> None:
+    """A docstring begins with a command in the imperative or a noun phrase."""
+    found = [f"{path}:{line} {text}" for path, tree in rewritten_modules() for line, text in questions(tree)]
+    assert found == []
+
+
+def test_false_predicates_and_questions_are_found() -> None:
+    """Private functions, methods and coroutines, too; words that only begin alike are accepted."""
+    source = '''
+"""Which one."""
+def _is_a() -> str:
+    """However."""
+class B:
+    """Whose."""
+    async def has_b(self):
+        """Return b."""
+    def can_c(self) -> bool:
+        """How it can."""
+    def island(self) -> str: ...
+def is_d(value) -> TypeGuard[int]: ...
+'''
+    tree = ast.parse(source)
+    assert [name for _, name in false_predicates(tree)] == ["_is_a -> str", "has_b -> "]
+    assert [text for _, text in questions(tree)] == ["Which one.", "Whose.", "How it can."]
 
 
 def test_what_is_private_elsewhere_is_found() -> None:
