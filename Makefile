@@ -206,11 +206,13 @@ bench-scale: $(VENV)/.installed bench/.venv/.installed  ## a real launcher with 
 bench-queues: $(VENV)/.installed  ## jobs that wait in the real Kueue: what they cost, and how fast they start once admitted
 	$(BIN)/python bench/operator/queues.py
 
+# KIND may name a module of a plugin's tests: diloco.planned:InDiLoCo.
+PLAYED = $(abspath tests):$(abspath plugins/$(firstword $(subst ., ,$(KIND)))/tests)
 elastic-chaos: $(VENV)/.installed  ## elastic jobs whose processes are killed and stopped: SEEDS=1000, SEEDS=10-19, or one again with SEED=17; KIND=diloco: also over lines that are cut
-	cd tests && ../$(BIN)/python -m $(if $(filter diloco,$(KIND)),support.diloco_cuts,support.elastic_chaos) $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))
+	cd tests && PYTHONPATH=$(PLAYED) ../$(BIN)/python -m $(if $(KIND),$(KIND).cuts,support.elastic_chaos) $(if $(SEED),--seed $(SEED),$(or $(SEEDS),50))
 
 planned-changes: $(VENV)/.installed  ## elastic jobs that are scaled and drained at seeded moments: SEEDS=300, or one again with SEED=17
-	cd tests && ../$(BIN)/python -m support.planned_changes $(if $(SEED),--seed $(SEED),$(or $(SEEDS),30))
+	cd tests && PYTHONPATH=$(PLAYED) KIND=$(KIND) ../$(BIN)/python -m support.planned_changes $(if $(SEED),--seed $(SEED),$(or $(SEEDS),30))
 
 generate: $(VENV)/.installed  ## regenerate protobuf code, manifests and reference pages
 	$(BIN)/python -m ringtrain_operator.generate .

@@ -34,7 +34,7 @@ from support.seeds import play_histories
 
 JOB_DEADLINE_S = patient(180.0)
 _POLL_S = 0.005
-_KINDS = ("host", "diloco", "host-two-copies", "arrays", "torch-host", "torch")
+_KINDS = ("host", "host-two-copies", "arrays", "torch-host", "torch")
 _SHAPES = ((3, 1), (4, 1), (5, 1), (2, 2), (3, 2), (4, 2))
 
 

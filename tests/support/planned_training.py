@@ -1,8 +1,9 @@
 """A training whose world changes by plan, for ranks of an elastic job under test.
 
 It writes what it has used at each step into its state, and makes `step-<number>` in `DIRECTORY` before a commit.
-`KIND`: what keeps the weights. Gradients are sums of small integers over samples, so the weights follow
-from the samples alone, to the bit: neither the number of ranks nor the order of the changes has a part in them.
+`KIND`: what keeps the weights, a key of `KINDS` or `module:name`. Gradients are sums of small integers over samples, so
+the weights follow from the samples alone, to the bit: neither the number of ranks nor the order of the changes has a
+part in them.
 
 `holds.json` in `DIRECTORY`, if there is one, has the hosts of ranks, by the step that does not begin before the
 world is just these.
@@ -10,6 +11,7 @@ world is just these.
 Each process writes a line a world to `events-<slot>-<pid>`, and at the end `end-<slot>.json`.
 """
 
+import importlib
 import json
 import os
 import socket
@@ -34,6 +36,7 @@ class Kept(Protocol):
     """Weights and what trains them."""
 
     values: dict[str, Any]
+    in_torch: bool  # whether the state is a TorchState
 
     def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]: ...
 
@@ -47,6 +50,8 @@ def _start() -> dict[str, np.ndarray[Any, Any]]:
 
 class OnHost:
     """Ringtrain's own optimizer. `local`: parameters that each rank trains by itself. `copies`: of shards."""
+
+    in_torch = False
 
     def __init__(self, local: Sequence[str] = (), copies: int = 1) -> None:
         options: dict[str, Any] = {"bucket_bytes": 4096, "local": local, "elastic": True, "redundancy": copies}
@@ -62,54 +67,10 @@ class OnHost:
         state.optimizer.step()
 
 
-class InDiLoCo:
-    """Ranks that step alone, three times from one commit to the next. Changes are integers, and those of all ranks
-    add up."""
-
-    def __init__(self) -> None:
-        self._params = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-        outer = rt.optim.SGD(lr=1.0)
-        self._diloco = rt.optim.DiLoCo(self._params, outer=outer, sync_every=3, elastic=True)
-        self.values = {"diloco": self._diloco}
-
-    def weights(self, state: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """Those of the last commit. A mean over three or five ranks is rounded in its last bits."""
-        return {name: np.rint(array).astype(np.float32) for name, array in self._diloco.outer_weights.items()}
-
-    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> bool:
-        for name, found in gradients.items():
-            self._params[name] -= rt.size() * found
-        return state.diloco.step() or state.step + 1 == STEPS
-
-
-class InTorchDiLoCo(InDiLoCo):
-    """The same of a module, whose steps SGD makes."""
-
-    def __init__(self) -> None:
-        import torch
-
-        import ringtrain.torch as hvd
-
-        torch.set_num_threads(1)
-        self.model = torch.nn.Module()
-        for name, shape in SHAPES.items():
-            self.model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
-        inner = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        optimizer = hvd.DiLoCo(self.model, inner=inner, outer=rt.optim.SGD(lr=1.0), sync_every=3, elastic=True)
-        self._diloco = optimizer.outer
-        self.values = {"optimizer": optimizer}
-
-    def update(self, gradients: dict[str, np.ndarray[Any, Any]], state: Any) -> bool:
-        import torch
-
-        for name, param in self.model.named_parameters():
-            param.grad = torch.from_numpy(rt.size() * gradients[name].astype(np.float64))
-        state.optimizer.step()
-        return bool(state.optimizer.due) or state.step + 1 == STEPS
-
-
 class OnArrays:
     """Plain arrays in the state, and a sum over ranks."""
+
+    in_torch = False
 
     def __init__(self) -> None:
         self.values = {"arrays": _start()}
@@ -124,6 +85,8 @@ class OnArrays:
 
 class InTorch:
     """A module with a `HostOptimizer` or a `DistributedOptimizer`."""
+
+    in_torch = True
 
     def __init__(self, host: bool) -> None:
         import torch
@@ -162,6 +125,8 @@ class InTorch:
 class InKeras:
     """Variables of a Keras model and an optimizer of Keras."""
 
+    in_torch = False
+
     def __init__(self) -> None:
         import keras
 
@@ -196,18 +161,24 @@ KINDS = {
     "host": OnHost,
     "host-two-copies": lambda: OnHost(copies=2),
     "arrays": OnArrays,
-    "diloco": InDiLoCo,
-    "torch-diloco": InTorchDiLoCo,
     "torch-host": lambda: InTorch(host=True),
     "torch": lambda: InTorch(host=False),
     "keras": InKeras,
 }
 
 
+def _kept() -> Kept:
+    """Make what `KIND` names."""
+    module, _, name = KIND.rpartition(":")
+    make: Any = getattr(importlib.import_module(module), name) if module else KINDS[KIND]
+    kept: Kept = make()
+    return kept
+
+
 def _state_of(kept: Any, shard: Any) -> tuple[Any, Any]:
     """The state, and what runs a function with it."""
     more = {"shard": shard, "step": 0, "ledger": []}
-    if KIND.startswith("torch"):
+    if kept.in_torch:
         import ringtrain.torch as torch_hvd
 
         return torch_hvd.elastic.TorchState(**kept.values, **more), torch_hvd.elastic.run
@@ -265,7 +236,7 @@ def train(state: Any, kept: Any, reached: dict[str, int]) -> None:
 
 def main() -> None:
     rt.init()
-    kept = KINDS[KIND]()
+    kept = _kept()
     state, run = _state_of(kept, rt.elastic.shard(SAMPLES, rt.elastic.FixedGlobal(BATCH), seed=SEED))
     reached = {"step": 0}
     run(lambda state: train(state, kept, reached))(state)

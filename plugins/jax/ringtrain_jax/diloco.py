@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringtrain.adapter import Array, OnHostDiLoCo
+from ringtrain.adapter import Array
+from ringtrain.diloco import DiLoCo as ArrayDiLoCo
+from ringtrain.diloco import OnHostDiLoCo
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import DiLoCo as ArrayDiLoCo
 
 
 class _PytreeLeaves:
@@ -51,7 +52,7 @@ class DiLoCo(OnHostDiLoCo):
             params = diloco.step(params)
         params = diloco.finish(params)                  # the same on all ranks
 
-    `params`: a pytree of floating-point arrays. `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every,
+    `params`: a pytree of floating-point arrays. `options`: as of `ringtrain.diloco.DiLoCo` (outer, sync_every,
     fragments, overlap_steps, mix, compression, bucket_bytes, sites). `outer`: that object, with the outer weights
     by their paths in the tree, and what it tells of synchronizations.
 

@@ -1,5 +1,7 @@
 """Train a PyTorch model on many ranks, with Horovod's names and semantics: `import ringtrain.torch as hvd`."""
 
+from typing import TYPE_CHECKING
+
 from ringtrain.adapter import missing
 
 if reason := missing("torch"):
@@ -7,8 +9,8 @@ if reason := missing("torch"):
 
 from ringtrain.common.basics import *  # noqa: F403
 from ringtrain.common.util import check_extension, split_list
+from ringtrain.shared.plugins import load_on_use
 from ringtrain_torch import elastic, mpi_ops
-from ringtrain_torch.diloco import DiLoCo
 from ringtrain_torch.host_optimizer import HostOptimizer
 from ringtrain_torch.mpi_ops import *  # noqa: F403
 from ringtrain_torch.objects import allgather_object, broadcast_object
@@ -17,9 +19,13 @@ from ringtrain_torch.state import broadcast_optimizer_state, broadcast_parameter
 from ringtrain_torch.sync_batch_norm import SyncBatchNorm
 from ringtrain_torch.training_state import RandomGenerators, TrainingState
 
+if TYPE_CHECKING:
+    from ringtrain_torch.diloco import DiLoCo as DiLoCo
+
+__getattr__ = load_on_use(__name__, DiLoCo="ringtrain_torch.diloco")
+
 __all__ = [
     *mpi_ops.__all__,
-    "DiLoCo",
     "DistributedOptimizer",
     "HostOptimizer",
     "RandomGenerators",

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ringtrain.adapter import Array, OnHostDiLoCo, joins_survivors
+from ringtrain.adapter import Array, joins_survivors
+from ringtrain.diloco import DiLoCo as ArrayDiLoCo
+from ringtrain.diloco import OnHostDiLoCo
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain_torch.bridge import real_tensor, to_arrays, to_tensor
 from ringtrain_torch.host_arguments import check_devices, named_group_parameters
 from ringtrain_torch.host_state import OWN, TorchHostState
@@ -61,7 +62,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
 
     `model`: the module whose parameters `inner` has, on the CPU or a device; they name them, and rank 0's
     parameters and buffers are sent to all ranks. `inner`: this rank's optimizer of torch, whose groups this one
-    shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.optim.DiLoCo`
+    shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.diloco.DiLoCo`
     (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites).
     `outer`: that object, with the outer weights, and what it tells of synchronizations.
 

@@ -20,12 +20,6 @@ def test_a_planned_change_loses_nothing(seed: int) -> None:
     assert not (wrong := judge(seed)), wrong
 
 
-@pytest.mark.sampled(one_in=3)
-def test_a_planned_change_loses_nothing_of_a_module_in_diloco() -> None:
-    """Nor does it lose what ranks have done alone since the last synchronization."""
-    assert not (wrong := judge(_SEEDS[0], "torch-diloco")), wrong
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("on_loss", ["Shrink", "Replace"])
 def test_a_shrink_that_takes_local_parameters_with_it_is_no_success(on_loss: str) -> None:

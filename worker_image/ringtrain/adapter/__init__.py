@@ -31,7 +31,7 @@ from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_
 from ringtrain._core.world.discovery import environment_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain.optim.host import BUCKET_BYTES
-from ringtrain.optim.on_host import HostOptimizerGroups, OnHostDiLoCo, OnHostOptimizer
+from ringtrain.optim.on_host import HostOptimizerGroups, OnHostOptimizer
 from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas
 
 # Raised by 1 where a name goes, or means something else; new names do not raise it.
@@ -47,7 +47,6 @@ __all__ = [
     "NamedCollective",
     "NamedReduction",
     "NamedSubmission",
-    "OnHostDiLoCo",
     "OnHostOptimizer",
     "OptimizerReplica",
     "OptimizerReplicas",

@@ -4,8 +4,8 @@ from ringtrain.checkpoint.codecs import Codec
 from ringtrain.checkpoint.format import read_state_of, write_state
 from ringtrain.elastic.handlers import HandlerParticipant, StatefulObjectHandler, participants_by_type
 from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
+from ringtrain.elastic.stateful import StatefulObject
 from ringtrain.elastic.transfer import broadcast as broadcast_state
-from ringtrain.optim.recovery import StatefulObject
 
 __all__ = [
     "Codec",

@@ -11,10 +11,10 @@ from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import HandlerPairs, ShardHandler, StatefulObjectHandler, participants_by_type
 from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
 from ringtrain.elastic.participants import Participant, extensions
+from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import check_sendable
 from ringtrain.elastic.values import PlainValues
 from ringtrain.errors import ConfigurationError, kind_of
-from ringtrain.optim.recovery import StatefulObject, is_stateful
 
 
 def make_participants(

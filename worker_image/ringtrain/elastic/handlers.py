@@ -11,8 +11,8 @@ from typing import Any
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.agreement import ElasticCommonStep
 from ringtrain.elastic.participants import Participant
+from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import broadcast
-from ringtrain.optim.recovery import StatefulObject, is_stateful
 
 # Pairs of a type and what makes a handler, or a participant, of a value of that type.
 HandlerPairs = Sequence[tuple[type, Callable[[Any], Any]]]

@@ -2,11 +2,13 @@
 
 A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, through `rules` and `kernels`;
 weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds. `cut` is all of that in one
-world; `undo`, `mirror` and `reform` are for worlds that change. `diloco` averages what many steps have changed, by
-host optimizers of its `fragments`.
+world; `undo`, `mirror` and `reform` are for worlds that change. Plugins add optimizers (`__getattr__`).
 """
 
-from ringtrain.optim.diloco import DiLoCo
+import importlib
+import importlib.util
+from typing import Any
+
 from ringtrain.optim.host import HostOptimizer
 from ringtrain.optim.rules import LAMB, SGD, Adam, AdamW, Nesterov, Rule
 from ringtrain.optim.schedules import Constant, Cosine, Schedule, StepDecay, Warmup
@@ -18,7 +20,6 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
-    "DiLoCo",
     "HostOptimizer",
     "Nesterov",
     "Rule",
@@ -26,6 +27,17 @@ __all__ = [
     "StepDecay",
     "Warmup",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the optimizer `name` of the plugin whose module is `ringtrain.NAME` in lower case.
+
+    Raises ModuleNotFoundError that says what to install if the plugin is not installed.
+    """
+    module = f"ringtrain.{name.lower()}"
+    if name.startswith("_") or importlib.util.find_spec(module) is None:
+        raise AttributeError(f"module 'ringtrain.optim' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

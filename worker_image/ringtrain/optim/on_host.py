@@ -8,7 +8,6 @@ from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.group import CollectiveGroup, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, open_group
 from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.diloco import DiLoCo
 from ringtrain.optim.host import HostOptimizer
 
 
@@ -102,31 +101,3 @@ class OnHostOptimizer:
     def discard(self) -> None:
         """Forget what `prepare` brought. Local."""
         self._host.discard()
-
-
-class OnHostDiLoCo(OnHostOptimizer):
-    """A framework's DiLoCo, whose outer steps `outer` makes."""
-
-    outer: DiLoCo
-
-    @property
-    def due(self) -> bool:
-        """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
-        return self.outer.due
-
-    @property
-    def undoable(self) -> int:
-        """How many of the last outer steps can be undone."""
-        return self.outer.undoable
-
-    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring the outer optimizer into the world of now. Collective."""
-        self.outer.prepare(group, former)
-
-    def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local."""
-        self.outer.adopt()
-
-    def finish_commit(self, whole: bool = False) -> None:
-        """Average what steps have changed since the last time; a commit of the state calls it. Collective."""
-        self.outer.finish_commit(whole)

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
@@ -28,6 +28,20 @@ def provide(alias: str, package: str) -> None:
         sys.meta_path.insert(0, _AliasFinder())
     _packages[alias] = package
     sys.modules[alias] = importlib.import_module(package)
+
+
+def load_on_use(module: str, **places: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for `module` that imports each name of `places` from its module on first use.
+
+    For names that need another plugin: `module` can then be imported without that plugin.
+    """
+
+    def load(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    return load
 
 
 _packages: dict[str, str] = {}  # by alias

@@ -3,20 +3,20 @@
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
 import ringtrain as rt
 from ringtrain import global_process_set, timeline
-from ringtrain.adapter import Array, NamedCollective, NamedReduction, current_world
+from ringtrain.adapter import NamedCollective, NamedReduction, current_world
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import DiLoCo as ArrayDiLoCo
 from ringtrain_tensorflow.gradients import identity
 from ringtrain_tensorflow.keras.api import IS_KERAS_2, keras, variables_of
+from ringtrain_tensorflow.keras.diloco import DiLoCo as DiLoCo
+from ringtrain_tensorflow.keras.diloco import is_keras_number
 from ringtrain_tensorflow.keras.host_optimizer import HostKerasMixin
-from ringtrain_tensorflow.keras.optimizer import DistributedKerasMixin
 from ringtrain_tensorflow.variables import broadcast_variables
 
 
@@ -60,7 +60,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._done = True
 
     def _send(self, variables: Collection[Any]) -> None:
-        sent = {identity(variable): variable for variable in variables if _is_keras_number(variable)}
+        sent = {identity(variable): variable for variable in variables if is_keras_number(variable)}
         broadcast_variables([v for key, v in sent.items() if key not in self._local], self._root_rank)
 
 
@@ -239,89 +239,6 @@ class Report(keras.callbacks.Callback):
         )
 
 
-class _TrainedVariables:
-    """Weights that are a model's variables."""
-
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self._variables = variables
-
-    def read(self, names: Sequence[str]) -> Sequence[Array]:
-        return [np.asarray(self._variables[name].numpy()) for name in names]
-
-    def write(self, name: str, values: Array) -> None:
-        self._variables[name].assign(values)
-
-
-class DiLoCo(keras.callbacks.Callback):
-    """Train on each rank alone with the optimizer that the model was compiled with, and average over ranks what
-    many batches have changed.
-
-        model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
-        model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
-
-    `options`: as of `ringtrain.optim.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
-    bucket_bytes). At the start of `fit` rank 0's weights are sent to all ranks. At its end all ranks have the
-    outer weights, and rank 0's of what is not trained, as the averages of BatchNormalization. A `fit` begins a new
-    outer optimizer. `outer`: the `ringtrain.optim.DiLoCo` of the last `fit`, which tells of synchronizations.
-
-    Every rank calls `fit` with the same callback and makes as many batches, else MismatchError. Raises
-    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (),
-    and for a `steps_per_execution` that does not divide `sync_every`. It is experimental.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        if options.get("elastic") or options.get("sites"):
-            raise ConfigurationError("DiLoCo: elastic=True and sites are not for Keras; expected False, and ()")
-        self._options = options
-        self.outer: ArrayDiLoCo | None = None
-        self._made = 0  # steps of the model's optimizer
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if isinstance(self.model.optimizer, DistributedKerasMixin):
-            raise ConfigurationError(
-                f"DiLoCo: the model has a {type(self.model.optimizer).__name__} of ringtrain, which averages in "
-                "each batch; compile it with Keras' own optimizer"
-            )
-        if not self.model.built:
-            raise ConfigurationError("DiLoCo: the model has no weights yet; call build(), or give it an Input layer")
-        trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
-        local = _TrainedVariables(trained)
-        options = self._options
-        if "sites" not in options and len(rt.sites()) > 1:
-            raise ConfigurationError(
-                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, and Keras' DiLoCo trains each rank "
-                "alone; pass sites=() for that"
-            )
-        self.outer = ArrayDiLoCo(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)
-        self._made = int(self.model.optimizer.iterations)
-        self._send_the_rest()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        assert self.outer is not None
-        before, self._made = self._made, int(self.model.optimizer.iterations)
-        made = max(1, self._made - before)  # none if a LossScaleOptimizer has skipped a step
-        every = self.outer.sync_every
-        if every % made:
-            raise ConfigurationError(
-                f"DiLoCo: Keras has made {made} steps at once, and sync_every is {every}; expected a "
-                "steps_per_execution that divides it"
-            )
-        for _ in range(made):
-            self.outer.step()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        assert self.outer is not None
-        self.outer.finish()
-        self.outer.close()
-        self._send_the_rest()
-
-    def _send_the_rest(self) -> None:
-        trained = {identity(variable) for variable in self.model.trainable_variables}
-        rest = [one for one in self.model.variables if identity(one) not in trained and _is_keras_number(one)]
-        broadcast_variables(rest, 0)
-
-
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Save the model whenever `monitor` improves on its best value; on rank 0 only.
 
@@ -379,20 +296,3 @@ def _keras_velocities(optimizer: Any) -> list[Any]:
         return [state for state in optimizer.weights if "/momentum" in state.name]
     # SGD's are public, those of RMSprop are not.
     return list(getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None) or ())
-
-
-def _is_keras_number(variable: Any) -> bool:
-    """Return whether ranks can exchange the variable: a random generator's state is uint32, which the ring does not
-    support."""
-    dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 uses strings
-    return str(dtype) in (
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "int32",
-        "int64",
-        "uint8",
-        "int8",
-        "bool",
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.adapter import join
+from ringtrain.adapter import OnHostOptimizer, join
 from ringtrain.adapter.state import (
     ElasticOptimizer,
     HandlerParticipant,
@@ -17,9 +17,7 @@ from ringtrain.adapter.state import (
     participants_by_type,
 )
 from ringtrain.elastic import Participant, State, StateExtension, StateHandler, register_extension
-from ringtrain_torch.diloco import DiLoCo
 from ringtrain_torch.elastic.sampler import ElasticSampler
-from ringtrain_torch.host_optimizer import HostOptimizer
 from ringtrain_torch.objects import TORCH_VALUES
 from ringtrain_torch.optimizer import DistributedTorchMixin
 from ringtrain_torch.parameters import in_place
@@ -138,7 +136,7 @@ class TorchState(State):
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **kwargs}
         super().__init__(handlers=_handler_registry, **given)
-        hosts = [value for value in given.values() if isinstance(value, HostOptimizer | DiLoCo)]
+        hosts: list[Any] = [value for value in given.values() if isinstance(value, OnHostOptimizer)]
         trained = {name for host in hosts for name in host.trained}
         for participant in self._participants.values():
             if isinstance(participant, HandlerParticipant) and isinstance(participant.handler, ModelStateHandler):
@@ -159,7 +157,7 @@ def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> M
     models = [value for value in values.values() if isinstance(value, torch.nn.Module)]
     known = {id(part) for model in models for part in model.modules()}
     for name, value in values.items():
-        model = getattr(value, "model", None) if isinstance(value, HostOptimizer | DiLoCo) else None
+        model = getattr(value, "model", None) if isinstance(value, OnHostOptimizer) else None
         if isinstance(model, torch.nn.Module) and id(model) not in known:
             made[f"{name}.buffers"] = HandlerParticipant(BuffersHandler(value))
     return made

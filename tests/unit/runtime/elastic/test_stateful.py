@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ringtrain.elastic import State
+from ringtrain.elastic.stateful import is_stateful
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.recovery import is_stateful
 
 
 class Schedule:

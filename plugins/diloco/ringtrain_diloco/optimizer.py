@@ -19,19 +19,20 @@ import numpy as np
 from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
+from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
 from ringtrain.optim.arguments import described_parameter_arrays
 from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
 from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
 from ringtrain.optim.layout import Layout, ParamSpec
 from ringtrain.optim.memory_check import digest_of
-from ringtrain.optim.recovery import DiLoCoLocalWeights, DiLoCoRecovery, StatefulObject, is_stateful
 from ringtrain.optim.rules import Nesterov, Rule, check_rule
-from ringtrain.optim.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
 from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
+from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
+from ringtrain_diloco.recovery import DiLoCoLocalWeights, DiLoCoRecovery
+from ringtrain_diloco.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
 
 log = logging.getLogger("ringtrain")
 

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ring.reference import bits, copied, exactly
 from support.memory_group import MemoryGroup, Table, run_threads
 from support.ranks import Outcome, ask, ranks_ended, run_ranks, started_ranks, tell
 from support.world_config import changed_config
 
 import ringtrain as rt
-from ring.reference import bits, copied, exactly
 from ringtrain._core.process_groups.group import CollectiveGroup
+from ringtrain.diloco import DiLoCo
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import SGD, AdamW, DiLoCo, HostOptimizer, Nesterov, Rule
-from ringtrain.optim.fragments import fragment_bounds
+from ringtrain.optim import SGD, AdamW, HostOptimizer, Nesterov, Rule
 from ringtrain.shared import contract
+from ringtrain_diloco.fragments import fragment_bounds
 
 Array = NDArray[Any]
 # Cut in two: (a) and (b, c); in three: each alone.

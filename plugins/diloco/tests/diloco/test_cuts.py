@@ -7,7 +7,8 @@ import datetime
 import random
 
 import pytest
-from support.diloco_cuts import judge, why_not
+
+from diloco.cuts import judge, why_not
 
 _SEEDS = sorted(random.Random(datetime.datetime.now(datetime.UTC).date().toordinal()).sample(range(100), 10))
 

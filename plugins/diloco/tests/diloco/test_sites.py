@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ring.reference import bits, copied, exactly
 from support.ranks import ranks_ended, run_ranks
 
 import ringtrain as rt
-from ring.reference import bits, copied, exactly
-from ringtrain.optim import SGD, DiLoCo, Nesterov, Rule
+from ringtrain.diloco import DiLoCo
+from ringtrain.optim import SGD, Nesterov, Rule
 
 Array = NDArray[Any]
 SHAPES = {"a": (40, 13), "b": (300,), "c": (7, 31), "d": (5,)}

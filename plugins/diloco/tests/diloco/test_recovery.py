@@ -18,10 +18,11 @@ from support.elastic_agent import pause, started_slots
 from support.ranks import tell
 
 import ringtrain as rt
-from ring.mortal_weights import SHAPES, STEPS, SYNC_EVERY, Array, MortalWeights, Point, due, has_weights
+from diloco.mortal_weights import SHAPES, STEPS, SYNC_EVERY, Array, MortalWeights, Point, due, has_weights
 from ringtrain import elastic
+from ringtrain.diloco import DiLoCo
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import SGD, DiLoCo, Nesterov
+from ringtrain.optim import SGD, Nesterov
 
 SIZE, LOST = 3, 1
 LR, MOMENTUM = 0.5, 0.5

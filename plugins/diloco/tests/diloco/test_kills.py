@@ -1,13 +1,14 @@
 """Elastic jobs with DiLoCo whose processes are killed at seeded points.
 
-Two of a hundred seeds, others every day. To replay one: python -m support.diloco_training --seed 41
+Two of a hundred seeds, others every day. To replay one: PYTHONPATH=../../../tests python -m diloco.training --seed 41
 """
 
 import datetime
 import random
 
 import pytest
-from support.diloco_training import judge
+
+from diloco.training import judge
 
 _SEEDS = sorted(random.Random(datetime.datetime.now(datetime.UTC).date().toordinal()).sample(range(100), 10))
 

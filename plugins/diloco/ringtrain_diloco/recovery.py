@@ -9,16 +9,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.signature import WireSignature
-from ringtrain.optim.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
-from ringtrain.optim.sites import check_elastic_sites
+from ringtrain.elastic.stateful import StatefulObject
 from ringtrain.shared.contract import ENV_TIMEOUT
+from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
+from ringtrain_diloco.sites import check_elastic_sites
 
 log = logging.getLogger("ringtrain")
 
@@ -53,20 +54,6 @@ class _DiLoCoCommit:
     def at(self) -> int:
         """`DiLoCo.updates` then."""
         return self.number + sum(self.updates)
-
-
-class StatefulObject(Protocol):
-    """An object that returns its state and loads it, as optimizers and schedules do."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> Any: ...
-
-
-def is_stateful(value: object) -> TypeGuard[StatefulObject]:
-    """Whether `value` has both methods, or passes them on by `__getattr__`, which `isinstance` sees in Python 3.11
-    alone."""
-    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 class DiLoCoRecovery(ABC):

@@ -6,7 +6,7 @@
 Launcher, agents and ranks are real processes, each pod in a network namespace of its own, behind a line of 16
 Mbit/s. Processes are killed and stopped, pods are killed and made anew, more pods join, and lines lose all their
 packets for a while, or for good. After each of these the training waits until the world is whole again, without
-what is cut off for good. `support.diloco_training` says how samples are counted. Needs root, ip and tc.
+what is cut off for good. `diloco.training` says how samples are counted. Needs root, ip and tc.
 """
 
 import json
@@ -25,12 +25,13 @@ from pathlib import Path
 
 from support.certificates import JobAuthority
 from support.deadlines import patient
-from support.diloco_training import STEPS, SYNC_EVERY, wrong_in
 from support.elastic_pods import GuardedGang
 from support.gang import GangProcesses, PodProcess
 from support.namespaces import HostNet, Network, network
 from support.namespaces import why_not as no_namespaces
 from support.seeds import play_histories
+
+from diloco.training import FOLDERS, STEPS, SYNC_EVERY, wrong_in
 
 TIMEOUT_S = 8.0
 REPLACE_TIMEOUT_S = 4.0
@@ -159,7 +160,7 @@ class _Playing:
             COPIES=str(history.pods * history.slots - 1),
             OPTIONS=json.dumps(history.options),
             MORE="10000",
-            PYTHONPATH=os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])),
+            PYTHONPATH=os.pathsep.join(filter(None, [*FOLDERS, os.environ.get("PYTHONPATH")])),
             OPENBLAS_NUM_THREADS="1",
             RINGTRAIN_TRANSPORT=history.transport,
             RINGTRAIN_TIMEOUT=str(TIMEOUT_S),
@@ -173,7 +174,7 @@ class _Playing:
             RINGTRAIN_ELASTIC_FORMATION_LIMIT="1000",
         )
         self._job.settings["RINGTRAIN_LAUNCHER_ADDRESS"] = f"{net.hosts[0].address}:{self._job.control_port}"
-        self._gang = GuardedGang(self._job, "support.diloco_training")
+        self._gang = GuardedGang(self._job, "diloco.training")
         self._launcher = self._gang.start(
             self._job.launcher(
                 inside=net.hosts[0].enter,
@@ -210,7 +211,7 @@ class _Playing:
             if agent is not None and agent.process.poll() is None:
                 continue
             if now >= self._absent.get(index, 0.0) and self._launcher.process.poll() is None:
-                command = (sys.executable, "-m", "support.diloco_training", "--train")
+                command = (sys.executable, "-m", "diloco.training", "--train")
                 host, secrets = self._host(index), str(self._directory / "worker")
                 pod = self._job.agent(
                     index,

@@ -12,9 +12,9 @@ from ringtrain._core.process_groups.context import current, joins_survivors
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
 from ringtrain._core.process_groups.process_sets import group_of, open_group, process_set_of
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.fragments import fragment_bounds
 from ringtrain.optim.host import HostOptimizer
 from ringtrain.optim.rules import Rule
+from ringtrain_diloco.fragments import fragment_bounds
 
 _ONE_RANK_PER_SITE = (
     "expected one rank per site with elastic=True, because a lost rank interrupts the others of its site amid a step; "

@@ -5,13 +5,13 @@ a rank. So at the end a sample's weight is 1 by the number of ranks whose steps 
 not count, and the last weight is the number of steps. `FAULTS` in the environment has what happens, once each: a
 slot, an inner step, the seconds from its beginning on, and what the slot's process does then: `1:4:0.003:kill`.
 It kills or stops itself; of anything else it tells, by `fired-<index>` in `DIRECTORY`, to those who play it
-(`support.diloco_cuts`). So many steps later as `HOLDS` says all ranks wait until `over-<index>` is there, and the
+(`diloco.cuts`). So many steps later as `HOLDS` says all ranks wait until `over-<index>` is there, and the
 world has as many ranks as the file `expected` says. Each process writes a line
 for each world that it enters, for each commit that it begins, and for each that it has come through, to
 `events-<slot>-<pid>`.
 
-    python -m support.diloco_training 100        # seeds 0 to 99
-    python -m support.diloco_training --seed 41        # one of them again
+    PYTHONPATH=../../../tests python -m diloco.training 100        # seeds 0 to 99
+    PYTHONPATH=../../../tests python -m diloco.training --seed 41        # one of them again
 """
 
 import faulthandler
@@ -28,16 +28,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import ringtrain as rt
-from ringtrain import elastic
 from support.commands import completed
 from support.deadlines import patient
 from support.seeds import play_histories
 
+import ringtrain as rt
+from ringtrain import elastic
+from ringtrain.diloco import DiLoCo
+
 SAMPLES, BATCH, STEPS, SYNC_EVERY = 120, 12, 32, 4
 EPOCHS = 1 + STEPS * BATCH // SAMPLES
 STEP_S = 0.004
+# Of the modules that a rank imports.
+FOLDERS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[4] / "tests")]
 DEADLINE_S = patient(180.0)
 
 
@@ -70,7 +73,7 @@ def train() -> None:
     rt.init()
     params = {"counted": np.zeros(SAMPLES * EPOCHS), "steps": np.zeros(1)}
     params["more"] = np.zeros(int(os.environ.get("MORE", "0")))  # to be sent
-    diloco = rt.optim.DiLoCo(
+    diloco = DiLoCo(
         {name: array for name, array in params.items() if array.size},
         outer=rt.optim.SGD(lr=1.0),
         sync_every=SYNC_EVERY,
@@ -156,11 +159,9 @@ def judge(seed: int) -> str:
             "--log-dir",
             f"{folder}/logs",
         ]
-        program = [sys.executable, "-m", "support.diloco_training", "--train"]
+        program = [sys.executable, "-m", "diloco.training", "--train"]
         command = [str(Path(sys.executable).parent / "ringtrain"), *words, *program]
-        done = completed(
-            command, env={**env, "PYTHONPATH": str(Path(__file__).parents[1])}, cwd=folder, timeout=DEADLINE_S
-        )
+        done = completed(command, env={**env, "PYTHONPATH": os.pathsep.join(FOLDERS)}, cwd=folder, timeout=DEADLINE_S)
         wrong = wrong_in(Path(folder), done.returncode)
     return f"seed {seed}: {ranks} ranks, {on_loss}, {faults}: {wrong}\n{done.stderr}" if wrong else ""
 

@@ -1,0 +1,23 @@
+"""Jobs with DiLoCo that are scaled and drained at seeded moments; launcher, agents and ranks are real.
+
+To replay a seed: make planned-changes KIND=diloco.planned:InDiLoCo SEED=41
+"""
+
+import datetime
+import os
+import random
+
+import pytest
+from support.planned_changes import judge
+
+from diloco.training import FOLDERS
+
+_SEED = random.Random(datetime.datetime.now(datetime.UTC).date().toordinal()).randrange(300)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["InDiLoCo", "InTorchDiLoCo"])
+def test_a_planned_change_loses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it lose what ranks have done alone since the last synchronization."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
+    assert not (wrong := judge(_SEED, f"diloco.planned:{kind}")), wrong

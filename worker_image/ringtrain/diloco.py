@@ -1,0 +1,7 @@
+"""Training over slow links, by the plugin ringtrain-diloco."""
+
+from ringtrain.shared.plugins import provide
+
+provide(__name__, "ringtrain_diloco")
+
+from ringtrain_diloco import *  # noqa: E402, F403 (for type checkers)
