@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.group import Flat
+from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.host import HostOptimizer
+from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, beside_training
 
 
@@ -65,7 +65,7 @@ class OuterOptimizerStep(Protocol):
     """An outer optimizer of some parameters, as `HostOptimizer` is one."""
 
     @property
-    def weights(self) -> Mapping[str, Flat]: ...
+    def weights(self) -> Mapping[str, Array]: ...
 
     @property
     def gradient_norm(self) -> float | None: ...
@@ -73,9 +73,9 @@ class OuterOptimizerStep(Protocol):
     @property
     def state_bytes(self) -> int: ...
 
-    def gradient(self, name: str) -> Flat: ...
+    def gradient(self, name: str) -> Array: ...
 
-    def submit(self, name: str, gradient: Flat) -> None: ...
+    def submit(self, name: str, gradient: Array) -> None: ...
 
     def step(self) -> Any: ...
 

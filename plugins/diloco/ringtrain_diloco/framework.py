@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ringtrain.adapter import CollectiveGroup, OnHostOptimizer
 from ringtrain_diloco.optimizer import DiLoCo
+from ringtrain_diloco.participant import DiLoCoParticipant
 
 
 class OnHostDiLoCo(OnHostOptimizer):
@@ -15,6 +16,10 @@ class OnHostDiLoCo(OnHostOptimizer):
     def due(self) -> bool:
         """Whether a synchronization is due after the last step; with `elastic`, a commit of the state."""
         return self.outer.due
+
+    def as_participant(self) -> DiLoCoParticipant:
+        """Return this as a part of an elastic state."""
+        return DiLoCoParticipant(self)
 
     @property
     def undoable(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -16,18 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.context import current, current_or_none, drain_before_leaving
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
-from ringtrain._core.process_groups.process_sets import ProcessSet, global_process_set, open_group
-from ringtrain.elastic.stateful import StatefulObject, is_stateful
+import ringtrain as rt
+from ringtrain import ProcessSet
+from ringtrain.adapter import (
+    BUCKET_BYTES,
+    Array,
+    CollectiveGroup,
+    HostOptimizerGroups,
+    ParamSpec,
+    check_same_model,
+    current_world,
+    drain_before_leaving,
+)
+from ringtrain.adapter.state import StatefulObject, is_stateful
 from ringtrain.errors import ConfigurationError, MismatchError, kind_of
-from ringtrain.optim.arguments import described_parameter_arrays
-from ringtrain.optim.cut import first_optimizer_group
-from ringtrain.optim.host import BUCKET_BYTES, HostOptimizer
-from ringtrain.optim.layout import Layout, ParamSpec
-from ringtrain.optim.memory_check import digest_of
+from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import Nesterov, Rule, check_rule
-from ringtrain.optim.state import check_same_model
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
@@ -43,13 +48,13 @@ _WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
 class _DiLoCoArrays:
     """Weights that are arrays of the caller's."""
 
-    def __init__(self, params: Mapping[str, Flat]) -> None:
+    def __init__(self, params: Mapping[str, Array]) -> None:
         self._params = params
 
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
         return [self._params[name] for name in names]
 
-    def write(self, name: str, values: Flat) -> None:
+    def write(self, name: str, values: Array) -> None:
         self._params[name][...] = values
 
 
@@ -117,7 +122,7 @@ class DiLoCo(DiLoCoRecovery):
 
     def __init__(
         self,
-        params: Mapping[str, Flat] | DiLoCoLocalWeights,
+        params: Mapping[str, Array] | DiLoCoLocalWeights,
         *,
         outer: Rule = Nesterov(),  # noqa: B008  frozen
         sync_every: int | Sequence[int] = 100,
@@ -131,7 +136,7 @@ class DiLoCo(DiLoCoRecovery):
         sites: Sequence[Sequence[int]] | None = None,
         inner: StatefulObject | tuple[()] | None = None,
         group: CollectiveGroup | None = None,
-        initial: Mapping[str, Flat] | None = None,
+        initial: Mapping[str, Array] | None = None,
     ) -> None:
         super().__init__()
         initial, self._local = _given_weights(params, initial)
@@ -149,13 +154,13 @@ class DiLoCo(DiLoCoRecovery):
         self._schedule = schedules[0 if self._every_site_alike else chosen.own]
         self._elastic, self._takes_sites_of_world = elastic, elastic and sites is None and group is None
         self._inner = _checked_inner(inner)
-        self._opened = []
-        self._group = group or first_optimizer_group(elastic, self._open_group)
+        self._groups = HostOptimizerGroups(rt.global_process_set)
+        if group is None:
+            _check_elastic(elastic)
+        self._group = group or self._groups.first(elastic)
         specs = tuple(ParamSpec(name, array.shape, array.dtype) for name, array in initial.items())
         compared = vars(self._schedule) | {"outer": outer, "sync_every": sync_every, "sites": chosen.ranks}
-        check_same_model(
-            self._group, Layout(specs, ()), {name: described_parameter_arrays(v) for name, v in compared.items()}
-        )
+        check_same_model(self._group, specs, {name: repr(value) for name, value in compared.items()})
         self._sites = None if chosen.alone else DiLoCoSiteGroups(chosen)
         self._fragments = []
         for index, (first, end) in enumerate(pairwise(fragment_bounds([s.nbytes for s in specs], fragments))):
@@ -204,7 +209,7 @@ class DiLoCo(DiLoCoRecovery):
             self._land()
         index = self._schedule.due(self._steps)
         if self._elastic:
-            if index is None and self._last_commits and (world := current_or_none()) is not None and world.is_lost:
+            if index is None and self._last_commits and rt.is_initialized() and (world := current_world()).is_lost:
                 self._leave_in_time(world)
             return index is not None
         if index is None:
@@ -238,7 +243,7 @@ class DiLoCo(DiLoCoRecovery):
                 self._land()
         self._take_outer()
 
-    def average(self, gradients: Mapping[str, Flat]) -> None:
+    def average(self, gradients: Mapping[str, Array]) -> None:
         """Average `gradients` (arrays by name) over the ranks of this rank's site, in place, for its inner step.
         Collective in the site; nothing happens where the rank trains alone."""
         if self._sites is not None:
@@ -266,7 +271,7 @@ class DiLoCo(DiLoCoRecovery):
         return index is not None and self._fragments[index].sent < self._steps
 
     @property
-    def outer_weights(self) -> Mapping[str, Flat]:
+    def outer_weights(self) -> Mapping[str, Array]:
         """The outer weights by name, the same on all ranks: views, to be read before the next `step()`. An
         exchange that is under way is waited for."""
         if self._exchange is not None:
@@ -374,24 +379,13 @@ class DiLoCo(DiLoCoRecovery):
         self.drain()
         for fragment in self._fragments:
             fragment.outer.close()
-        for group in self._opened:
-            group.close()
+        self._groups.close()
         if self._sites is not None:
             self._sites.close()
 
     @property
     def _site_ranks(self) -> str:
         return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
-
-    def _open_group(self) -> ProcessGroup:
-        """A group of all ranks whose collectives need not wait for the script's."""
-        if current().config.numbers.formation and not self._elastic:
-            raise ConfigurationError(
-                "DiLoCo was made in an elastic job without elastic=True; pass that, and give it to the state of "
-                "ringtrain.elastic, or take elastic out of the job"
-            )
-        self._opened.append(open_group(global_process_set))
-        return self._opened[-1]
 
     def drain(self) -> None:
         """Return when an exchange that is under way has ended, however it ended."""
@@ -409,7 +403,7 @@ class DiLoCo(DiLoCoRecovery):
         told = _PseudoGradientHeader(
             self._steps,
             fragment.samples if self._own else 0,
-            digest_of(map(_weight_octets, read)) if self._sites else 0,
+            _crc32(read) if self._sites else 0,
         )
         fragment.sent, fragment.samples = self._steps, 0
         what = f"the synchronization of fragment {fragment.index}"
@@ -497,8 +491,19 @@ class DiLoCo(DiLoCoRecovery):
         return len(sites) * sum(samples[rank] for rank in sites[own_site]) / total if total else 1.0
 
 
-def _weight_octets(array: Flat) -> Flat:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _check_elastic(elastic: bool) -> None:
+    if current_world().config.numbers.formation and not elastic:
+        raise ConfigurationError(
+            "DiLoCo was made in an elastic job without elastic=True; pass that, and give it to the state of "
+            "ringtrain.elastic, or take elastic out of the job"
+        )
+
+
+def _crc32(arrays: Sequence[Array]) -> int:
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
+    return found
 
 
 def _checked_inner(inner: Any) -> StatefulObject | None:
@@ -516,7 +521,7 @@ def _sync_periods(sync_every: int | Sequence[int]) -> list[int]:
     return list(sync_every) if isinstance(sync_every, Sequence) else [sync_every]
 
 
-def _given_weights(params: Any, initial: Mapping[str, Flat] | None) -> tuple[dict[str, Flat], DiLoCoLocalWeights]:
+def _given_weights(params: Any, initial: Mapping[str, Array] | None) -> tuple[dict[str, Array], DiLoCoLocalWeights]:
     if isinstance(params, DiLoCoLocalWeights) and initial is not None:
         return dict(initial), params
     arrays = params if isinstance(params, Mapping) else {}

@@ -13,12 +13,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
-from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.wire.signature import WireSignature
-from ringtrain.elastic.stateful import StatefulObject
+import ringtrain as rt
+from ringtrain.adapter import Array, CollectiveGroup, HostOptimizerGroups
+from ringtrain.adapter.devices import ProcessGroupContext
+from ringtrain.adapter.state import StatefulObject
 from ringtrain.shared.contract import ENV_TIMEOUT
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
+from ringtrain_diloco.participant import DiLoCoParticipant
 from ringtrain_diloco.sites import check_elastic_sites
 
 log = logging.getLogger("ringtrain")
@@ -28,10 +29,10 @@ log = logging.getLogger("ringtrain")
 class DiLoCoLocalWeights(Protocol):
     """This rank's own weights, which its inner optimizer changes: in host memory, or on a device."""
 
-    def read(self, names: Sequence[str]) -> Sequence[Flat]:
+    def read(self, names: Sequence[str]) -> Sequence[Array]:
         """Return the weights `names` as arrays of the host, to be read before the next inner step."""
 
-    def write(self, name: str, values: Flat) -> None:
+    def write(self, name: str, values: Array) -> None:
         """Set the weight `name`, in place."""
 
 
@@ -46,7 +47,7 @@ class _DiLoCoCommit:
     sent: list[int]
     steps: int
     samples: list[float]
-    weights: dict[str, Flat]
+    weights: dict[str, Array]
     own: bool
     inner: Any
 
@@ -64,10 +65,11 @@ class DiLoCoRecovery(ABC):
     _fragments: list[DiLoCoFragment]
     _local: DiLoCoLocalWeights
     _schedule: DiLoCoSchedule
-    _opened: list[ProcessGroup]  # of this world, and of the one that is prepared
+    _groups: HostOptimizerGroups
     _group: CollectiveGroup
     _exchange: FragmentExchange | None
     _steps: int
+    _next_group: CollectiveGroup
 
     def __init__(self) -> None:
         self._own = True  # whether the local weights are what this rank's inner steps have made
@@ -86,6 +88,10 @@ class DiLoCoRecovery(ABC):
         """Commits and outer steps of all fragments so far, without one that is under way: no two moments at which
         a state may begin again have the same number."""
         return self._commits + sum(fragment.updates for fragment in self._fragments)
+
+    def as_participant(self) -> DiLoCoParticipant:
+        """Return this as a part of an elastic state."""
+        return DiLoCoParticipant(self)
 
     @property
     def undoable(self) -> int:
@@ -179,7 +185,7 @@ class DiLoCoRecovery(ABC):
                 ENV_TIMEOUT,
                 world.config.waits.timeout_s,
             )
-            world.group().call(lambda ring: ring.barrier(WireSignature("DiLoCo")))
+            rt.barrier()
 
     def hand_over(self, leaving: Collection[int]) -> None:
         """As `HostOptimizer.hand_over`."""
@@ -190,7 +196,7 @@ class DiLoCoRecovery(ABC):
         """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
         if self._takes_sites_of_world:
             check_elastic_sites()
-        opened = self._open_group()
+        opened = self._next_group = self._groups.open()
         for fragment in self._fragments:
             fragment.host.prepare(opened, former)
         if former[opened.rank] is None:
@@ -215,8 +221,8 @@ class DiLoCoRecovery(ABC):
 
     def adopt(self) -> None:
         """Go on with what `prepare` brought. Local."""
-        self._opened = self._opened[-1:]
-        self._group = self._opened[0]
+        self._groups.adopt()
+        self._group = self._next_group
         for fragment in self._fragments:
             fragment.host.adopt()
         if self._known and self._restored is not None:
@@ -256,10 +262,6 @@ class DiLoCoRecovery(ABC):
     @abstractmethod
     def drain(self) -> None:
         """Return when an exchange that is under way has ended, however it ended."""
-
-    @abstractmethod
-    def _open_group(self) -> ProcessGroup:
-        """A group of all ranks whose collectives need not wait for the script's."""
 
     @abstractmethod
     def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:

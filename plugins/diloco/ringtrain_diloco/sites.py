@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._core.process_groups.context import current, joins_survivors
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat, ProcessGroup
-from ringtrain._core.process_groups.process_sets import group_of, open_group, process_set_of
+import ringtrain as rt
+from ringtrain.adapter import Array, CollectiveGroup, joins_survivors, open_group, process_set_of
+from ringtrain.adapter.devices import ProcessGroup
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.host import HostOptimizer
+from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import Rule
 from ringtrain_diloco.fragments import fragment_bounds
 
@@ -24,9 +24,8 @@ _ONE_RANK_PER_SITE = (
 
 def check_elastic_sites() -> None:
     """Raise ConfigurationError on all ranks if a site that this world names has several ranks."""
-    config = current().config
-    for name, ranks in config.ranks_by_site.items() if config.sites else ():
-        if len(ranks) > 1:
+    for name, ranks in rt.sites().items():
+        if name and len(ranks) > 1:
             raise ConfigurationError(f"DiLoCo: site {name!r} has ranks {ranks}; {_ONE_RANK_PER_SITE}")
 
 
@@ -47,15 +46,15 @@ class DiLoCoSites:
         """
         if group is not None:
             return cls(tuple((rank,) for rank in range(group.size)), group.rank)
-        config = current().config
+        size, rank = rt.size(), rt.rank()
         if elastic and given is None and not joins_survivors():  # they check it in `prepare`, together
             check_elastic_sites()
-        named = config.ranks_by_site if given is None and not elastic else {}
+        named = rt.sites() if given is None and not elastic else {}
         found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
-        sites = cls(tuple(found) or tuple((rank,) for rank in range(config.place.size)), config.place.rank)
-        if sorted(rank for ranks in found for rank in ranks) != list(range(config.place.size)) and found:
+        sites = cls(tuple(found) or tuple((rank,) for rank in range(size)), rank)
+        if sorted(rank for ranks in found for rank in ranks) != list(range(size)) and found:
             raise ConfigurationError(
-                f"DiLoCo: sites is {given}; expected each rank from 0 to {config.place.size - 1} in one of them"
+                f"DiLoCo: sites is {given}; expected each rank from 0 to {size - 1} in one of them"
             )
         if elastic and not sites.alone:
             raise ConfigurationError(f"DiLoCo: sites is {sites.ranks}; {_ONE_RANK_PER_SITE}")
@@ -88,14 +87,13 @@ class DiLoCoSiteGroups:
         if self.near.rank < self.carriers:
             self.far = open_group(peers[self.near.rank])
 
-    def average(self, gradients: Mapping[str, Flat]) -> None:
+    def average(self, gradients: Mapping[str, Array]) -> None:
         """Average `gradients` over the ranks of this site, in place. Collective in the site."""
-        group = group_of(self.site)
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients.values()):
             arrays = [gradient for gradient in gradients.values() if gradient.dtype == dtype]
             flat = np.concatenate([array.reshape(-1) for array in arrays])
-            group.all_reduce(flat).wait()
-            flat /= dtype.type(group.size)
+            rt.allreduce_(flat, op=rt.Sum, process_set=self.site)
+            flat /= dtype.type(self.near.size)
             ends = accumulate(array.size for array in arrays)
             for array, end in zip(arrays, ends, strict=True):
                 array[...] = flat[end - array.size : end].reshape(array.shape)
@@ -114,7 +112,7 @@ class SiteOptimizer:
     With unequal sites there are as many parts as the smallest site has ranks.
     """
 
-    def __init__(self, initial: Mapping[str, Flat], rule: Rule, groups: DiLoCoSiteGroups, **options: Any) -> None:
+    def __init__(self, initial: Mapping[str, Array], rule: Rule, groups: DiLoCoSiteGroups, **options: Any) -> None:
         self._near = groups.near
         names = list(initial)
         sizes = [array.nbytes for array in initial.values()]
@@ -122,8 +120,8 @@ class SiteOptimizer:
         parts = [names[first:end] for first, end in pairwise(cuts)]
         parts += [[]] * (self._near.size - len(parts))
         self.carries = tuple(parts[self._near.rank])
-        self.weights: dict[str, Flat] = {}
-        self._buffers: list[tuple[Flat, list[int]]] = []
+        self.weights: dict[str, Array] = {}
+        self._buffers: list[tuple[Array, list[int]]] = []
         for dtype in dict.fromkeys(array.dtype for array in initial.values()):
             of_dtype = [[name for name in part if initial[name].dtype == dtype] for part in parts]
             bounds = [0, *accumulate(sum(initial[name].size for name in part) for part in of_dtype)]
@@ -142,12 +140,12 @@ class SiteOptimizer:
         self._norm: float | None = None
         self._gather()
 
-    def gradient(self, name: str) -> Flat:
+    def gradient(self, name: str) -> Array:
         """Where the gradient of `name`, which this rank carries, is to be written."""
         assert self._host is not None
         return self._host.gradient(name)
 
-    def submit(self, name: str, gradient: Flat) -> None:
+    def submit(self, name: str, gradient: Array) -> None:
         """The gradient of `name`, which this rank carries, is there."""
         assert self._host is not None
         self._host.submit(name, gradient)

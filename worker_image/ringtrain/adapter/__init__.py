@@ -17,12 +17,12 @@ from ringtrain._core.negotiation.gradients import (
 from ringtrain._core.negotiation.objects import allgather_object, broadcast_object
 from ringtrain._core.negotiation.queues import barrier, join, join_after_updates, queue_of
 from ringtrain._core.negotiation.submission import NamedSubmission
-from ringtrain._core.process_groups.context import attached, joins_survivors
+from ringtrain._core.process_groups.context import attached, drain_before_leaving, joins_survivors
 from ringtrain._core.process_groups.context import current as current_world
 from ringtrain._core.process_groups.draws import note_process_group_epoch as note_epoch
 from ringtrain._core.process_groups.formations import is_elastic
 from ringtrain._core.process_groups.group import CollectiveGroup
-from ringtrain._core.process_groups.process_sets import members, trains_alone
+from ringtrain._core.process_groups.process_sets import members, open_group, process_set_of, trains_alone
 from ringtrain._core.process_groups.tensors import Array
 from ringtrain._core.requirements import missing
 from ringtrain._core.transport.threads import TransportThreadPool
@@ -31,11 +31,13 @@ from ringtrain._core.wire.values import ForeignWireValues, decode_value, encode_
 from ringtrain._core.world.discovery import environment_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain.optim.host import BUCKET_BYTES
+from ringtrain.optim.layout import ParamSpec
 from ringtrain.optim.on_host import HostOptimizerGroups, OnHostOptimizer
 from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas
+from ringtrain.optim.state import check_same_model
 
 # Raised by 1 where a name goes, or means something else; new names do not raise it.
-ADAPTER_VERSION: Final = 1
+ADAPTER_VERSION: Final = 2
 
 __all__ = [
     "ADAPTER_VERSION",
@@ -50,6 +52,7 @@ __all__ = [
     "OnHostOptimizer",
     "OptimizerReplica",
     "OptimizerReplicas",
+    "ParamSpec",
     "TransportThreadPool",
     "allgather_gradient",
     "allgather_object",
@@ -59,8 +62,10 @@ __all__ = [
     "broadcast_gradient",
     "broadcast_object",
     "can_travel",
+    "check_same_model",
     "current_world",
     "decode_value",
+    "drain_before_leaving",
     "dtype_of",
     "encode_value",
     "environment_rank",
@@ -72,7 +77,9 @@ __all__ = [
     "members",
     "missing",
     "note_epoch",
+    "open_group",
     "parse_tf_config",
+    "process_set_of",
     "queue_of",
     "reducescatter_gradient",
     "trains_alone",

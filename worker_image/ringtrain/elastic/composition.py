@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.data import ElasticShard
 from ringtrain.elastic.handlers import HandlerPairs, ShardHandler, StatefulObjectHandler, participants_by_type
 from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
-from ringtrain.elastic.participants import Participant, extensions
+from ringtrain.elastic.participants import Participant, ParticipantSource, extensions
 from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import check_sendable
 from ringtrain.elastic.values import PlainValues
@@ -26,7 +27,8 @@ def make_participants(
     result: they are restored before what depends on them. Raises ConfigurationError for a value that has no handler.
     """
     foreign = foreign or next((one.wire_values for one in extensions() if one.wire_values is not None), None)
-    made = participants_by_type(values, [*pairs, (ElasticOptimizer, OptimizerParticipant)])
+    first = (ParticipantSource, methodcaller("as_participant"))
+    made = participants_by_type(values, [first, *pairs, (ElasticOptimizer, OptimizerParticipant)])
     objects = _without(values, made)
     refusals = {name: None if is_stateful(value) else _refusal(name, value, foreign) for name, value in objects.items()}
     objects = {name: value for name, value in objects.items() if is_stateful(value) or refusals[name]}

@@ -36,13 +36,6 @@ class ElasticOptimizer(Protocol):
     def hand_over(self, leaving: Collection[int]) -> None: ...
 
 
-@runtime_checkable
-class ElasticCommitFinishing(Protocol):
-    """An optimizer whose ranks make updates together once all have committed a step; `whole`: a change is planned."""
-
-    def finish_commit(self, whole: bool) -> None: ...
-
-
 class OptimizerParticipant(Participant):
     """An `ElasticOptimizer`. A commit copies nothing: the optimizer can undo its last update."""
 
@@ -63,7 +56,7 @@ class OptimizerParticipant(Participant):
 
     @property
     def undoable(self) -> int:
-        return int(getattr(self.value, "undoable", 1))
+        return 1
 
     def check(self, name: str, call: str) -> None:
         if self.value.accumulating:
@@ -79,12 +72,6 @@ class OptimizerParticipant(Participant):
     def commit(self) -> None:
         self.value.commit()
         self._committed = int(self.value.updates)
-
-    def finish_commit(self, is_planned: bool) -> None:
-        optimizer: object = self.value
-        if isinstance(optimizer, ElasticCommitFinishing):
-            optimizer.finish_commit(is_planned)
-            self._committed = int(self.value.updates)
 
     def restore(self) -> None:
         self.value.rollback(self._committed)

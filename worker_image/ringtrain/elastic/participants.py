@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.values import ForeignWireValues
@@ -100,6 +100,13 @@ class Participant:
 
     def discard(self) -> None:
         """Forget what was received and prepared, if anything was: the world broke before. Final, local."""
+
+
+@runtime_checkable
+class ParticipantSource(Protocol):
+    """A value that makes its own participant: no handler or extension is asked."""
+
+    def as_participant(self) -> Participant: ...
 
 
 # Makes participants of values that have none yet, by attribute. The second argument has all values of the state: a

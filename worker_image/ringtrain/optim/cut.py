@@ -125,7 +125,7 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     Raises MismatchError unless all ranks have the same model.
     """
     layout = model.layout(group.size)
-    check_same_model(group, layout, model.compared())
+    check_same_model(group, layout.specs, model.compared())
     kernels = best_kernels()
     arenas = ParameterArenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
 from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements_of_cut
 from ringtrain.errors import ConfigurationError, MismatchError
-from ringtrain.optim.layout import Bucket, Layout, ParamSpec
+from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.replica_check import compare_weights
@@ -377,13 +377,13 @@ def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapp
         )
 
 
-def check_same_model(group: CollectiveGroup, layout: Layout, settings: Mapping[str, Any]) -> None:
+def check_same_model(group: CollectiveGroup, specs: Sequence[ParamSpec], settings: Mapping[str, Any]) -> None:
     """Raise MismatchError on every rank unless all registered the same parameters with the same settings.
 
     The message names the first rank that differs from rank 0, and both values.
     """
-    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in layout.specs]
-    names = [spec.name for spec in layout.specs]
+    described = [f"{spec.shape} {spec.dtype}{' local' if spec.local else ''}" for spec in specs]
+    names = [spec.name for spec in specs]
     registered = {"names": names, "described": described, "settings": dict(settings)}
     reported = group.allgather_object(registered, "optimizer")
     root = reported[0]
