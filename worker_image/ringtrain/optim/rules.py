@@ -94,7 +94,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Nesterov(SGD):
-    """`SGD` with Nesterov's momentum and the numbers of DiLoCo's outer optimizer. Douillard et al. 2023."""
+    """`SGD` with Nesterov's momentum and the defaults of an outer optimizer (Douillard et al. 2023)."""
 
     lr: float = 0.7
     momentum: float = 0.9

@@ -89,6 +89,22 @@ def test_a_newcomer_puts_back_what_it_had_if_its_world_breaks_before_it_is_adopt
     assert found == [(0, [5, 0]), (1, [5, 0])]
 
 
+class Self(Thing):
+    """A value that makes its own participant."""
+
+    def as_participant(self) -> elastic.Participant:
+        return Recorder(self)
+
+
+def test_a_value_makes_its_own_participant() -> None:
+    """Before handlers of the state and extensions are asked."""
+    value = Self()
+    state: Any = elastic.State(handlers=[(Thing, Losing)], one=value, other=Thing())
+    kinds = {name: type(participant).__name__ for name, participant in state._participants.items() if name}
+    assert kinds == {"one": "Recorder", "other": "Losing"}
+    assert state.one is value
+
+
 def _participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, elastic.Participant]:
     return {name: Recorder(value) for name, value in left.items() if isinstance(value, Thing)}
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.commands import completed
 
+CORE = Path(__file__).parents[4] / "worker_image"
+
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
@@ -75,3 +77,42 @@ def test_a_plugin_that_is_not_installed_is_named(plugin: Path) -> None:
         "ModuleNotFoundError: ringtrain.other needs the plugin ringtrain-other, which is not installed: "
         "pip install 'ringtrain[other]'"
     )
+
+
+WITHOUT = """
+import sys
+sys.modules["ringtrain_diloco"] = None  # as if it were not installed
+import ringtrain as rt
+assert rt.optim.HostOptimizer and not hasattr(rt.optim, "Absent")
+"""
+
+
+@pytest.mark.parametrize("use", ["rt.optim.DiLoCo", "from ringtrain.optim import DiLoCo", "import ringtrain.diloco"])
+def test_an_optimizer_whose_plugin_is_not_installed(use: str) -> None:
+    """The core works without it; whoever uses the name reads what to install."""
+    done = completed([sys.executable, "-c", f"{WITHOUT}\n{use}"])
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: ringtrain.diloco needs the plugin ringtrain-diloco, which is not installed: "
+        "pip install 'ringtrain[diloco]'"
+    )
+
+
+def test_a_name_is_loaded_on_use(plugin: Path) -> None:
+    """Its module does not run before; other names are no attributes."""
+    program = (
+        "from ringtrain.shared.plugins import load_on_use; get = load_on_use('here', Kind='ringtrain_toy.part.inner'); "
+        "print('before'); print(get('Kind').__name__); get('Other')"
+    )
+    assert output_of(plugin, program) == [
+        "before",
+        "inner runs",
+        "Kind",
+        "AttributeError: module 'here' has no attribute 'Other'",
+    ]
+
+
+def test_the_core_names_no_plugin_of_optimizers() -> None:
+    """Neither library nor launcher has its name in an import, a condition, a message or a comment."""
+    sources = [path for package in ("ringtrain", "ringtrain_job") for path in (CORE / package).rglob("*.py")]
+    named = {path.relative_to(CORE).as_posix() for path in sources if "diloco" in path.read_text().lower()}
+    assert named == {"ringtrain/diloco.py"}
