@@ -1,4 +1,4 @@
-"""What DiLoCo synchronizes together, when it does, and one such exchange."""
+"""Fragments: groups of parameters that are synchronized together, their schedule, and one exchange."""
 
 import contextvars
 import threading
@@ -18,8 +18,11 @@ from ringtrain.step_time import REDUCTION, beside_training
 
 @dataclass(frozen=True)
 class DiLoCoSchedule:
-    """When fragments are synchronized: fragment f after each inner step t with t mod `sync_every` = (f + 1) *
-    `sync_every` // `fragments`, or 0; its outer weights arrive `overlap_steps` later. `mix`: see `DiLoCo`."""
+    """Inner steps after which fragments are synchronized.
+
+    Fragment f is synchronized after each inner step t for which t mod `sync_every` is (f + 1) * `sync_every` //
+    `fragments`, or 0 for the last one. Its outer weights arrive `overlap_steps` later. `mix`: see `DiLoCo`.
+    """
 
     sync_every: int
     fragments: int
@@ -27,33 +30,33 @@ class DiLoCoSchedule:
     mix: float
 
     def check(self, parameters: int) -> None:
-        """Raise ConfigurationError that names the argument that is wrong."""
+        """Raise ConfigurationError that names the wrong argument. `parameters`: their number."""
         if self.sync_every < 1:
             raise ConfigurationError(f"DiLoCo: sync_every is {self.sync_every}; expected at least 1 inner step")
         most = min(parameters, self.sync_every)
         if not 1 <= self.fragments <= most:
             raise ConfigurationError(
-                f"DiLoCo: fragments is {self.fragments}; expected 1 to {most}: no more than there are parameters "
-                f"({parameters}) and steps in sync_every ({self.sync_every})"
+                f"DiLoCo: fragments is {self.fragments}; expected 1 to {most}: at most the number of parameters "
+                f"({parameters}) and of steps in sync_every ({self.sync_every})"
             )
         interval = self.sync_every // self.fragments
         if not 0 <= self.overlap_steps < interval:
             raise ConfigurationError(
-                f"DiLoCo: overlap_steps is {self.overlap_steps}; expected 0 to {interval - 1}: the next of "
-                f"{self.fragments} fragments is due {interval} steps later (sync_every={self.sync_every})"
+                f"DiLoCo: overlap_steps is {self.overlap_steps}; expected 0 to {interval - 1}: with {self.fragments} "
+                f"fragments and sync_every={self.sync_every} the next synchronization is {interval} steps later"
             )
         if not 0 <= self.mix <= 1:
             raise ConfigurationError(
-                f"DiLoCo: mix is {self.mix}; expected 0 (take the outer weights) to 1 (keep this rank's own)"
+                f"DiLoCo: mix is {self.mix}; expected 0 (use the outer weights) to 1 (keep this rank's weights)"
             )
 
     def due(self, step: int) -> int | None:
-        """The fragment that is synchronized after inner step `step`, if one is."""
+        """Return the index of the fragment to synchronize after inner step `step`, or None."""
         place = step % self.sync_every or self.sync_every
         return self._places.index(place) if place in self._places else None
 
     def steps_left(self, step: int) -> int:
-        """How many inner steps after `step` the next fragment is due."""
+        """Return the number of inner steps from `step` to the next synchronization."""
         return min((place - step - 1) % self.sync_every + 1 for place in self._places)
 
     @property
@@ -62,7 +65,7 @@ class DiLoCoSchedule:
 
 
 class OuterOptimizerStep(Protocol):
-    """An outer optimizer of some parameters, as `HostOptimizer` is one."""
+    """Outer optimizer of some parameters, such as `HostOptimizer`."""
 
     @property
     def weights(self) -> Mapping[str, Array]: ...
@@ -88,9 +91,11 @@ class OuterOptimizerStep(Protocol):
 
 @dataclass
 class DiLoCoFragment:
-    """Parameters that are synchronized together. `carries`: those whose pseudo-gradient this rank sends. `sent`:
-    the inner step of the last one; `samples`: how many were trained on since. `updates`: outer steps whose weights
-    have arrived."""
+    """Parameters that are synchronized together, and their outer optimizer.
+
+    `carries`: names whose pseudo-gradient this rank sends. `sent`: inner step of the last synchronization. `samples`:
+    trained on since. `updates`: outer steps whose weights have arrived.
+    """
 
     index: int
     names: tuple[str, ...]
@@ -102,14 +107,18 @@ class DiLoCoFragment:
 
     @property
     def host(self) -> HostOptimizer:
-        """The outer optimizer of ranks without sites."""
+        """Outer optimizer of ranks that train alone."""
         assert isinstance(self.outer, HostOptimizer)
         return self.outer
 
 
 @dataclass
 class FragmentExchange:
-    """The outer step of `fragment` from inner step `step` on: `work`, on a thread of its own if it may overlap."""
+    """Outer step of `fragment` with the pseudo-gradient after inner step `step`.
+
+    `work` makes it: on a thread if it may overlap inner steps. `seconds`: its duration. `waited`: the part of it for
+    which training stood still.
+    """
 
     fragment: DiLoCoFragment
     step: int
@@ -120,16 +129,17 @@ class FragmentExchange:
     _thread: threading.Thread | None = field(default=None, repr=False)
 
     def begin(self, overlaps: bool) -> None:
+        """Run `work`: in the background if `overlaps`, else before this returns."""
         if not overlaps:
             self._run()
             self.waited = self.seconds
             return
-        run = contextvars.copy_context().run  # where a process holds several ranks: which one this is
+        run = contextvars.copy_context().run  # a process may hold several ranks; the context says which one this is
         self._thread = threading.Thread(target=run, args=(self._beside,), name="ringtrain-diloco", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the outer weights are new. Raises what made that fail."""
+        """Return when the outer weights are new. Raises the error of `work`."""
         if self._thread is not None:
             began = time.perf_counter()
             with REDUCTION:
@@ -139,6 +149,7 @@ class FragmentExchange:
             raise self._error
 
     def join(self) -> None:
+        """Return when `work` has ended, with or without an error."""
         if self._thread is not None:
             self._thread.join()
 
@@ -158,8 +169,7 @@ class FragmentExchange:
 
 
 def fragment_bounds(nbytes: Sequence[int], fragments: int) -> list[int]:
-    """Cut parameters of so many bytes, in their order, into `fragments` groups of about as many bytes, none of
-    them empty: `fragments` + 1 indices."""
+    """Return `fragments` + 1 indices that cut parameters, in order, into groups of about equal bytes, none empty."""
     ends, bounds = np.cumsum(nbytes), [0]
     for fragment in range(1, fragments):
         nearest = int(np.argmin(np.abs(ends - ends[-1] * fragment / fragments))) + 1

@@ -1,4 +1,4 @@
-"""A DiLoCo as part of an elastic state."""
+"""Participant of a DiLoCo in an elastic state."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""What an elastic DiLoCo keeps from commit to commit, goes back to, and takes into the next world."""
+"""Commits of an elastic DiLoCo, rollback to one, and the move into the next world."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ringtrain.adapter import Array, CollectiveGroup, HostOptimizerGroups
 from ringtrain.adapter.devices import ProcessGroupContext
 from ringtrain.adapter.state import StatefulObject
 from ringtrain.shared.contract import ENV_TIMEOUT
+from ringtrain_diloco.arguments import DiLoCoLocalWeights
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
 from ringtrain_diloco.participant import DiLoCoParticipant
 from ringtrain_diloco.sites import check_elastic_sites
@@ -25,22 +26,14 @@ from ringtrain_diloco.sites import check_elastic_sites
 log = logging.getLogger("ringtrain")
 
 
-@runtime_checkable
-class DiLoCoLocalWeights(Protocol):
-    """This rank's own weights, which its inner optimizer changes: in host memory, or on a device."""
-
-    def read(self, names: Sequence[str]) -> Sequence[Array]:
-        """Return the weights `names` as arrays of the host, to be read before the next inner step."""
-
-    def write(self, name: str, values: Array) -> None:
-        """Set the weight `name`, in place."""
-
-
 @dataclass(frozen=True)
 class _DiLoCoCommit:
-    """State of a rank at commit `number`, before its synchronization: by fragment the outer steps, the inner step
-    of the synchronization before and the samples since; inner steps; its weights, and whether its own inner steps
-    made them. `inner`: the inner optimizer's state, if it is known."""
+    """State of a rank at commit `number`, before the commit's synchronization.
+
+    `updates`, `sent`, `samples`: of each fragment the outer steps, the inner step of its last synchronization, and the
+    samples since. `own`: whether inner steps of this rank made `weights`. `inner`: the inner optimizer's state, or
+    None.
+    """
 
     number: int
     updates: list[int]
@@ -53,12 +46,12 @@ class _DiLoCoCommit:
 
     @property
     def at(self) -> int:
-        """`DiLoCo.updates` then."""
+        """Value of `DiLoCo.updates` at the commit."""
         return self.number + sum(self.updates)
 
 
 class DiLoCoRecovery(ABC):
-    """The part of a `DiLoCo` that `ringtrain.elastic.State` asks, with `elastic`."""
+    """The methods of `DiLoCo` that `ringtrain.elastic.State` calls, for `elastic=True`."""
 
     _inner: StatefulObject | None
     _takes_sites_of_world: bool
@@ -72,54 +65,56 @@ class DiLoCoRecovery(ABC):
     _next_group: CollectiveGroup
 
     def __init__(self) -> None:
-        self._own = True  # whether the local weights are what this rank's inner steps have made
-        self._known = True  # whether this rank knows where the others are
-        # Of two commits: a rank may have come through the synchronization that another one has to repeat.
+        self._own = True  # whether inner steps of this rank made the local weights
+        self._known = True  # whether this rank has the step numbers of the world
+        # Two commits: this rank may have finished a synchronization that another one has to repeat.
         self._last_commits: deque[_DiLoCoCommit] = deque(maxlen=2)
-        self._commits = self._reached = 0  # reached: inner steps before a rollback
+        self._commits = self._reached = 0  # reached: number of inner steps before a rollback
         self._committed_steps = 0  # inner steps at the last commit
         self._prepared: tuple[int, int, list[int]] = 0, 0, []
         self._committed_at = time.monotonic()
         self._restored: tuple[_DiLoCoCommit, Sequence[int]] | None = None
-        self._synchronized: list[int] = []  # updates by fragment after the last commit's synchronization
+        self._synchronized: list[int] = []  # outer steps of each fragment after the last commit's synchronization
 
     @property
     def updates(self) -> int:
-        """Commits and outer steps of all fragments so far, without one that is under way: no two moments at which
-        a state may begin again have the same number."""
+        """Number of commits plus outer steps of all fragments, without an exchange that is under way.
+
+        It is different at all points to which a state may go back.
+        """
         return self._commits + sum(fragment.updates for fragment in self._fragments)
 
     def as_participant(self) -> DiLoCoParticipant:
-        """Return this as a part of an elastic state."""
+        """Return the participant of this optimizer in an elastic state."""
         return DiLoCoParticipant(self)
 
     @property
     def undoable(self) -> int:
-        """How many of the last outer steps can be undone: one of each fragment."""
+        """Number of outer steps that can be undone: one of each fragment."""
         return len(self._fragments)
 
     @property
     def accumulating(self) -> bool:
-        """Whether a commit has to wait: never, it may come after any inner step."""
+        """Whether a commit has to wait: no, it may follow any inner step."""
         return False
 
     def wait_for(self) -> None:
-        """Take the outer weights of an exchange that is under way. On all ranks after the same inner step."""
+        """Wait for an exchange that is under way and use its outer weights. On all ranks after the same step."""
         if self._exchange is not None:
             self._land()
 
     def commit(self) -> None:
-        """Keep this rank's own weights as they are, before they are synchronized: `rollback` goes back to them.
+        """Copy the weights of this rank before they are synchronized, for `rollback`.
 
-        Once more after the same inner step it is the same commit: how often a rank did it before a world failed
-        must not decide to which one it can go back.
+        A second call after the same inner step repeats the same commit: the number of calls before a world failed must
+        not change the commit to which a rank can go back.
         """
         self._commits += self._steps != self._committed_steps
         self._committed_steps = self._steps
         for fragment in self._fragments:
             fragment.host.commit()
         if self._restored is not None and self._restored[0].steps == self._steps:
-            return  # until `adopt` outer weights may not be whole: what a rollback went back to stays as it is
+            return  # outer weights may be incomplete before `adopt`: leave the commit of the rollback unchanged
         self._restored = None
         names = [name for fragment in self._fragments for name in fragment.names]
         weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
@@ -134,51 +129,54 @@ class DiLoCoRecovery(ABC):
         self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
-        """Go back to the moment when `updates` was `to`: to a commit, or to the end of its synchronization. Local.
-        Return `to`."""
+        """Go back to the point where `updates` was `to`: a commit, or the end of its synchronization. Local.
+
+        Returns `to`, by default the present value.
+        """
         self.drain()
         self._exchange = None
         self._reached = max(self._reached, self._steps)
         done = self.updates if to is None else to
-        kept = next((kept for kept in reversed(self._last_commits) if kept.at <= done), None)
-        self._known, self._own = kept is not None, False
+        commit = next((commit for commit in reversed(self._last_commits) if commit.at <= done), None)
+        self._known, self._own = commit is not None, False
         updates = [fragment.updates for fragment in self._fragments]
-        if kept is not None:
-            is_done = kept.at < done
-            updates, self._own = (self._synchronized if is_done else kept.updates), kept.own or is_done
-            self._commits, self._committed_steps = kept.number, kept.steps
-            while self._last_commits[-1] is not kept:
+        if commit is not None:
+            is_done = commit.at < done
+            updates, self._own = (self._synchronized if is_done else commit.updates), commit.own or is_done
+            self._commits, self._committed_steps = commit.number, commit.steps
+            while self._last_commits[-1] is not commit:
                 self._last_commits.pop()
         for fragment, wanted in zip(self._fragments, updates, strict=True):
             fragment.updates = fragment.host.rollback(wanted)
-        self._restored = None if kept is None else (kept, updates)
+        self._restored = None if commit is None else (commit, updates)
         if self._restored is not None:
             self._restore(*self._restored)
         return done
 
-    def _restore(self, kept: _DiLoCoCommit, updates: Sequence[int]) -> None:
-        """Set local weights to those after `updates`: those of a commit, or what its synchronization made of them.
-        Load the inner optimizer's state of that commit, too: this rank may have made inner steps since."""
-        self._steps = kept.steps
+    def _restore(self, commit: _DiLoCoCommit, updates: Sequence[int]) -> None:
+        """Set the local weights to those of a commit, or to those after its synchronization if `updates` has it.
+
+        Also load the inner optimizer's state of the commit: this rank may have taken inner steps since.
+        """
+        self._steps = commit.steps
         if self._inner is not None:
-            self._inner.load_state_dict(copy.deepcopy(kept.inner))  # torch takes tensors as they are
+            self._inner.load_state_dict(copy.deepcopy(commit.inner))  # torch does not copy tensors
         for index, fragment in enumerate(self._fragments):
             for name in fragment.names:
-                self._local.write(name, kept.weights[name])
-            fragment.sent, fragment.samples = kept.sent[index], kept.samples[index]
-            if updates[index] > kept.updates[index]:
-                fragment.sent, fragment.samples = kept.steps, 0
+                self._local.write(name, commit.weights[name])
+            fragment.sent, fragment.samples = commit.sent[index], commit.samples[index]
+            if updates[index] > commit.updates[index]:
+                fragment.sent, fragment.samples = commit.steps, 0
                 self._mix(fragment)
 
     def _leave_in_time(self, world: ProcessGroupContext) -> None:
-        """Raise PeerLost where a member was lost and the next commit, which notices that, is so far away that this
-        rank's agent would end the process first."""
+        """Raise PeerLost if a rank was lost and the agent would end this process before the next commit notices."""
         per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._last_commits[-1].steps)
         left = self._schedule.steps_left(self._steps)
         if (left_s := left * per_step_s) > world.config.waits.timeout_s / 2:
             log.warning(
-                "a rank was lost, and the next commit is %d inner steps or %.0f s away (sync_every=%d), where %s "
-                "is %g s: going back to the last commit",
+                "a rank was lost; the next commit is %d inner steps or %.0f s away (sync_every=%d) and %s is %g s: "
+                "going back to the last commit",
                 left,
                 left_s,
                 self._schedule.sync_every,
@@ -188,12 +186,12 @@ class DiLoCoRecovery(ABC):
             rt.barrier()
 
     def hand_over(self, leaving: Collection[int]) -> None:
-        """As `HostOptimizer.hand_over`."""
+        """Send to ranks that stay the shards that only the ranks `leaving` have. Collective."""
         for fragment in self._fragments:
             fragment.host.hand_over(leaving)
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring the outer optimizer into the world of now, in a group of its own. Collective."""
+        """Reshard the outer optimizer for the present world, in its own group. Collective."""
         if self._takes_sites_of_world:
             check_elastic_sites()
         opened = self._next_group = self._groups.open()
@@ -203,8 +201,8 @@ class DiLoCoRecovery(ABC):
             first = min(fragment.sent for fragment in self._fragments) + 1
             if self._known and first <= self._reached:
                 log.warning(
-                    "the others went on without this rank: its inner steps %d to %d are given up, and it takes "
-                    "their outer weights",
+                    "the other ranks went on without this one: it drops its inner steps %d to %d and uses their outer "
+                    "weights",
                     first,
                     self._reached,
                 )
@@ -212,21 +210,23 @@ class DiLoCoRecovery(ABC):
         self._prepared = self._steps_of_others(opened)
 
     def _steps_of_others(self, group: CollectiveGroup) -> tuple[int, int, list[int]]:
-        """Return commits, inner steps, and the step of each fragment's last synchronization, of the first rank that
-        knows them. Collective."""
+        """Return commits, inner steps, and the step of each fragment's last synchronization. Collective.
+
+        They are those of the first rank that has them.
+        """
         own = [self._known, self._commits, self._steps, [fragment.sent for fragment in self._fragments]]
-        told = group.allgather_object(own, "DiLoCo's steps")
-        _, commits, steps, sent = next((one for one in told if one[0]), told[0])
+        everyone = group.allgather_object(own, "DiLoCo's steps")
+        _, commits, steps, sent = next((one for one in everyone if one[0]), everyone[0])
         return commits, steps, sent
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local."""
+        """Use the state that `prepare` made. Local."""
         self._groups.adopt()
         self._group = self._next_group
         for fragment in self._fragments:
             fragment.host.adopt()
         if self._known and self._restored is not None:
-            self._restore(*self._restored)  # outer weights are whole now
+            self._restore(*self._restored)  # outer weights are complete now
         else:
             self._take_outer()
             for fragment in self._fragments:
@@ -238,17 +238,21 @@ class DiLoCoRecovery(ABC):
             fragment.sent, fragment.updates = step, fragment.host.updates
         self._synchronized = [fragment.updates for fragment in self._fragments]
         if self._group.rank == 0 and min(sent) < self._steps:
-            log.warning("inner steps %d to %d count without those of ranks that were lost", min(sent) + 1, self._steps)
+            log.warning(
+                "the mean of inner steps %d to %d leaves out the ranks that were lost", min(sent) + 1, self._steps
+            )
 
     def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
+        """Drop the state that `prepare` made. Local."""
         for fragment in self._fragments:
             fragment.host.discard()
 
     def finish_commit(self, whole: bool = False) -> None:
-        """Average what inner steps have changed since the last time, of the ranks that know their own: of the
-        fragment that is due; of all where none is, or with `whole`, as before a planned change. Collective, after
-        a commit on all ranks, and again in the next world where that failed."""
+        """Synchronize the fragment that is due, or all fragments if none is or `whole` is True. Collective.
+
+        Called after all ranks have committed, and again in the next world if that failed. The mean is over ranks whose
+        weights their own inner steps made. `whole`: before a planned change.
+        """
         index = self._schedule.due(self._steps)
         overlaps = self._schedule.overlap_steps > 0 and not whole and index is not None
         for fragment in self._fragments if whole or index is None else [self._fragments[index]]:
@@ -261,20 +265,20 @@ class DiLoCoRecovery(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Return when an exchange that is under way has ended, however it ended."""
+        """Return when an exchange that is under way has ended, with or without an error."""
 
     @abstractmethod
     def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:
-        """Take the pseudo-gradient of `fragment` as it is now, and begin its outer step."""
+        """Compute the pseudo-gradient of `fragment` and begin its outer step."""
 
     @abstractmethod
     def _land(self) -> None:
-        """Wait for the exchange that is under way, and take its outer weights."""
+        """Wait for the exchange that is under way and use its outer weights."""
 
     @abstractmethod
     def _mix(self, fragment: DiLoCoFragment) -> None:
-        """Take the outer weights of a fragment, and keep the part `mix` of what this rank has."""
+        """Set local weights of `fragment` to outer + mix * (local - outer)."""
 
     @abstractmethod
     def _take_outer(self, *fragments: DiLoCoFragment) -> None:
-        """Have the outer weights of these fragments, or of all, as local ones."""
+        """Set local weights to the outer ones: of `fragments`, by default of all."""

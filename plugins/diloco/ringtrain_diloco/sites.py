@@ -1,4 +1,4 @@
-"""Ranks of one site train synchronously; between sites each byte of an outer step travels once."""
+"""Sites: ranks of one site train synchronously, and each byte of an outer step leaves a site once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from ringtrain.optim.rules import Rule
 from ringtrain_diloco.fragments import fragment_bounds
 
 _ONE_RANK_PER_SITE = (
-    "expected one rank per site with elastic=True, because a lost rank interrupts the others of its site amid a step; "
+    "expected one rank per site with elastic=True, because a lost rank interrupts a step of the others of its site; "
     "start one rank per site, pass sites=() so that each rank trains alone, or leave elastic out"
 )
 
 
 def check_elastic_sites() -> None:
-    """Raise ConfigurationError on all ranks if a site that this world names has several ranks."""
+    """Raise ConfigurationError on all ranks if a named site of this world has several ranks."""
     for name, ranks in rt.sites().items():
         if name and len(ranks) > 1:
             raise ConfigurationError(f"DiLoCo: site {name!r} has ranks {ranks}; {_ONE_RANK_PER_SITE}")
@@ -31,7 +31,7 @@ def check_elastic_sites() -> None:
 
 @dataclass(frozen=True)
 class DiLoCoSites:
-    """The world's ranks by site, each ascending, and this rank."""
+    """Ranks of each site in ascending order, and this rank."""
 
     ranks: tuple[tuple[int, ...], ...]
     rank: int
@@ -40,21 +40,21 @@ class DiLoCoSites:
     def chosen(
         cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
     ) -> "DiLoCoSites":
-        """The sites `given`, else the world's own; each rank is one where there are none of several ranks.
+        """Return the sites `given`, else those of the world, else one site for each rank.
 
-        Raises ConfigurationError unless each rank is in one site, and if `elastic` and a site has several ranks.
+        Raises ConfigurationError unless each rank is in one site, or if `elastic` and a site has several ranks.
         """
         if group is not None:
             return cls(tuple((rank,) for rank in range(group.size)), group.rank)
         size, rank = rt.size(), rt.rank()
-        if elastic and given is None and not joins_survivors():  # they check it in `prepare`, together
+        if elastic and given is None and not joins_survivors():  # those check in `prepare`, on all ranks
             check_elastic_sites()
         named = rt.sites() if given is None and not elastic else {}
         found = [tuple(sorted(ranks)) for ranks in (named.values() if len(named) > 1 else given or ())]
         sites = cls(tuple(found) or tuple((rank,) for rank in range(size)), rank)
         if sorted(rank for ranks in found for rank in ranks) != list(range(size)) and found:
             raise ConfigurationError(
-                f"DiLoCo: sites is {given}; expected each rank from 0 to {size - 1} in one of them"
+                f"DiLoCo: sites is {given}; expected each rank from 0 to {size - 1} in exactly one site"
             )
         if elastic and not sites.alone:
             raise ConfigurationError(f"DiLoCo: sites is {sites.ranks}; {_ONE_RANK_PER_SITE}")
@@ -62,19 +62,20 @@ class DiLoCoSites:
 
     @property
     def alone(self) -> bool:
-        """Whether each rank is a site of its own."""
+        """Whether each site has one rank."""
         return all(len(ranks) == 1 for ranks in self.ranks)
 
     @property
     def own(self) -> int:
-        """The number of this rank's site."""
+        """Index of this rank's site."""
         return next(number for number, ranks in enumerate(self.ranks) if self.rank in ranks)
 
 
 class DiLoCoSiteGroups:
-    """This rank's site, and its peers: the ranks that have its place in theirs. Collective over the world.
+    """Groups of this rank: its site, and the ranks with the same place in other sites. Collective over the world.
 
-    `site`: the process set of the former. `carriers`: so many ranks of each site have peers in every other.
+    `site`: process set of the site. `near`: group of the site. `far`: group of the ranks with the same place, None if
+    another site has none. `carriers`: number of ranks of each site that have a `far` group.
     """
 
     def __init__(self, sites: DiLoCoSites) -> None:
@@ -88,7 +89,7 @@ class DiLoCoSiteGroups:
             self.far = open_group(peers[self.near.rank])
 
     def average(self, gradients: Mapping[str, Array]) -> None:
-        """Average `gradients` over the ranks of this site, in place. Collective in the site."""
+        """Average `gradients` over the ranks of this site in place. Collective in the site."""
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients.values()):
             arrays = [gradient for gradient in gradients.values() if gradient.dtype == dtype]
             flat = np.concatenate([array.reshape(-1) for array in arrays])
@@ -99,17 +100,21 @@ class DiLoCoSiteGroups:
                 array[...] = flat[end - array.size : end].reshape(array.shape)
 
     def close(self) -> None:
+        """Free memory and descriptors."""
         self.near.close()
         if self.far is not None:
             self.far.close()
 
 
 class SiteOptimizer:
-    """The outer step where all ranks of a site have the same gradient. Each carries a part of the parameters: it
-    steps a `HostOptimizer` of them with its peers, and the site gathers the new weights of all parts.
+    """Outer optimizer for sites of several ranks, which all have the same gradient.
 
-    `initial`: by name; rank 0's count. `options`: as of `HostOptimizer`. `carries`: the names of this rank's part.
-    With unequal sites there are as many parts as the smallest site has ranks.
+    Each rank carries a part of the parameters: it steps a `HostOptimizer` of that part with the ranks of the same place
+    in other sites. Then the site gathers the new weights of all parts. There are as many parts as the smallest site has
+    ranks.
+
+    `initial`: weights by name; those of rank 0 are used. `options`: of `HostOptimizer`. `carries`: names of this rank's
+    part.
     """
 
     def __init__(self, initial: Mapping[str, Array], rule: Rule, groups: DiLoCoSiteGroups, **options: Any) -> None:
@@ -141,17 +146,17 @@ class SiteOptimizer:
         self._gather()
 
     def gradient(self, name: str) -> Array:
-        """Where the gradient of `name`, which this rank carries, is to be written."""
+        """Return the array for the gradient of `name`, which this rank carries."""
         assert self._host is not None
         return self._host.gradient(name)
 
     def submit(self, name: str, gradient: Array) -> None:
-        """The gradient of `name`, which this rank carries, is there."""
+        """Submit the gradient of `name`, which this rank carries."""
         assert self._host is not None
         self._host.submit(name, gradient)
 
     def step(self) -> None:
-        """Step with the gradients that were submitted; all ranks have the new weights then. Collective."""
+        """Step with the submitted gradients and gather the new weights. Collective."""
         square = 0.0
         if self._host is not None:
             self._host.step()
@@ -161,28 +166,28 @@ class SiteOptimizer:
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last mean gradient of all parts; None before."""
+        """L2 norm of the last mean gradient of all parts, or None."""
         return self._norm
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state that this rank holds."""
+        """Bytes of optimizer state on this rank."""
         return 0 if self._host is None else self._host.state_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights of all parts, and what this rank's has. Collective."""
+        """Return the weights of all parts, and the optimizer state of this rank's part. Collective."""
         part = None if self._host is None else self._host.state_dict()
         return {"weights": {name: array.copy() for name, array in self.weights.items()}, "part": part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank's `state_dict()` gave. Not collective."""
+        """Load a state that `state_dict()` returned on this rank. Local."""
         for name, values in state["weights"].items():
             self.weights[name][...] = values
         if self._host is not None:
             self._host.load_state_dict(state["part"])
 
     def close(self) -> None:
-        """Give memory and descriptors back."""
+        """Free memory and descriptors."""
         if self._host is not None:
             self._host.close()
 

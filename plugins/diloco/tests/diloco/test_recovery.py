@@ -295,7 +295,7 @@ def _train_apart() -> tuple[list[float], list[str]]:
                 state.commit()
 
     run(state)
-    return weights.tolist(), [text for text in said if "went on without this rank" in text]
+    return weights.tolist(), [text for text in said if "went on without this one" in text]
 
 
 def test_a_rank_that_was_cut_off_gives_its_steps_up_and_says_so() -> None:
@@ -313,7 +313,7 @@ def test_a_rank_that_was_cut_off_gives_its_steps_up_and_says_so() -> None:
         slots.form()
         results = slots.results()
     assert [weights for weights, _ in results.values()] == [[6.0 + 4.0 + 6.0]] * 2
-    told = "the others went on without this rank: its inner steps 5 to 6 are given up"
+    told = "the other ranks went on without this one: it drops its inner steps 5 to 6"
     assert [len(said) for _, said in results.values()] == [0, 1]
     assert results[1][1][0].startswith(told)
 

@@ -311,7 +311,9 @@ def _alone_in_a_site() -> None:
 def test_a_rank_with_other_weights_than_its_site_is_named() -> None:
     """On all ranks: its gradients were not averaged with those of the site."""
     for outcome in ranks_ended(_alone_in_a_site, 4):
-        assert "MismatchError: DiLoCo: rank 3 has other weights than rank 2 of the same site" in (outcome.error or "")
+        assert "MismatchError: DiLoCo: rank 3 and rank 2 are of one site and have different weights" in (
+            outcome.error or ""
+        )
         assert "average()" in (outcome.error or "")
 
 
@@ -323,13 +325,13 @@ def _wrong(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"sites": [[0, 1], [1]]}, r"sites is [[0, 1], [1]]; expected each rank from 0 to 1 in one of them"),
+        ({"sites": [[0, 1], [1]]}, r"sites is [[0, 1], [1]]; expected each rank from 0 to 1 in exactly one site"),
         ({"sites": [[0]]}, "sites is [[0]]; expected each rank from 0 to 1"),
         ({"sync_every": [2, 2, 2]}, "sync_every is [2, 2, 2]; expected one number, or"),
         ({"sync_every": [2, 0]}, "sync_every is 0; expected at least 1 inner step"),
         ({"sync_every": [8, 2], "fragments": 3}, "fragments is 3; expected 1 to 2"),
         ({"sites": [[0, 1]], "elastic": True}, "sites is ((0, 1),); expected one rank per site with elastic=True"),
-        ({}, "a step was of -1 samples; expected a number, 0 or more"),
+        ({}, "samples is -1; expected a finite number, 0 or more"),
     ],
     ids=str,
 )
@@ -350,5 +352,7 @@ def _unequal_rounds(steps: list[int]) -> None:
 def test_a_site_that_synchronizes_less_often_is_named() -> None:
     """Whose data ended early, on all ranks, with both numbers of steps."""
     for outcome in ranks_ended(_unequal_rounds, 2, [8, 3]):
-        assert "rank 1 begins finish() after inner step 3, and rank 0 the synchronization" in (outcome.error or "")
+        assert "rank 1 begins finish() after inner step 3, and rank 0 begins the synchronization" in (
+            outcome.error or ""
+        )
         assert "after inner step 8" in (outcome.error or "")
