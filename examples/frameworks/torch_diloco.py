@@ -1,4 +1,4 @@
-"""The language model of torch_lm.py over a thin line: ranks train alone, and average every --sync-every steps.
+"""The language model of torch_lm.py over a slow link: ranks train alone, and average every --sync-every steps.
 
 ringtrain run -np 2 -H localhost:2 python examples/frameworks/torch_diloco.py
 dtj local manifests/samples/torch-diloco.yaml

@@ -1,4 +1,4 @@
-"""docs/thin-lines.md: its program runs as it is written."""
+"""docs/slow-links.md: its program runs as it is written."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from frameworks.harness import ENV
 from support.commands import completed
 from support.deadlines import patient
 
-PAGE = (Path(__file__).parents[3] / "docs/thin-lines.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/slow-links.md").read_text()
 RINGTRAIN = Path(sys.executable).with_name("ringtrain")
 # Added to the page's program: weights of all ranks, and the loss on data that no rank has seen.
 LOOK = """

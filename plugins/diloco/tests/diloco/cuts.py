@@ -1,4 +1,4 @@
-"""Elastic jobs with a DiLoCo over thin lines that are cut: histories that follow from seeds, played to their end.
+"""Elastic jobs with a DiLoCo over slow links that fail: histories that follow from seeds, played to their end.
 
     make elastic-chaos KIND=diloco SEEDS=100       # seeds 0 to 99
     make elastic-chaos KIND=diloco SEED=41         # one of them again

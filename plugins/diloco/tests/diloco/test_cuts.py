@@ -1,4 +1,4 @@
-"""Elastic jobs with DiLoCo over thin lines that are cut, and whose processes are killed and stopped.
+"""Elastic jobs with DiLoCo over slow links that fail, and whose processes are killed and stopped.
 
 Two of a hundred seeds, others every day. To replay one: make elastic-chaos KIND=diloco SEED=41
 """

@@ -1,6 +1,6 @@
 """Seconds until a small language model has the loss of a synchronous training, at 100 Mbit/s and 40 ms.
 
-    python -m bench.thin_lines [--sites 2] [--steps 200] [--only WORD] [--output FILE]
+    python -m bench.slow_links [--sites 2] [--steps 200] [--only WORD] [--output FILE]
 
 Sites of one rank with one thread each, as network namespaces (needs root); characters of this project's decisions;
 a transformer of 9.6 million parameters, whose gradients are 38 MB a step. Every contender starts from the same
@@ -10,7 +10,7 @@ certain time, of which a part is work and the rest a pause, as on a device with 
 that left travel meanwhile. Contenders run one after the other; torchft where it can be imported.
 
 A synchronous step takes as long as every other one. So the losses of synchronous contenders come from a run on
-lines without a limit and without the pause, and their seconds from some steps on the thin lines.
+links without a limit and without the pause, and their seconds from some steps on the slow links.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from bench.hosts import Namespaces, distant_sites, namespaces
 from bench.machine import machine
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results" / "thin_lines.json"
+RESULTS = Path(__file__).parent / "results" / "slow_links.json"
 WIDTH, LAYERS, CONTEXT, BATCH = 512, 3, 64, 1
 RATE, ONE_WAY_S = "100mbit", 0.02
 SYNC_EVERY, LOOK_EVERY = 50, 10
 # By the number of sites: more of them exchange for longer.
 OVERLAP_STEPS = {2: 5, 4: 10}
-# Of synchronous contenders on the thin lines; the first ones don't count.
+# Of synchronous contenders on the slow links; the first ones don't count.
 TIMED_STEPS, FIRST_STEPS = 8, 2
 PACE_S = 0.2
 INNER_LR, OUTER = 4e-4, {"lr": 0.7, "momentum": 0.9}
@@ -185,7 +185,7 @@ def measure(contender: str, steps: int, hosts: Namespaces, pace_s: float = PACE_
     a step but the first ones."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}" for rank in range(hosts.ranks)]
-        words = ["-m", "bench.thin_lines", "--rank", contender, "--steps", str(steps), "--pace", str(pace_s)]
+        words = ["-m", "bench.slow_links", "--rank", contender, "--steps", str(steps), "--pace", str(pace_s)]
         commands = hosts.commands(contender, [sys.executable, *words])
         before, cpu = hosts.sent_bytes(), os.times()
         processes = [
@@ -217,7 +217,7 @@ def measure(contender: str, steps: int, hosts: Namespaces, pace_s: float = PACE_
 
 
 def measure_synchronous(contender: str, steps: int, sites: int) -> dict[str, Any]:
-    """As `measure`, with losses of a run on lines without a limit, and seconds of some steps on the thin ones."""
+    """As `measure`, with losses of a run on links without a limit, and seconds of some steps on slow ones."""
     with namespaces(sites, None) as hosts:
         curve = measure(contender, steps, hosts, 0.0)["curve"]
     with distant_sites(sites, RATE, ONE_WAY_S) as hosts:

@@ -1,4 +1,4 @@
-"""The line and the arithmetic of the benchmark over thin lines."""
+"""The line and the arithmetic of the benchmark over slow links."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ import pytest
 from support.deadlines import patient
 
 from bench.delayed_line import delayed_line
-from bench.thin_lines import seconds_to
+from bench.slow_links import seconds_to
 
 ANSWERS = """
 import socket
