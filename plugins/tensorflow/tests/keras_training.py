@@ -77,8 +77,8 @@ def check_what_diloco_refuses():
     for options, optimizer, words in (
         ({"elastic": True}, keras.optimizers.SGD, "elastic=True and sites are not for Keras"),
         ({"sites": [list(range(SIZE))]}, keras.optimizers.SGD, "sites are not for Keras"),
-        ({}, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()), "compile it with Keras' own optimizer"),
-        ({"sync_every": 3}, keras.optimizers.SGD, "2 steps at once, and sync_every is 3"),
+        ({}, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()), "compile the model with an optimizer of Keras"),
+        ({"sync_every": 3}, keras.optimizers.SGD, "2 steps at once and sync_every is 3"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             fit(network(seed=1), optimizer(), 4, callbacks=[hvd.callbacks.DiLoCo(**options)], at_once=2)

@@ -1,4 +1,4 @@
-"""Keras models that each rank trains alone, and whose changes ranks average once in many batches."""
+"""Training of Keras models over slow links: ranks train alone and average their changes once in many batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,24 +28,24 @@ class _TrainedVariables:
 
 
 class DiLoCo(keras.callbacks.Callback):
-    """Train on each rank alone with the optimizer that the model was compiled with, and average over ranks what
-    many batches have changed.
+    """Train on each rank alone with the model's own optimizer, and average the changes of many batches over ranks.
 
         model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
         model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
 
-    `options`: as of `ringtrain.diloco.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
-    bucket_bytes). At the start of `fit` rank 0's weights are sent to all ranks. At its end all ranks have the
-    outer weights, and rank 0's of what is not trained, as the averages of BatchNormalization. A `fit` begins a new
-    outer optimizer. `outer`: the `ringtrain.diloco.DiLoCo` of the last `fit`, which tells of synchronizations.
+    `options`: those of `ringtrain.diloco.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
+    bucket_bytes). `fit` begins with the weights of rank 0 on all ranks. It ends with the outer weights on all ranks,
+    and with variables of rank 0 that are not trained, such as the averages of BatchNormalization. Each `fit` makes a
+    new outer optimizer. `outer`: the `ringtrain.diloco.DiLoCo` of the last `fit`, which counts synchronizations.
 
-    Every rank calls `fit` with the same callback and makes as many batches, else MismatchError. Raises
-    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (),
-    and for a `steps_per_execution` that does not divide `sync_every`. It is experimental.
+    All ranks call `fit` with the same callback and the same number of batches, otherwise MismatchError. Raises
+    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (), and
+    if `steps_per_execution` does not divide `sync_every`. Raises ModuleNotFoundError without the plugin diloco. It is
+    experimental.
     """
 
     def __init__(self, **options: Any) -> None:
-        from ringtrain.diloco import DiLoCo as ArrayDiLoCo  # of a plugin: it says what to install
+        from ringtrain.diloco import DiLoCo as ArrayDiLoCo  # a plugin: without it this raises what to install
 
         super().__init__()
         if options.get("elastic") or options.get("sites"):
@@ -59,17 +59,17 @@ class DiLoCo(keras.callbacks.Callback):
         if isinstance(self.model.optimizer, DistributedKerasMixin):
             raise ConfigurationError(
                 f"DiLoCo: the model has a {type(self.model.optimizer).__name__} of ringtrain, which averages in "
-                "each batch; compile it with Keras' own optimizer"
+                "each batch; compile the model with an optimizer of Keras"
             )
         if not self.model.built:
-            raise ConfigurationError("DiLoCo: the model has no weights yet; call build(), or give it an Input layer")
+            raise ConfigurationError("DiLoCo: the model has no weights yet; call build(), or add an Input layer")
         trained = {f"{place}": variable for place, variable in enumerate(self.model.trainable_variables)}
         local = _TrainedVariables(trained)
         options = self._options
         if "sites" not in options and len(rt.sites()) > 1:
             raise ConfigurationError(
-                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, and Keras' DiLoCo trains each rank "
-                "alone; pass sites=() for that"
+                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, but with Keras each rank trains alone; "
+                "pass sites=() to allow that"
             )
         self.outer = self._make(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)
         self._made = int(self.model.optimizer.iterations)
@@ -78,12 +78,12 @@ class DiLoCo(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         assert self.outer is not None
         before, self._made = self._made, int(self.model.optimizer.iterations)
-        made = max(1, self._made - before)  # none where a LossScaleOptimizer has left one out
+        made = max(1, self._made - before)  # 0 if a LossScaleOptimizer skipped the step
         every = self.outer.sync_every
         if every % made:
             raise ConfigurationError(
-                f"DiLoCo: Keras has made {made} steps at once, and sync_every is {every}; expected a "
-                "steps_per_execution that divides it"
+                f"DiLoCo: Keras took {made} steps at once and sync_every is {every}; expected steps_per_execution to "
+                "divide sync_every"
             )
         for _ in range(made):
             self.outer.step()
