@@ -10,11 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 import ringtrain as rt
 from ringtrain import ProcessSet
@@ -30,7 +26,6 @@ from ringtrain.adapter import (
 )
 from ringtrain.adapter.state import StatefulObject
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import Nesterov, Rule, check_rule
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
@@ -42,14 +37,12 @@ from ringtrain_diloco.arguments import (
     checked_weights,
     sync_periods,
 )
-from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange, fragment_bounds
+from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
 from ringtrain_diloco.recovery import DiLoCoRecovery
-from ringtrain_diloco.sites import DiLoCoSiteGroups, DiLoCoSites, SiteOptimizer
+from ringtrain_diloco.sites import DiLoCoSiteGroups, DiLoCoSites
+from ringtrain_diloco.weights import OuterWeights, cut_into_fragments
 
 log = logging.getLogger("ringtrain")
-
-# Bytes on the wire for each float32, with the scales of int8. Other dtypes are not compressed.
-_WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
 
 
 class DiLoCo(DiLoCoRecovery):
@@ -125,7 +118,7 @@ class DiLoCo(DiLoCoRecovery):
         initial: Mapping[str, Array] | None = None,
     ) -> None:
         super().__init__()
-        initial, self._local = checked_weights(params, initial)
+        initial, local = checked_weights(params, initial)
         schedules = [DiLoCoSchedule(h, fragments, overlap_steps, mix) for h in sync_periods(sync_every)]
         for schedule in schedules:
             schedule.check(len(initial))
@@ -151,33 +144,14 @@ class DiLoCo(DiLoCoRecovery):
         options = {"bucket_bytes": bucket_bytes, "compression": compression}
         if self._sites is None:
             options |= {"elastic": elastic, "redundancy": redundancy}
-        self._fragments = self._cut_into_fragments(initial, outer, options)
+        made = cut_into_fragments(initial, fragments, outer, self._sites or self._group, options)
+        self._fragments, self._weights = made, OuterWeights(local, made, mix)
         self._steps = self._synchronizations = 0
         self._exchange = None
         self._norm: float | None = None
         self._exchanged_s = self._waited_s = 0.0
-        wire = _WIRE_BYTES.get(compression or "", 4.0)
-        sent = {name for fragment in self._fragments for name in fragment.carries}
-        sizes = {s.name: s.size * wire if s.dtype == np.float32 else s.nbytes for s in specs}
-        self._bytes = sum(sizes[name] for name in sent)
-        self._take_outer()
-
-    def _cut_into_fragments(
-        self, initial: Mapping[str, Array], outer: Rule, options: dict[str, Any]
-    ) -> list[DiLoCoFragment]:
-        options["clip_norm"] = math.inf  # clips nothing; a HostOptimizer computes the norm only if it may clip
-        bounds = fragment_bounds([array.nbytes for array in initial.values()], self._schedule.fragments)
-        fragments = []
-        for index, (first, end) in enumerate(pairwise(bounds)):
-            values = dict(list(initial.items())[first:end])
-            names = tuple(values)
-            if self._sites is not None:
-                by_site = SiteOptimizer(values, outer, self._sites, **options)
-                fragments.append(DiLoCoFragment(index, names, by_site.carries, by_site))
-            else:
-                host = HostOptimizer(values, outer, group=self._group, **options)
-                fragments.append(DiLoCoFragment(index, names, names, host))
-        return fragments
+        self._bytes = self._weights.wire_bytes(compression)
+        self._weights.use(self._fragments)
 
     def step(self, samples: float = 1) -> bool:
         """Count an inner step on `samples` samples, and synchronize what is due. Call it after each inner step.
@@ -229,7 +203,7 @@ class DiLoCo(DiLoCoRecovery):
             if any(behind):
                 self._begin(fragment, overlaps=False)
                 self._land()
-        self._take_outer()
+        self._weights.use(self._fragments)
 
     def average(self, gradients: Mapping[str, Array]) -> None:
         """Average `gradients` (arrays by name) over the ranks of this site in place, before an inner step.
@@ -268,8 +242,7 @@ class DiLoCo(DiLoCoRecovery):
         """
         if self._exchange is not None:
             self._exchange.wait()
-        views = {name: fragment.outer.weights[name] for fragment in self._fragments for name in fragment.names}
-        return MappingProxyType(views)
+        return self._weights.by_name
 
     @property
     def synchronizations(self) -> int:
@@ -284,7 +257,7 @@ class DiLoCo(DiLoCoRecovery):
     @property
     def state_bytes(self) -> int:
         """Bytes of the outer optimizer's state on this rank."""
-        return sum(fragment.outer.state_bytes for fragment in self._fragments)
+        return self._weights.state_bytes
 
     @property
     def sync_bytes(self) -> int:
@@ -312,8 +285,6 @@ class DiLoCo(DiLoCoRecovery):
             self._exchange.wait()
         with REDUCTION:
             self._agree("state_dict()")
-        names = [name for fragment in self._fragments for name in fragment.names]
-        weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
         return {
             "steps": self._steps,
             "rank": self._group.rank,
@@ -322,7 +293,7 @@ class DiLoCo(DiLoCoRecovery):
             "sent": [fragment.sent for fragment in self._fragments],
             "samples": [fragment.samples for fragment in self._fragments],
             "landing": None if self._exchange is None else self._exchange.fragment.index,
-            "weights": weights,
+            "weights": self._weights.copy_local(),
             "outer": [fragment.outer.state_dict() for fragment in self._fragments],
         }
 
@@ -360,20 +331,18 @@ class DiLoCo(DiLoCoRecovery):
             fragment.samples = 0 if anew else samples
         self._steps, self._exchange, self._restored = state["steps"], None, None
         if anew:
-            self._take_outer()
+            self._weights.use(self._fragments)
             if (first := min(state["sent"]) + 1) <= self._steps:
                 log.warning("inner steps %d to %d of the saved state are dropped", first, self._steps)
             return
-        for name, values in state["weights"].items():
-            self._local.write(name, values)
+        self._weights.write_local(state["weights"])
         if (landing := state["landing"]) is not None:
             self._exchange = FragmentExchange(self._fragments[landing], self._fragments[landing].sent)
 
     def close(self) -> None:
         """Wait for an exchange that is under way, then free memory and descriptors. Local weights stay valid."""
         self.drain()
-        for fragment in self._fragments:
-            fragment.outer.close()
+        self._weights.close()
         self._groups.close()
         if self._sites is not None:
             self._sites.close()
@@ -391,12 +360,9 @@ class DiLoCo(DiLoCoRecovery):
         """Compute the pseudo-gradient of `fragment` and begin its outer step."""
         outer = fragment.outer
         carries = fragment.carries
-        read = self._local.read(fragment.names)
-        for name, local in zip(fragment.names, read, strict=True):
-            if name in carries:
-                np.subtract(outer.weights[name], local, out=outer.gradient(name))
+        local = self._weights.write_pseudo_gradient(fragment)
         samples = fragment.samples if self._own else 0
-        header = PseudoGradientHeader(self._steps, samples, digest_of(read) if self._sites else 0)
+        header = PseudoGradientHeader(self._steps, samples, digest_of(local) if self._sites else 0)
         fragment.sent, fragment.samples = self._steps, 0
         what = f"the synchronization of fragment {fragment.index}"
 
@@ -419,7 +385,7 @@ class DiLoCo(DiLoCoRecovery):
         exchange = self._exchange
         exchange.wait()
         outer = exchange.fragment.outer
-        self._mix(exchange.fragment)
+        self._weights.mix_into_local(exchange.fragment)
         if self._elastic:
             exchange.fragment.updates = exchange.fragment.host.updates
         self._norm = outer.gradient_norm
@@ -435,22 +401,6 @@ class DiLoCo(DiLoCoRecovery):
                 "diloco_bytes_a_step": self.sync_bytes / self._schedule.sync_every,
             }
         )
-
-    def _mix(self, fragment: DiLoCoFragment) -> None:
-        """Set local weights of `fragment` to outer + mix * (local - outer)."""
-        mix, names = self._schedule.mix, fragment.names
-        if mix == 0:
-            self._take_outer(fragment)
-        elif mix < 1:
-            for name, local in zip(names, self._local.read(names), strict=True):
-                weights = fragment.outer.weights[name]
-                self._local.write(name, np.asarray(weights + weights.dtype.type(mix) * (local - weights)))
-
-    def _take_outer(self, *fragments: DiLoCoFragment) -> None:
-        """Set local weights to the outer ones: of `fragments`, by default of all."""
-        for fragment in fragments or self._fragments:
-            for name in fragment.names:
-                self._local.write(name, fragment.outer.weights[name])
 
     def _agree(self, what: str, own: PseudoGradientHeader | None = None) -> float:
         """Check that all ranks do `what` after as many inner steps; return this site's weight in the mean."""

@@ -11,17 +11,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 import ringtrain as rt
 from ringtrain.adapter import Array, CollectiveGroup, HostOptimizerGroups
 from ringtrain.adapter.devices import ProcessGroupContext
 from ringtrain.adapter.state import StatefulObject
 from ringtrain.shared.contract import ENV_TIMEOUT
-from ringtrain_diloco.arguments import DiLoCoLocalWeights
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
 from ringtrain_diloco.participant import DiLoCoParticipant
 from ringtrain_diloco.sites import check_elastic_sites
+from ringtrain_diloco.weights import OuterWeights
 
 log = logging.getLogger("ringtrain")
 
@@ -56,7 +54,7 @@ class DiLoCoRecovery(ABC):
     _inner: StatefulObject | None
     _takes_sites_of_world: bool
     _fragments: list[DiLoCoFragment]
-    _local: DiLoCoLocalWeights
+    _weights: OuterWeights
     _schedule: DiLoCoSchedule
     _groups: HostOptimizerGroups
     _group: CollectiveGroup
@@ -116,8 +114,7 @@ class DiLoCoRecovery(ABC):
         if self._restored is not None and self._restored[0].steps == self._steps:
             return  # outer weights may be incomplete before `adopt`: leave the commit of the rollback unchanged
         self._restored = None
-        names = [name for fragment in self._fragments for name in fragment.names]
-        weights = {name: np.array(array) for name, array in zip(names, self._local.read(names), strict=True)}
+        weights = self._weights.copy_local()
         at = [(fragment.updates, fragment.sent, fragment.samples) for fragment in self._fragments]
         updates, sent, samples = (list(of) for of in zip(*at, strict=True))
         inner = None if self._inner is None else copy.deepcopy(self._inner.state_dict())
@@ -162,12 +159,11 @@ class DiLoCoRecovery(ABC):
         if self._inner is not None:
             self._inner.load_state_dict(copy.deepcopy(commit.inner))  # torch does not copy tensors
         for index, fragment in enumerate(self._fragments):
-            for name in fragment.names:
-                self._local.write(name, commit.weights[name])
+            self._weights.write_local({name: commit.weights[name] for name in fragment.names})
             fragment.sent, fragment.samples = commit.sent[index], commit.samples[index]
             if updates[index] > commit.updates[index]:
                 fragment.sent, fragment.samples = commit.steps, 0
-                self._mix(fragment)
+                self._weights.mix_into_local(fragment)
 
     def _leave_in_time(self, world: ProcessGroupContext) -> None:
         """Raise PeerLost if a rank was lost and the agent would end this process before the next commit notices."""
@@ -228,7 +224,7 @@ class DiLoCoRecovery(ABC):
         if self._known and self._restored is not None:
             self._restore(*self._restored)  # outer weights are complete now
         else:
-            self._take_outer()
+            self._weights.use(self._fragments)
             for fragment in self._fragments:
                 fragment.samples = 0
         self._restored = None
@@ -274,11 +270,3 @@ class DiLoCoRecovery(ABC):
     @abstractmethod
     def _land(self) -> None:
         """Wait for the exchange that is under way and use its outer weights."""
-
-    @abstractmethod
-    def _mix(self, fragment: DiLoCoFragment) -> None:
-        """Set local weights of `fragment` to outer + mix * (local - outer)."""
-
-    @abstractmethod
-    def _take_outer(self, *fragments: DiLoCoFragment) -> None:
-        """Set local weights to the outer ones: of `fragments`, by default of all."""
