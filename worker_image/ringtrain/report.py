@@ -1,7 +1,9 @@
-"""Telling the launcher how training goes: `ringtrain.report(step, …)`."""
+"""Reports of training to the launcher: `ringtrain.report(step, …)`."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
 import math
 import os
@@ -25,6 +27,9 @@ _ADDED_CHARS = 512
 # Of a path; with every character escaped it still fits into a pipe's atomic write.
 _PATH_CHARS = 300
 
+# Other names that are nearly one of these are misspelled ones; names of losses have many forms.
+_ARGUMENTS = ("step", "total_steps", "epoch", "samples", "unit", "metrics")
+
 _lock = threading.Lock()
 _dropped = 0
 # Metrics that parts of the runtime add to each report, until they have others.
@@ -40,20 +45,29 @@ def report(
     loss: SupportsFloat | None = None,
     unit: str = "samples",
     metrics: Mapping[str, SupportsFloat] | None = None,
+    **numbers: SupportsFloat,
 ) -> None:
-    """Report that this rank has finished `step`; shown as progress and throughput, kept in `metrics.jsonl`.
+    """Report that this rank has finished `step`; shown as progress and throughput, stored in `metrics.jsonl`.
 
-    `samples`: how many this rank has processed since its last report; `unit`: what they are ("images"). `loss` and
-    the values of `metrics` may be anything that `float` takes, tensors too. What is not finite is reported as it
-    is: a loss that is NaN is shown as NaN, and since when.
+    `samples`: the number that this rank has processed since its last report; `unit`: what they are ("images").
+    `numbers`: metrics by name, as in `report(step, loss=loss, grad_norm=norm)`; `metrics`: those whose names are no
+    Python names ("accuracy/val"). Values are anything that `float` takes, tensors too. A value that is not finite is
+    reported as such: a loss that is NaN is shown as NaN, with the first such step.
 
-    What the runtime has measured of the rank's time is reported by itself: its wait for input and for reductions,
-    and its update of weights (docs/page.md says what counts where).
+    The runtime adds the times that it has measured: the rank's wait for input and for reductions, and its update of
+    weights (docs/page.md has the rules).
 
-    Never blocks and never fails because of whoever reads: a report that finds the pipe full is dropped, and the
-    next one says how many were (`dropped`). Does nothing outside a job. Raises ConfigurationError for a wrong
-    argument.
+    Never blocks and never fails because of a slow reader: a report that finds the pipe full is dropped, and the
+    next one has the number of dropped ones. Does nothing outside a job. Raises ConfigurationError for a wrong
+    argument, and for a name that is nearly one of the arguments above.
     """
+    for name in numbers:
+        if near := _near_argument(name):
+            raise ConfigurationError(
+                f"report: {name}= is no argument, and nearly {near}=; write {near}=, or metrics={{{name!r}: ...}} "
+                "for a metric of that name"
+            )
+    metrics = {**(metrics or {}), **numbers}
     if not isinstance(unit, str) or not unit:
         raise ConfigurationError(f"report: unit={unit!r}: expected a word such as 'images'")
     document: dict[str, object] = {
@@ -64,12 +78,17 @@ def report(
         "unit": unit,
         "time": time.time(),
     }
-    document |= _report_numbers(loss, metrics or {})
+    document |= _report_numbers(loss, metrics)
     if _added and len(json.dumps(document)) + _ADDED_CHARS < select.PIPE_BUF:
-        document |= _report_numbers(loss, {**_added, **(metrics or {})})
+        document |= _report_numbers(loss, {**_added, **metrics})
     parts = measured.take()
     if not send_report({name: value for name, value in {**document, **parts}.items() if value is not None}):
         measured.give_back(parts)  # for the next report
+
+
+@functools.cache
+def _near_argument(name: str) -> str:
+    return next(iter(difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=0.85)), "")
 
 
 def add_to_reports(metrics: Mapping[str, float]) -> None:

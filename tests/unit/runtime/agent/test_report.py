@@ -43,6 +43,21 @@ def test_one_line_for_one_report(pipe: int) -> None:
     }  # fmt: skip
 
 
+def test_any_number_by_name(pipe: int) -> None:
+    """It is a metric, beside those of `metrics`; a loss of another name is one, too."""
+    report(3, loss=1.0, grad_norm=np.float32(0.5), d_loss=float("nan"), metrics={"accuracy/val": 0.9})
+    document = json.loads(os.read(pipe, 1 << 16))
+    assert document["metrics"] == {"accuracy/val": 0.9, "grad_norm": 0.5, "d_loss": None}
+    assert (document["loss"], document["notFinite"]) == (1.0, {"d_loss": "NaN"})
+
+
+@pytest.mark.parametrize("name", ["total_step", "epochs", "sample", "steps", "metric", "units"])
+def test_a_misspelled_argument_is_no_metric(name: str, pipe: int) -> None:
+    """It would change the run's speed or time left, and nobody would see why."""
+    with pytest.raises(ConfigurationError, match=f"report: {name}= is no argument, and nearly"):
+        report(1, **{name: 5})
+
+
 def test_outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report has no effect, even if the descriptor is another pipe."""
     monkeypatch.delenv("RINGTRAIN_REPORT_FD", raising=False)
