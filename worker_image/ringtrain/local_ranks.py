@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ringtrain import horovod_run
 from ringtrain.errors import ConfigurationError, PeerLost, RankFailed
 from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, loopback_address
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -152,14 +153,14 @@ def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str])
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
     held = HeldPorts()
-    addresses = ",".join(f"127.0.0.1:{port}" for port in held.take(0, size))
+    addresses = ",".join(host_port(loopback_address(), port) for port in held.take(0, size))
     held.release()
     return [
         {
             **env,
             contract.ENV_RUN_FOLDER: str(directory),
             **RankPlace(rank, size, rank, size, 0, 1).variables(),
-            "HOROVOD_HOSTNAME": "127.0.0.1",
+            "HOROVOD_HOSTNAME": loopback_address(),
             contract.ENV_RING_ADDRESSES: addresses,
             contract.ENV_TOKEN_FILE: str(token),
         }

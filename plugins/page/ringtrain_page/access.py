@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -20,12 +21,15 @@ def page_token(secret: str) -> str:
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
+def page_link(port: int, secret: str, path: str = "/") -> str:
+    """Return the link to `path` of a page that is served on `port` of this machine."""
+    return f"http://{host_port(loopback_address(), port)}{path}?token={page_token(secret)}"
+
+
 def started_run_lines(environment: Mapping[str, str]) -> list[str]:
-    """Return what `ringtrain run` prints when its launcher has started: the link, where the page is wanted."""
+    """Return what `ringtrain run` prints when its launcher has started: the link, if the page is served."""
     token = environment.get(contract.ENV_STATUS_TOKEN)
-    return (
-        [f"page: http://127.0.0.1:{environment[contract.ENV_STATUS_PORT]}/?token={page_token(token)}"] if token else []
-    )
+    return [f"page: {page_link(int(environment[contract.ENV_STATUS_PORT]), token)}"] if token else []
 
 
 class PageAccess:

@@ -12,7 +12,7 @@ from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.samples import MachineSample, read_samples
-from ringtrain_page.access import PageAccess, keep_page, page_token
+from ringtrain_page.access import PageAccess, keep_page, page_link
 from ringtrain_page.live import LivePage
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
@@ -49,7 +49,7 @@ class PageObserver(AttemptObserver):
     def listening(self, port: int) -> None:
         config = self._attempt.config
         if config.ports_held and config.tokens:  # a run of this machine: not in pods
-            link = f"http://127.0.0.1:{port}/?token={page_token(config.tokens[0])}"
+            link = page_link(port, config.tokens[0])
             keep_page(self._attempt.files, link, None if config.elastic else config.world_size)
             self._link_is_kept = True
 

@@ -1,6 +1,7 @@
 """Addresses of ranks: `host:port`."""
 
 import errno
+import functools
 import ipaddress
 import socket
 import threading
@@ -14,6 +15,8 @@ _LONGEST_NAME: Final = 255
 _SHOWN: Final = 300
 # Any address that only the default route leads to. Nothing is sent there.
 _FAR_AWAY: Final = "198.18.0.1:9"
+# A connection within a machine takes less than a millisecond.
+_LOOPBACK_S: Final = 5.0
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -62,7 +65,26 @@ def reachable_address() -> str:
     """This host's address for others: on the default route, else of its first interface, else of loopback."""
     with suppress(OSError):
         return own_address(_FAR_AWAY)
-    return next(iter(interface_addresses().values()), "127.0.0.1")
+    return next(iter(interface_addresses().values()), None) or loopback_address()
+
+
+@functools.cache
+def loopback_address() -> str:
+    """Return the address by which processes of this machine reach each other: 127.0.0.1, or ::1 if only that works.
+
+    Raises ConfigurationError if neither does.
+    """
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with (
+            suppress(OSError),
+            socket.create_server((address, 0), family=family) as server,
+            socket.create_connection(server.getsockname()[:2], _LOOPBACK_S),
+        ):
+            return address
+    raise ConfigurationError(
+        "processes of this machine cannot reach each other: neither 127.0.0.1 nor ::1 answers; start the loopback "
+        "interface as root: ip link set lo up"
+    )
 
 
 def listening_address(address: str) -> str:

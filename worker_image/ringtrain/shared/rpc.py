@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.secrets import Secrets, dns_name
 from ringtrain.shared.strangers import RateLimitedWarnings
@@ -147,7 +148,7 @@ def bind(server: Any, port: int, secrets: Secrets) -> int:
     """Have `server` listen on `port`, 0: any; without certificates on loopback only. Raises PortTaken."""
     try:
         if secrets.tls is None:
-            return int(server.add_insecure_port(f"127.0.0.1:{port}"))
+            return int(server.add_insecure_port(host_port(loopback_address(), port)))
         credentials = secrets.tls.for_server()
         try:
             return int(server.add_secure_port(f"[::]:{port}", credentials))

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import LOCAL, Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.run_processes import (
@@ -160,7 +161,7 @@ class SshHostAgents:
         """Have an agent started by `deadline` where `remote` leads. Raises ConfigurationError."""
         host, greeting = remote.host.name, remote.greeting(deadline)
         if host == LOCAL:
-            environment = self._orders.agent_environment(worker, socket.gethostname(), "127.0.0.1")
+            environment = self._orders.agent_environment(worker, socket.gethostname(), loopback_address())
             environment[contract.ENV_POD_IP] = self._own_address(others, deadline)
         else:
             address = self._orders.run_address(host, greeting.run_address)

@@ -15,6 +15,7 @@ from typing import Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
@@ -55,7 +56,7 @@ def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Ca
         contract.ENV_RUN_FOLDER: str(folder),
         contract.ENV_LAUNCHER_PORT: str(control_port),
         contract.ENV_STATUS_PORT: str(status_port),
-        contract.ENV_LAUNCHER_ADDRESS: f"127.0.0.1:{control_port}",
+        contract.ENV_LAUNCHER_ADDRESS: host_port(loopback_address(), control_port),
     }
     held.share()
     LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
@@ -85,7 +86,8 @@ def start_run_process(
     stack: ExitStack, role: str, environment: dict[str, str], words: list[str]
 ) -> "subprocess.Popen[bytes]":
     """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
-    command = [sys.executable, "-m", "ringtrain", *words]
+    # -P: a file such as html.py in this directory is the program's, and no module of ours.
+    command = [sys.executable, "-P", "-m", "ringtrain", *words]
     process = start_child(command, {**environment, contract.ENV_ROLE: role})
     stack.callback(end_child, process)
     return process

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ringtrain.shared import contract
+from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
@@ -110,7 +111,7 @@ def _start_agent_here(
     stack: ExitStack, run: SshAgentOrders, index: int, name: str, run_address: str
 ) -> "subprocess.Popen[bytes]":
     environment = {
-        **run.agent_environment(index, name, "127.0.0.1"),
+        **run.agent_environment(index, name, loopback_address()),
         contract.ENV_SECRET_DIR: str(run.secrets / contract.ROLE_WORKER),
         contract.ENV_POD_IP: run_address,
         contract.ENV_TERMINATION_MESSAGE_PATH: str(_ended_host_agents(run)),

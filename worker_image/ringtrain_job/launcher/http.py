@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.address import listening_socket
+from ringtrain.shared.address import listening_socket, loopback_address
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.formats import clean_json
 from ringtrain.shared.ports import PortTaken
@@ -69,7 +69,7 @@ class HttpServer:
         is_held: bool = False,
     ) -> None:
         try:
-            listening = listening_socket("" if everywhere else "127.0.0.1", port, is_held)
+            listening = listening_socket("" if everywhere else loopback_address(), port, is_held)
         except OSError as exc:
             raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
         self._server = _LimitedHttpServer(
