@@ -14,7 +14,7 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.metrics import MOST_RANKS
 from ringtrain_job.launcher.observers import Observers
-from ringtrain_job.launcher.throughput import GangThroughput, Progress
+from ringtrain_job.launcher.throughput import GangThroughput, Progress, progress_json
 from ringtrain_job.launcher.verdict import GangView
 from ringtrain_job.logs.about import AboutFile
 from ringtrain_job.logs.printed import PrintedReportsChoice
@@ -254,19 +254,7 @@ class StatusSnapshot:
         if progress is None:
             # Known before the first step: the start of the training.
             return {"step": self.started_from[0], "startedFrom": start} if self.started_from else None
-        return {
-            "step": progress.step,
-            "totalSteps": progress.total_steps,
-            "epoch": progress.epoch,
-            "samplesPerSecond": progress.samples_per_s,
-            "samplesPerSecondError": error,
-            "samples": progress.samples,
-            "unit": progress.unit,
-            "loss": progress.loss,
-            "notFinite": {name: vars(one) for name, one in progress.not_finite.items()},
-            "metrics": progress.metrics,
-            "startedFrom": start,
-        }
+        return progress_json(progress, error, start)
 
     def start_text(self) -> str | None:
         """Return a description of the checkpoint that training resumed from; None if unknown."""

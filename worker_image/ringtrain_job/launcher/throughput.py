@@ -270,6 +270,23 @@ class GangThroughput:
         return rank if self._steps[rank] + 1 < max(self._steps[one] for one in reporting) else None
 
 
+def progress_json(progress: Progress, error: float | None, started_from: str | None = None) -> dict[str, Any]:
+    """Return `progress` in the words of the contract. `error`: the standard error of its speed."""
+    return {
+        "step": progress.step,
+        "totalSteps": progress.total_steps,
+        "epoch": progress.epoch,
+        "samplesPerSecond": progress.samples_per_s,
+        "samplesPerSecondError": error,
+        "samples": progress.samples,
+        "unit": progress.unit,
+        "loss": progress.loss,
+        "notFinite": {name: vars(one) for name, one in progress.not_finite.items()},
+        "metrics": progress.metrics,
+        "startedFrom": started_from,
+    }
+
+
 def _throughput_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 

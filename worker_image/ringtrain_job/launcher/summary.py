@@ -1,0 +1,175 @@
+"""One attempt in short: the state, times, steps and speed that the terminal, lists and pages show."""
+
+import fcntl
+import functools
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ringtrain.shared.formats import duration
+from ringtrain_job.launcher.throughput import GangThroughput, progress_json, shown_throughput
+from ringtrain_job.logs.events import KUBERNETES, read_log_events
+from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.printed import PrintedReportsChoice
+from ringtrain_job.logs.reading import read_log_from, read_log_members, read_outcome
+
+# States without an outcome: a launcher holds the attempt's journal, or none does.
+RUNNING: Final = "Running"
+KILLED: Final = "Killed"
+# Without an outcome, progress is computed from this much of the newest reports: 6,000 of them, read in 0.1 s.
+_NEWEST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class AttemptSummary:
+    """`state`: the outcome, `Running`, or `Killed` if the launcher died. `began`, `ended`: seconds since the epoch by
+    the launcher's clock; while the attempt runs, `ended` is now. `progress`: in the words of the contract."""
+
+    files: AttemptFiles
+    state: str
+    ranks: int | None
+    began: float | None
+    ended: float | None
+    progress: Mapping[str, Any]
+    failure: Mapping[str, Any] | None = None
+    warning: str = ""
+
+    @property
+    def took_s(self) -> float | None:
+        """Return the seconds from the beginning to the end, None if one of them is unknown."""
+        return None if self.began is None or self.ended is None else max(0.0, self.ended - self.began)
+
+    @property
+    def loss(self) -> float | str | None:
+        """Return the mean loss of the ranks; a word such as NaN if it is not finite."""
+        found = (self.progress.get("notFinite") or {}).get("loss")
+        return str(found["value"]) if found else self.progress.get("loss")
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Return the texts that every list, table and page shows, by name; empty if unknown."""
+        step, total, rate = (self.progress.get(key) for key in ("step", "totalSteps", "samplesPerSecond"))
+        return {
+            "state": self.state,
+            "ranks": "" if self.ranks is None else str(self.ranks),
+            "steps": "" if step is None else f"{step}/{total}" if total else str(step),
+            "loss": f"{self.loss:.4g}" if isinstance(self.loss, int | float) else self.loss or "",
+            "speed": "" if rate is None else f"{shown_throughput(rate)} {self.progress.get('unit') or 'samples'}/s",
+            "took": duration(self.took_s),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Return the same as JSON: numbers for programs, and `shown` for pages."""
+        return {
+            "attempt": self.files.number,
+            "state": self.state,
+            "ranks": self.ranks,
+            "step": self.progress.get("step"),
+            "totalSteps": self.progress.get("totalSteps"),
+            "loss": self.loss,
+            "speed": self.progress.get("samplesPerSecond"),
+            "unit": str(self.progress.get("unit") or "samples"),
+            "began": self.began,
+            "ended": self.ended,
+            "seconds": self.took_s,
+            "directory": str(self.files.directory),
+            "failure": self.failure,
+            "shown": self.shown,
+        }
+
+
+def summarize_attempt(files: AttemptFiles, now: Mapping[str, Any] | None = None) -> AttemptSummary:
+    """Return the summary of the attempt in `files`.
+
+    `now`: the outcome so far, from a launcher that still runs; None: read what is in the files.
+    """
+    outcome = now if now is not None else read_outcome(files)
+    state = str(outcome["outcome"]) if outcome else RUNNING if _is_journal_locked(files) else KILLED
+    progress = (outcome.get("progress") if outcome else _newest_progress(files)) or {}
+    ranks = (outcome or {}).get("worldSize") or _announced_ranks(files) or None
+    began, ended = _span(files, sees_end=outcome is not None)
+    ended = time.time() if now is not None or state == RUNNING else ended
+    found = outcome or {}
+    return AttemptSummary(
+        files, state, ranks, began, ended, progress, found.get("failure"), str(found.get("warning") or "")
+    )
+
+
+def read_reports(path: Path, position: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the reports in `path` from a byte `position` on, without lines that were cut."""
+    rest = b""
+    for chunk in read_log_from(path, position):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found
+
+
+def _span(files: AttemptFiles, sees_end: bool) -> tuple[float | None, float | None]:
+    """Return when the attempt began and ended, by the launcher's events. `sees_end`: the launcher recorded the end;
+    else the first and the last report count, too."""
+    times = [event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES]
+    if not sees_end or not times:
+        first = next(read_reports(files.metrics), {})
+        *_, last = [{}, *read_reports(files.metrics, _newest_position(files.metrics))]
+        times += [report["time"] for report in (first, last) if "time" in report]
+    return min(times, default=None), max(times, default=None)
+
+
+def _newest_position(path: Path) -> int:
+    with suppress(OSError):
+        return max(0, path.stat().st_size - _NEWEST_BYTES)
+    return 0
+
+
+def _newest_progress(files: AttemptFiles) -> Mapping[str, Any] | None:
+    """Return progress as the launcher would compute it, from the newest reports; None without a report."""
+    try:
+        size = files.metrics.stat().st_size
+    except OSError:
+        return None
+    return _progress_at(files.metrics, size, read_log_members(files))
+
+
+@functools.lru_cache(maxsize=256)
+def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str, Any] | None:
+    """`size`: of the file, so that one that grows is read again. `members`: ranks of an elastic world."""
+    choice = PrintedReportsChoice()
+    counted: list[tuple[int, dict[str, Any]]] = []
+    for report in read_reports(path, _newest_position(path)):
+        with suppress(KeyError, TypeError, ValueError):
+            rank = int(report["rank"])
+            if report.get("startedFrom") is None:
+                counts, is_first = choice.hear(rank, report)
+                counted = [] if is_first else counted
+                counted += [(rank, report)] if counts else []
+    throughput = GangThroughput(len({rank for rank, _ in counted}))
+    for rank, report in counted:
+        throughput.add(rank, report)
+    if members:
+        throughput.keep(members)
+    found = throughput.progress()
+    return None if found is None else progress_json(found, throughput.uncertainty())
+
+
+def _announced_ranks(files: AttemptFiles) -> int | None:
+    """Return the number of ranks that a launcher on this machine wrote beside its link, if it did."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(files.page.read_text())["worldSize"])
+    return None
+
+
+def _is_journal_locked(files: AttemptFiles) -> bool:
+    """Return whether a launcher lives: it locks the journal until it ends."""
+    with suppress(OSError), files.journal.open("rb") as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
