@@ -76,6 +76,7 @@ class LauncherConfig(PodSettings):
     writes_report: bool = setting(lambda env, _: env.optional(contract.ENV_LOG_REPORT) in ("1", contract.IF_INSTALLED))
     fail_on_nan: bool = switch(contract.ENV_FAIL_ON_NAN)
     quiet: bool = switch(contract.ENV_QUIET)
+    progress_every_s: float = seconds(contract.ENV_PROGRESS_EVERY, 0.0)
     timeline: Path | None = text(contract.ENV_TIMELINE, None, made=lambda file: Path(file).absolute())
     elastic: ElasticSettings | None = setting(_read_elastic)
     log_uri: str = text(contract.ENV_LOG_URI, "")

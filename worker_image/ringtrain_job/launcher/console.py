@@ -86,10 +86,12 @@ class Console:
     """Writer to file descriptor `fd`, in the order of the calls to `show`. `bound`: bytes that may be queued.
 
     `person`: `fd` may be a terminal that a person reads; a pod's stdout is read by `kubectl logs`.
+    `progress_every_s`: seconds between progress lines in a pipe; 0: a growing gap.
     """
 
-    def __init__(self, fd: int, bound: int = _BOUND, person: bool = False) -> None:
+    def __init__(self, fd: int, bound: int = _BOUND, person: bool = False, progress_every_s: float = 0.0) -> None:
         self._fd = fd
+        self._progress_every_s = progress_every_s
         self._bound = bound
         self._waiting: deque[bytes] = deque()
         self._size = 0
@@ -115,10 +117,12 @@ class Console:
                 self._left_out = 0
             self._queue(text)
 
-    @property
-    def progress_every_s(self) -> float:
-        """Seconds between progress lines: a terminal shows only the newest, a pipe shows all."""
-        return 0.1 if self._terminal else 1.0
+    def progress_gap_s(self, lines: int) -> float:
+        """Return the seconds before the next progress line, after `lines` of them. A terminal shows only the newest, a
+        pipe shows all: there the gap grows to a minute, unless the user has set it."""
+        if self._terminal:
+            return 0.1
+        return self._progress_every_s or min(60.0, 2.0 ** min(lines - 1, 6))
 
     def show_progress(self, bar: ConsoleProgressBar | None, text: str) -> None:
         """Show `text`, a line or nothing. On a terminal, `bar` replaces `text` and the previous bar."""
@@ -148,6 +152,8 @@ class Console:
         wraps could not be cleared."""
         columns = _terminal_columns(self._fd) - len("^C")
         line = b"" if self._progress is None else self._progress.line(columns).encode()
+        if os.environ.get("NO_COLOR"):
+            return _CLEAR_LINE + text + line
         return _CLEAR_LINE + _RANK.sub(_CYAN + rb"\g<0>" + _PLAIN, text) + _CYAN + line + _PLAIN
 
     def _run(self) -> None:

@@ -152,6 +152,11 @@ def open_log_limit(config: LauncherConfig, allowed: int) -> int:
     left = allowed - config.connections
     if left < _FEWEST_LOGS:
         needed = config.connections + _FEWEST_LOGS
+        if config.ports_held:
+            raise ConfigurationError(
+                f"a process may open {allowed} files here (ulimit -n), and this run needs {needed}; raise the limit: "
+                f"ulimit -n {needed}, and if the shell refuses that, nofile in /etc/security/limits.conf"
+            )
         raise ConfigurationError(
             f"this launcher may open {allowed} files (ulimit -n) and needs {needed} for "
             f"{config.workers} workers; raise the hard limit of containers on its node (LimitNOFILE of the "

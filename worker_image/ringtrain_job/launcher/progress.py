@@ -19,7 +19,7 @@ class ConsoleObserver(AttemptObserver):
 
     def __init__(self, status: StatusSnapshot, console: Console) -> None:
         self._status, self._console = status, console
-        self._printed_at, self._step = -math.inf, -1
+        self._printed_at, self._step, self._lines = -math.inf, -1, 0
 
     def wrote(self, lines: bytes) -> None:
         self._console.show(lines)
@@ -32,13 +32,13 @@ class ConsoleObserver(AttemptObserver):
             return
         with self._status.reports as reports:
             step, last = reports.complete_step, reports.last_report_time or 0.0
-            is_soon = last - self._printed_at < self._console.progress_every_s
+            is_soon = last - self._printed_at < self._console.progress_gap_s(self._lines)
             if step == self._step or (is_soon and step != report.get("totalSteps")):
                 return
             progress = reports.progress()
             if progress is None:
                 return
-            self._printed_at, self._step = last, step
+            self._printed_at, self._step, self._lines = last, step, self._lines + 1
             speed = reports.speed()
             bar = ConsoleProgressBar(progress, speed, reports.left_s(progress))
         # A pipe already has the ranks' own lines with the same content.
@@ -46,10 +46,12 @@ class ConsoleObserver(AttemptObserver):
         self._console.show_progress(bar, line)
 
     def ended(self, verdict: Verdict | None) -> None:
-        """Print the final total of the throughput, if one was measured."""
+        """Print the final total of the throughput, if one was measured and no summary of `ringtrain run` has it."""
         if verdict is None:
             return
         self._console.show_progress(None, "")
+        if self._status.config.ports_held:
+            return
         with self._status.reports as reports:
             progress, total = reports.progress(), reports.total()
         if progress is None or not total or not progress.samples_per_s or self._status.config.quiet:
@@ -65,5 +67,6 @@ def open_console(attempt: Attempt) -> ConsoleObserver | None:
     """Return the observer that writes to standard output."""
     if attempt.is_over:
         return None
-    console = Console(sys.stdout.fileno(), person=not attempt.config.node)
+    config = attempt.config
+    console = Console(sys.stdout.fileno(), person=not config.node, progress_every_s=config.progress_every_s)
     return ConsoleObserver(attempt.status, console)

@@ -1,5 +1,6 @@
 """Settings of agent and launcher, and the errors about wrong ones."""
 
+import re
 import resource
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,5 +132,11 @@ def test_too_few_open_files_are_said_at_the_start() -> None:
     launcher = LauncherConfig.from_env({**JOB, "RINGTRAIN_NUM_WORKERS": "10000"})
     with pytest.raises(ConfigurationError, match=r"may open 4096 files .* needs 10272 for 10000 workers; raise"):
         open_log_limit(launcher, 4096)
+    here = LauncherConfig.from_env({**JOB, "RINGTRAIN_PORTS_HELD": "1"})
+    with pytest.raises(
+        ConfigurationError, match=r"open 64 files here .* this run needs 27\d; .* ulimit -n 27\d"
+    ) as told:
+        open_log_limit(here, 64)
+    assert not re.search("container|node|worker", str(told.value))  # words of a cluster
     assert open_log_limit(launcher, 10_300) == 44
     assert open_log_limit(launcher, 1 << 20) == launcher.world_size

@@ -131,3 +131,24 @@ def test_colours_are_for_a_person(person: bool, shown: bool) -> None:
             written += data
     os.close(reader)
     assert (b"\x1b" in written, b"Step 1/2" in written) == (shown, True)
+
+
+@pytest.mark.parametrize(
+    ("every_s", "steps"),
+    [
+        (0.0, [1, 2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364, 424, 484, 544, 600]),
+        (200.0, [1, 201, 401, 600]),
+    ],
+    ids=["growing", "as-asked"],
+)
+def test_lines_of_progress_in_a_pipe_become_rare(tmp_path: Path, every_s: float, steps: list[int]) -> None:
+    """A report each second for ten minutes: one line a minute in the end, or as often as asked; the last step has
+    its line."""
+    shown = tmp_path / "out"
+    with shown.open("wb") as out:
+        console = Console(out.fileno(), person=True, progress_every_s=every_s)
+        snapshot = begin(tmp_path, console)
+        for step in range(1, 601):
+            send(snapshot, step, step=step, time=1e9 + step, totalSteps=600)
+        console.close(10)
+    assert [int(line.split("/")[0].removeprefix("Step ")) for line in shown.read_text().splitlines()] == steps
