@@ -4,6 +4,7 @@ import pytest
 
 from ringtrain_client.jobs.launcher_output import WantedLauncherOutput
 from ringtrain_job.cli.main import main
+from ringtrain_job.cli.runs import RUNS
 
 
 @pytest.mark.parametrize(
@@ -11,17 +12,17 @@ from ringtrain_job.cli.main import main
     [
         pytest.param(
             WantedLauncherOutput("digits", rank=3, attempt=None, follow=True, tail=7),
-            {"directory": None, "rank": 3, "attempt": 2, "following": True, "tail": 7, "reports": False},
+            {"run": None, "runs": RUNS, "rank": 3, "attempt": 2, "following": True, "tail": 7, "reports": False},
             id="one-rank",
         ),
         pytest.param(
             WantedLauncherOutput("digits", rank=None, attempt=1, follow=False, tail=None),
-            {"directory": None, "rank": None, "attempt": 2, "following": False, "tail": None, "reports": False},
+            {"run": None, "runs": RUNS, "rank": None, "attempt": 2, "following": False, "tail": None, "reports": False},
             id="all-ranks",
         ),
         pytest.param(
             WantedLauncherOutput("digits", rank=None, attempt=None, follow=True, tail=None, reports=True),
-            {"directory": None, "rank": None, "attempt": 2, "following": True, "tail": None, "reports": True},
+            {"run": None, "runs": RUNS, "rank": None, "attempt": 2, "following": True, "tail": None, "reports": True},
             id="reports",
         ),
     ],

@@ -10,30 +10,29 @@ from pathlib import Path
 import click
 
 from ringtrain.shared.processes import die_with_parent
-from ringtrain_job.logs.reading import find_log_attempt, follow_log, read_log_from
+from ringtrain_job.cli.runs import find_attempt, run_options
+from ringtrain_job.logs.reading import follow_log
 from ringtrain_sinks.tensorboard import TensorboardSink
 
 
 @click.command()
-@click.argument("directory", default=Path("runs"), type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="This attempt; default: the newest.")
+@run_options
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to [default: tensorboard/ beside the attempt's logs].",
+    help="Folder of the event files [default: tensorboard/ beside the attempt's logs].",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
-@click.option("--convert", is_flag=True, help="Write event files of what there is, and start no TensorBoard.")
-def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int, convert: bool) -> None:
-    """Show the newest run in DIRECTORY, or below it, in TensorBoard [default: runs].
+def tensorboard(run: str | None, runs: Path, attempt: int | None, to: Path | None, port: int) -> None:
+    """Show the newest run, or RUN, in TensorBoard until Ctrl-C.
 
-    Each rank is a run with its loss, the metrics that it reports, its epoch and its samples per second. Reports
-    that come while TensorBoard runs are shown as they come; Ctrl-C ends it. Needs pip install
-    'ringtrain[tensorboard]'.
+    RUN is a name that `ringtrain list` prints, or a folder. Each rank is a run of TensorBoard with its loss, metrics,
+    epoch and samples per second. New reports are shown while the run goes on. `ringtrain export --to tensorboard`
+    writes the event files alone. Needs pip install 'ringtrain[tensorboard]'.
     """
     if find_spec("tensorboard") is None:
         raise click.ClickException("TensorBoard is not installed here: pip install 'ringtrain[tensorboard]'")
-    files = find_log_attempt(directory, attempt)
+    files = find_attempt(run, runs, attempt)
     place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:
@@ -41,10 +40,6 @@ def tensorboard(directory: Path, attempt: int | None, to: Path | None, port: int
         except OSError as exc:
             raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
         stack.callback(events.close)
-        if convert:
-            events.add_all(read_log_from(files.metrics, 0))
-            click.echo(place)
-            return
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(place), "--port", str(port)]
         server = subprocess.Popen(command, preexec_fn=die_with_parent(os.getpid()))
         stack.callback(server.terminate)

@@ -1,4 +1,4 @@
-"""`ringtrain tensorboard`: what TensorBoard's own reader finds in the event files of a run."""
+"""`ringtrain export --to tensorboard`: what TensorBoard's own reader finds in the event files of a run."""
 
 import json
 import sys
@@ -31,11 +31,10 @@ def kept(folder: Path, *rows: dict[str, Any]) -> Path:
     return attempt
 
 
-def convert(folder: Path, *words: str) -> str:
-    """Return the output of the command."""
-    done = CliRunner().invoke(main, ["tensorboard", str(folder / "runs"), "--convert", *words])
+def convert(folder: Path, *words: str) -> None:
+    """Write the event files of the newest run, which the option names, or of the run `words`."""
+    done = CliRunner().invoke(main, ["export", "--runs", str(folder / "runs"), "--to", "tensorboard", *words])
     assert done.exit_code == 0, done.output
-    return done.output.strip()
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[float, int, float]]]:
@@ -57,7 +56,7 @@ def test_every_report_is_an_event(tmp_path: Path) -> None:
         {"step": 2, "time": 12.0, "loss": None, "samples": 8, "unit": "images", "epoch": 1},
         {"step": 1, "time": 10.5, "loss": 4.0, "rank": 64},
     )
-    assert convert(tmp_path) == str(attempt / "tensorboard")
+    convert(tmp_path, "digits")
     assert scalars(attempt / "tensorboard" / "rank-0000") == {
         "loss": [(10.0, 1, 2.0)],
         "accuracy": [(10.0, 1, 0.5)],
@@ -71,19 +70,19 @@ def test_every_report_is_an_event(tmp_path: Path) -> None:
 def test_a_second_time_replaces_the_first(tmp_path: Path) -> None:
     """No event comes twice, and files of others stay."""
     attempt = kept(tmp_path, {"step": 1, "time": 10.0, "loss": 2.0})
-    place = tmp_path / "elsewhere"
+    place = attempt / "tensorboard"
     (place / "rank-0000").mkdir(parents=True)
     (other := place / "rank-0000" / "events.out.tfevents.1.mine").touch()
     for _ in range(2):
-        assert convert(tmp_path, "--to", str(place)) == str(place)
+        convert(tmp_path)
     assert scalars(place / "rank-0000") == {"loss": [(10.0, 1, 2.0)]}
     assert other.exists()
-    assert not (attempt / "tensorboard").exists()
 
 
-def test_no_run_is_an_error(tmp_path: Path) -> None:
-    """The error names the directory that was searched."""
-    (tmp_path / "runs").mkdir()
-    done = CliRunner().invoke(main, ["tensorboard", str(tmp_path / "runs"), "--convert"])
+@pytest.mark.parametrize("words", [("tensorboard",), ("export", "--to", "tensorboard")], ids=["show", "export"])
+def test_no_run_is_an_error(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says that there are no runs, and how to make one."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, words)
     assert done.exit_code == 1
-    assert "has no job.log in it or below" in done.output
+    assert "`ringtrain run -np 2 python train.py` makes one" in done.output

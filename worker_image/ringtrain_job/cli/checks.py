@@ -23,7 +23,7 @@ def check_name_option(name: str | None) -> None:
     if name is not None and not _NAME.fullmatch(name):
         raise click.UsageError(
             f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
-            "digit; --log-dir says where the directory of that name is made"
+            "digit; --runs names the folder of the runs"
         )
 
 
@@ -41,7 +41,7 @@ def check_log_dir(log_dir: Path) -> None:
             pass
     except OSError as exc:
         raise click.UsageError(
-            f"--log-dir {log_dir}: logs cannot be kept there ({exc.strerror}); give a directory that you can write"
+            f"--runs {log_dir}: logs cannot be kept there ({exc.strerror}); give a directory that you can write"
         ) from exc
 
 

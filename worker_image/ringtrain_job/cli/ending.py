@@ -1,37 +1,40 @@
-"""What `ringtrain run` says at the end: how the job ended, its first failure, and where the logs are."""
+"""The summary that `ringtrain run` prints: how the run ended, its first failure, and where the logs are."""
 
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ringtrain_job.cli.runs import STATE_COLOURS
+from ringtrain_job.launcher.summary import AttemptSummary, summarize_attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import log_tail_position, read_log_from
 
 LINES_SHOWN = 20
 _OTHERS_SHOWN = 16
 _PEER_LOST = re.compile(r"\bPeerLost\b.*")
-_COLOURS = {"Succeeded": "green", "Failed": "red", "Stopped": "magenta"}
 
 
-def say_end(files: AttemptFiles, outcome: dict[str, Any] | None, took_s: float) -> None:
-    """Print on stderr how the job ended. Lines are broken between words only, so that a path can be copied."""
-    state = str(outcome["outcome"]) if outcome is not None else "Failed"
-    failure = (outcome or {}).get("failure") or {}
-    _ending_row("state", click.style(state, _COLOURS.get(state), bold=True))
-    if progress := (outcome or {}).get("progress"):
-        _ending_row("steps", _ending_steps(progress))
-    _ending_row("took", f"{took_s:.0f} s")
+def say_end(files: AttemptFiles) -> None:
+    """Print on stderr how the run ended. Lines are broken between words only, so that a path can be copied."""
+    found = summarize_attempt(files)
+    shown = found.shown
+    _ending_row("state", click.style(found.state, STATE_COLOURS.get(found.state), bold=True))
+    if steps := _ending_steps(found):
+        _ending_row("steps", steps)
+    if shown["took"]:
+        _ending_row("took", shown["took"])
+    _ending_row("run", files.directory.parent.name)
     _ending_row("logs", str(files.directory))
-    if warning := (outcome or {}).get("warning"):
-        say_ending_line(warning, fg="yellow")
-    if failure:
-        _say_run_failure(files, failure)
+    if found.warning:
+        say_ending_line(found.warning, fg="yellow")
+    if found.failure:
+        _say_run_failure(files, found.failure)
 
 
 def say_ending_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
@@ -50,18 +53,15 @@ def _ending_row(label: str, text: str) -> None:
     say_ending_line(text, f"{label:<7}", " " * 7)
 
 
-def _ending_steps(progress: dict[str, Any]) -> str:
-    """Where training was: `40/300, loss 0.412, samples/sec 5120.3`."""
-    step, total, loss, rate = (progress.get(key) for key in ("step", "totalSteps", "loss", "samplesPerSecond"))
-    parts = [f"{step}/{total}" if total else str(step)]
-    parts += [f"loss {loss:.4g}"] if loss is not None else []
-    for name, found in (progress.get("notFinite") or {}).items():
-        parts.append(f"{name} {found['value']} since step {found['since']} (rank {found['rank']})")
-    parts += [f"{progress.get('unit')}/sec {rate:{'.1f' if rate >= 1 else '.3g'}}"] if rate is not None else []
-    return ", ".join(parts)
+def _ending_steps(found: AttemptSummary) -> str:
+    """Return where training was: `40/300, loss 0.412, 5120.3 samples/s`."""
+    wrong = dict(found.progress.get("notFinite") or {})
+    loss = "" if "loss" in wrong or not found.shown["loss"] else f"loss {found.shown['loss']}"
+    since = (f"{name} {one['value']} since step {one['since']} (rank {one['rank']})" for name, one in wrong.items())
+    return ", ".join(filter(None, [found.shown["steps"], loss, *since, found.shown["speed"]]))
 
 
-def _say_run_failure(files: AttemptFiles, failure: dict[str, Any]) -> None:
+def _say_run_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
     rank, code = failure.get("rank"), failure.get("exitCode")
     who = "the job" if rank is None else f"rank {rank}"
     title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")

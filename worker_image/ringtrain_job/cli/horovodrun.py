@@ -5,15 +5,16 @@ from typing import Final
 import click
 
 from ringtrain_job.cli.run import run
+from ringtrain_job.cli.run_help import RunCommand
 
 
 def _horovodrun_params() -> list[click.Parameter]:
     kept = [option for option in run.params if option.name != "verbose"]
-    verbose = click.Option(("--verbose",), is_flag=True, help="Say what launcher and agent do, too.")
+    verbose = click.Option(("--verbose",), is_flag=True, help="Print what launcher and agent do, too.")
     return [*kept, verbose]
 
 
-_command = click.Command(
+_command = RunCommand(
     "horovodrun",
     params=_horovodrun_params(),
     callback=run.callback,

@@ -1,8 +1,8 @@
-"""`ringtrain logs`: one rank's whole log, or all ranks', from a directory or the store that this pod mounts."""
+"""`ringtrain logs`: one rank's whole log, or all ranks', from a run's folder or from the store of this pod."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.settings import Settings, integer, path, text
 from ringtrain.shared.storage import ObjectStore
+from ringtrain_job.cli.runs import RUNS, find_attempt, run_options
 from ringtrain_job.control.settings import MOST_SLOTS, MOST_WORKERS
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import (
     LogMissing,
     find_log,
-    find_log_attempt,
     follow_log,
     log_tail_position,
     read_log_from,
@@ -27,18 +27,24 @@ from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_
 
 
 @click.command()
-@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), default=None, help="One rank's output; default: all, merged.")
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@run_options
+@click.option("--rank", type=click.IntRange(min=0), help="Output of this rank alone [default: all, merged].")
 @click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
-@click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
-@click.option("--reports", is_flag=True, help="What ranks have reported, as JSON lines, not what they wrote.")
+@click.option("--tail", type=click.IntRange(min=0), help="Begin with the last lines only.")
+@click.option("--reports", is_flag=True, help="Print the ranks' reports as JSON lines, not their output.")
 def logs(
-    directory: Path | None, rank: int | None, attempt: int | None, following: bool, tail: int | None, reports: bool
+    run: str | None,
+    runs: Path,
+    attempt: int | None,
+    rank: int | None,
+    following: bool,
+    tail: int | None,
+    reports: bool,
 ) -> None:
-    """Print what ranks wrote, to the byte: of the newest run in DIRECTORY, or below it [default: runs].
+    """Print what ranks wrote, byte for byte, in the newest run or in RUN.
 
-    In the launcher's container, which has the logs' volume, of its job:
+    RUN is a name that `ringtrain list` prints, or a folder. In the launcher's container, which has the logs'
+    volume, the default is the container's job:
 
     kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
     """
@@ -46,22 +52,25 @@ def logs(
         raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
     env = EnvironmentVariables(os.environ)
     wanted = _WantedLogs(rank, attempt, tail, reports)
-    if directory is None and (shipped := _shipped_log(env, wanted)) is not None:
+    of_pod = run is None and runs == RUNS and contract.ENV_JOB_NAME in os.environ
+    if of_pod and (shipped := _shipped_log(env, wanted)) is not None:
         if following:
             print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
-        for chunk in shipped:
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+        _print_chunks(shipped)
         return
-    if directory is not None or contract.ENV_JOB_NAME not in os.environ:
-        files, present = find_log_attempt(directory or Path("runs"), attempt), True
-        path = find_log(files, rank)
-    else:
+    if of_pod:
         files, present = _logs_command_files(env, attempt)
         path = _present_log(env, files, rank) if present else find_log(files, rank)
+    else:
+        files, present = find_attempt(run, runs, attempt), True
+        path = find_log(files, rank)
     path = files.metrics if reports else path
     start = 0 if tail is None else log_tail_position(path, tail)
-    chunks = follow_log(path, start, files.outcome.exists) if following and present else read_log_from(path, start)
+    goes_on = following and present
+    _print_chunks(follow_log(path, start, files.outcome.exists) if goes_on else read_log_from(path, start))
+
+
+def _print_chunks(chunks: Iterable[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()

@@ -1,9 +1,10 @@
-"""`ringtrain`: one command, one subcommand a file. A new one is a click command and a line in `cli/commands.py`."""
+"""The command `ringtrain`: a new subcommand is a click command and a line in `cli/commands.py`."""
 
 import difflib
 import functools
 import importlib
 import logging
+import os
 import sys
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,7 +23,7 @@ def lazy_commands() -> dict[str, LazyCommand]:
 
 
 class _LazyCommandGroup(click.Group):
-    """Knows its commands by tables, and imports the one that is called."""
+    """A group that knows its commands by tables, and imports the one that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(lazy_commands())
@@ -51,7 +52,7 @@ class _LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """An error of ringtrain's is a message on stderr, and exit code 1."""
+        """Run the command; an error of ringtrain's is a message on stderr, and exit code 1."""
         try:
             return super().invoke(ctx)
         except RingtrainError as exc:
@@ -60,8 +61,11 @@ class _LazyCommandGroup(click.Group):
 
 @click.command(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain")
-def main() -> None:
-    """Data-parallel training: workers, launcher, and jobs on one machine."""
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Train data-parallel on this machine or several, and look at runs."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False  # of all commands; else terminals get colours, and pipes none
 
 
 def log_to_stderr(role: str, level: str = "info") -> None:

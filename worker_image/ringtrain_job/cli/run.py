@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import sys
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 import click
 
 from ringtrain.shared import contract
+from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.place import job_variables
 from ringtrain_job.agent.config import AgentConfig
@@ -31,6 +31,7 @@ from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
 from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, note_on_tasks
 from ringtrain_job.cli.main import log_to_stderr
+from ringtrain_job.cli.run_help import RunCommand
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     environment_without_token,
@@ -44,61 +45,75 @@ from ringtrain_job.cli.run_processes import (
     start_run_process,
     wait_for_run_processes,
 )
+from ringtrain_job.cli.runs import NAMESPACE, make_run_folder, runs_option
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.cli.ssh import SrunOptions
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_outcome
 
-# Between the log directory and a job's name in it, where a cluster has its namespaces.
-NAMESPACE = "local"
+
+def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Take the value of `--log-dir`, the earlier name of `--runs`."""
+    if value is not None:
+        ctx.default_map = {**(ctx.default_map or {}), "runs": value}
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     *("-np", "-n", "--np", "--num-proc", "ranks"),
     type=click.IntRange(1, 1024),
-    help="How many ranks to start [in a job of SLURM: its tasks].",
+    metavar="N",
+    help="Number of ranks [default: the tasks of a SLURM job].",
 )
 @click.option(
     *("-H", "--hosts"),
     default="",
     metavar="HOST:N,...",
-    help="Where; others over ssh [default: here, or SLURM's nodes]. HOST:N@SITE,... says which hosts have a fast "
-    "network among them. Maturity: Beta for other hosts, Experimental for sites.",
+    help="Hosts, other ones over ssh [default: here, or SLURM's nodes]. HOST:N@SITE,... says which hosts share a "
+    "fast network. Maturity: Beta for other hosts, Experimental for sites.",
 )
 @horovod_options
 @elastic_options
-@click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True)
-@click.option("--name", help="Directory of this run under the log directory [default: command and time].")
+@runs_option
 @click.option(
-    *("--data-workers", "data_workers"),
+    "--log-dir", type=click.Path(path_type=Path), hidden=True, expose_value=False, is_eager=True, callback=_set_runs
+)
+@click.option("--name", help="Name of this run [default: the script's and four digits, as train-3f2a].")
+@click.option(
+    "--data-workers",
     type=click.IntRange(0, 1024),
     default=0,
-    help="Data workers beside the ranks, for ringtrain.data.service. Maturity: Beta.",
+    metavar="N",
+    help="Number of data workers, for ringtrain.data.service. Maturity: Beta.",
 )
-@click.option(
-    "--fail-on-nan", is_flag=True, help="End the run when a rank reports a loss that is not finite (rt.report)."
-)
+@click.option("--fail-on-nan", is_flag=True, help="End the run at the first loss that is not finite.")
 @click.option(
     "--metrics",
     metavar="REGEX",
-    help="Read steps, loss and metrics from printed lines that match, by named groups, in place of the forms that "
-    "are known (tqdm, Keras, images/sec); none: from no line. rt.report comes first. Maturity: Beta.",
+    help="Read steps, loss and metrics from printed lines by named groups, instead of the known forms (tqdm, Keras, "
+    "images/sec); none: from no line. rt.report comes first. Maturity: Beta.",
 )
-@click.option("--ui", is_flag=True, help="Serve the run as a page while it runs, and print its link.")
-@click.option("--verbose", "-v", is_flag=True, help="Say what launcher and agent do, too.")
-@click.option("--quiet", "-q", is_flag=True, help="Print what ranks write and why the job failed, nothing else.")
+@click.option(
+    "--progress-every",
+    type=click.FloatRange(0, 604_800, min_open=True),
+    metavar="SECONDS",
+    help="Time between lines of progress in a pipe [default: 1 at first, longer and longer, up to 60].",
+)
+@click.option("--ui", is_flag=True, help="Serve the run's page while it runs, and print the link.")
+@click.option("--verbose", "-v", is_flag=True, help="Print what launcher and agent do, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only what ranks write and why the run failed.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
     hosts: str,
     horovod: HorovodrunValues,
     elastic: ElasticCommandOptions,
-    log_dir: Path,
+    runs: Path,
     name: str | None,
     data_workers: int,
     fail_on_nan: bool,
     metrics: str | None,
+    progress_every: float | None,
     ui: bool,
     verbose: bool,
     quiet: bool,
@@ -106,19 +121,19 @@ def run(
 ) -> None:
     """Run COMMAND as N ranks, with one merged log.
 
-    On a terminal the last line has the steps done, the time left and the speed of all ranks together. In a pipe,
-    lines of progress name the speed, its standard error (+/-), and how far the speeds of single steps scatter
-    around their median (jitter).
+    On a terminal the last line shows the step, the time left and the speed of all ranks together. In a pipe, lines
+    of progress show the speed, its standard error (+/-), and how far the speeds of single steps scatter around
+    their median (jitter).
 
-    With --min-np, --max-np or --host-discovery-script the run is elastic: a lost rank is replaced, and the number
-    of ranks may change while the others go on. The program uses ringtrain.elastic for that; any other needs
-    --on-loss Restart. Lines of an elastic run begin with the rank's slot, which stays, where its rank may change.
+    With an option of elastic runs, a lost rank is replaced, and the number of ranks may change while the others go
+    on. The program uses ringtrain.elastic for that; any other needs --on-loss Restart. Lines of an elastic run begin
+    with the rank's slot, which stays, where its rank may change.
 
-    Hosts of -H that are not this machine are reached by ssh, which asks nothing; they need Python, ringtrain and
-    this directory at the same paths. In the script of a job of SLURM, ranks are on its nodes, reached by srun.
+    Other hosts are reached by ssh without a password; they need Python, ringtrain and this directory at the same
+    paths. In the script of a SLURM job, ranks run on its nodes, reached by srun.
 
-    Options stand before COMMAND; those behind it are COMMAND's own. Ends with the exit status of the first rank
-    that failed, else 0; with 74 where none did and lines of the log could not be written.
+    Options stand before COMMAND; those after it are COMMAND's own. The exit status is that of the first rank that
+    failed, else 0; 74 if no rank failed and lines of the log could not be written.
     """
     hostfile = horovod.of("hostfile")
     given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
@@ -139,21 +154,27 @@ def run(
     check_launcher(slots, command)
     if any(host.is_here for host in placed):
         check_command(command[0], os.environ.get("PATH", os.defpath))
-    check_log_dir(log_dir)
+    loopback_address()  # raises at once if processes of this machine cannot reach each other
+    check_log_dir(runs)
     log_to_stderr("run")
-    job = name or f"{_run_program(command)}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    files = AttemptFiles.of(log_dir.resolve(), NAMESPACE, job, 1)
+    settings = {
+        **horovod.variables,
+        **({} if world is None else world.variables),
+        contract.ENV_DATA_WORKERS: str(data_workers),
+        contract.ENV_QUIET: "1" if quiet else "",  # set in any case: a run within a run has its own
+        **({contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}),
+        **({contract.ENV_METRICS: metrics} if metrics else {}),
+        **({contract.ENV_PROGRESS_EVERY: f"{progress_every:g}"} if progress_every else {}),
+        **page_settings(ui),
+    }
+    folder = make_run_folder(runs.resolve(), name, _run_program(command))
+    files = AttemptFiles(folder / "1")
     horovod.link_outputs(files, slots if world is None else world.log_slots)
-    of_page = page_settings(ui)
-    for note in () if quiet else [*horovod.notes, *note_on_tasks(os.environ), _starting_text(slots, len(placed))]:
+    taken = [] if name in (None, folder.name) else [f"there is a run {name}; this one is {folder.name}"]
+    notes = [*horovod.notes, *taken, *note_on_tasks(os.environ), _starting_text(slots, len(placed))]
+    for note in () if quiet else notes:
         say_ending_line(note)
-    started = time.monotonic()
-    settings = horovod.variables | ({} if world is None else world.variables)
-    settings |= {contract.ENV_DATA_WORKERS: str(data_workers), **of_page}
-    settings |= {contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}
-    settings |= {contract.ENV_QUIET: "1" if quiet else ""}  # said in any case: a run within a run has its own
-    settings |= {contract.ENV_METRICS: metrics} if metrics else {}
-    place = _run_environment(slots, log_dir.resolve(), job, settings)
+    place = _run_environment(slots, runs.resolve(), folder.name, settings)
     words = () if world is None else world.words
     if world is not None and world.hosts is not None:
         changing = world.hosts
@@ -163,10 +184,12 @@ def run(
     else:
         reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
         code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
+    with suppress(OSError):
+        folder.rmdir()  # only if empty: no launcher began
     outcome = read_outcome(files)
-    if code or not quiet or (outcome or {}).get("warning"):
+    if folder.exists() and (code or not quiet or (outcome or {}).get("warning")):
         with suppress(OSError):  # the terminal was closed
-            say_end(files, outcome, time.monotonic() - started)
+            say_end(files)
     _drop_what_nobody_reads()
     sys.exit(code)
 
@@ -227,7 +250,7 @@ def _write_token(folder: Path) -> Path:
     return folder
 
 
-def _run_environment(slots: int, log_dir: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
+def _run_environment(slots: int, runs: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
     return {
         **settings,
         **job_variables(job, NAMESPACE, str(uuid.uuid4()), 1, slots),
@@ -237,6 +260,6 @@ def _run_environment(slots: int, log_dir: Path, job: str, settings: Mapping[str,
         contract.ENV_MASTER_PORT: "0",
         contract.ENV_TF_PORT_BASE: "0",
         contract.ENV_POD_NAME: f"{job}-worker-0",
-        contract.ENV_POD_IP: "127.0.0.1",
-        contract.ENV_LOG_DIR: str(log_dir),
+        contract.ENV_POD_IP: loopback_address(),
+        contract.ENV_LOG_DIR: str(runs),
     }

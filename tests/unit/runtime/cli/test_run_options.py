@@ -1,5 +1,6 @@
 """What `ringtrain run` accepts."""
 
+import re
 import threading
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from click.testing import CliRunner
 
 from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
+from ringtrain_job.cli.horovod_options import OPTIONS
 from ringtrain_job.cli.horovod_values import HorovodrunValues
 from ringtrain_job.cli.main import main
+from ringtrain_job.cli.run import run
 from ringtrain_job.launcher.discovery import run_discovery_script
 from ringtrain_job.launcher.hosts import HostCoolDown
 
@@ -55,6 +58,53 @@ def test_usage_errors(words: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["run", *words])
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--nproc-per-node", "2", "train.py"], "--nproc-per-node is torchrun's; write -np N"),
+        (["--nproc_per_node=2", "train.py"], "--nproc_per_node is torchrun's; write -np N"),
+        (["-np", "2", "--nnodes=2", "train.py"], "--nnodes is torchrun's; write -H HOST:N,HOST:N"),
+        (["--standalone", "-np", "2", "train.py"], "--standalone is torchrun's; leave it out"),
+        (
+            ["-np", "2", "-m", "package.train"],
+            "-m is torchrun's; write the whole command: ringtrain run -np N",
+        ),
+    ],
+)
+def test_words_of_torchrun_get_a_hint(words: list[str], hint: str) -> None:
+    """The line says which option to use here."""
+    result = CliRunner().invoke(main, ["run", *words])
+    assert (result.exit_code, hint in result.output) == (2, True), result.output
+
+
+def test_help_of_run_is_in_groups() -> None:
+    """Common options come first, those that do nothing last, every option once; no line is wider than a terminal."""
+    output = CliRunner().invoke(main, ["run", "--help"], terminal_width=80).output
+    titles = [line for line in output.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == [
+        "Common options:", "Elastic runs:", "Other hosts:", "Other options:",
+        "Options of horovodrun that are accepted and do nothing here:",
+    ]  # fmt: skip
+    first = output.partition("Common options:")[2].partition("Elastic runs:")[0]
+    assert first.index("--hosts") < first.index("--runs") < first.index("--quiet") < first.index("--help")
+    for option in run.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            longest = max(option.opts, key=len)
+            shown = re.findall(rf"(?m)^  (?:.*, )?{longest}(?![\w-])", output)
+            assert len(shown) == 1, longest
+    assert all(option.shown in output.rpartition("do nothing here:")[2] for option in OPTIONS if not option.means)
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_an_earlier_name_of_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--log-dir is --runs, and not in the help."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(main, ["run", "-np", "1", "--log-dir", "file/runs", "true"])
+    assert "--runs file/runs: logs cannot be kept there" in result.output
+    assert "--log-dir" not in CliRunner().invoke(main, ["run", "--help"]).output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""The command line of `ringtrain run`: its help in groups, and hints for words of other launchers."""
+
+import textwrap
+from typing import Any, Final
+
+import click
+
+from ringtrain.errors import RingtrainError
+from ringtrain_job.cli.horovod_options import OPTIONS
+
+# Options, each by its longest flag, by the title of their section; those without one stand at the end.
+_SECTIONS: Final = {
+    "Common options": (
+        *("--num-proc", "--hosts", "--runs", "--name", "--ui", "--metrics", "--fail-on-nan", "--progress-every"),
+        *("--quiet", "--verbose", "--help"),
+    ),
+    "Elastic runs": (
+        *("--min-num-proc", "--max-num-proc", "--on-loss", "--replace-timeout", "--reset-limit"),
+        *("--host-discovery-script", "--slots-per-host", "--blacklist-cooldown-range"),
+    ),
+    "Other hosts": (
+        *("--hostfile", "--start-timeout", "--network-interface", "--network-interfaces", "--ssh-port"),
+        "--ssh-identity-file",
+    ),
+}
+_OTHERS: Final = "Other options"
+_WITHOUT_MEANING: Final = "Options of horovodrun that are accepted and do nothing here"
+# By the first word of an unknown option: whose it is, and what to write here.
+_HINTS: Final = {
+    "--nproc-per-node": "torchrun's; write -np N: the number of all ranks",
+    "--nnodes": "torchrun's; write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
+    "--node-rank": "torchrun's; one `ringtrain run -H HOST:N,...` starts the ranks of all hosts",
+    "--standalone": "torchrun's; leave it out: ranks run on this machine unless -H names other hosts",
+    "--rdzv-backend": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--rdzv-endpoint": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--rdzv-id": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--master-addr": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--master-port": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--max-restarts": "torchrun's; write --on-loss Restart --reset-limit N",
+    "--num-processes": "accelerate's; write -np N",
+    "-m": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
+    "--module": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
+}
+
+
+class RunCommand(click.Command):
+    """`ringtrain run`: options in sections, the common ones first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`; an unknown option of another launcher gets a hint."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            hint = _HINTS.get(exc.option_name.replace("_", "-"))
+            if hint is None:
+                raise
+            raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of ringtrain's is a message on stderr, and exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except RingtrainError as exc:
+            raise click.ClickException(str(exc)) from exc
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each section, and then the options that do nothing."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {max(one.opts, key=len): one.get_help_record(ctx) for one in options}
+        shown = {flag: record for flag, record in records.items() if record is not None}
+        for title, flags in _SECTIONS.items():
+            self._write_section(formatter, title, [shown.pop(flag) for flag in flags if flag in shown])
+        self._write_section(formatter, _OTHERS, list(shown.values()))
+        reasons: dict[str, list[str]] = {}
+        for option in OPTIONS:
+            if not option.means:
+                reasons.setdefault(option.here, []).append(option.shown)
+        with formatter.section(_WITHOUT_MEANING):
+            for reason, others in reasons.items():
+                text = f"{', '.join(others)}: {reason}."  # click would break it within an option
+                for line in textwrap.wrap(text, formatter.width - 2, subsequent_indent="  ", break_on_hyphens=False):
+                    formatter.write(f"  {line}\n")
+
+    def _write_section(self, formatter: click.HelpFormatter, title: str, rows: Any) -> None:
+        with formatter.section(title):
+            formatter.write_dl(rows, col_max=26)
