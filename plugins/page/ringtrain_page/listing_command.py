@@ -1,21 +1,29 @@
 """`ringtrain list` and `ringtrain compare`: runs side by side."""
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
+from ringtrain_page.comparison import MOST_COMPARED, compare_page_runs
 from ringtrain_page.document import page
-from ringtrain_page.runs import FACTS, MOST_COMPARED, PageRun, compare_page_runs, find_run, find_runs
 
-_RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
+_COLUMNS: Final = ("name", "state", "ranks", "steps", "loss", "took", "when")
+# Left out in this order if a terminal has no room for them.
+_LESS_IMPORTANT: Final = ("ranks", "took", "when", "loss")
+_BETWEEN: Final = "  "
+# Of a cell on a terminal, so that one long value leaves room for others.
+_MOST_CHARACTERS: Final = 40
 
 
 @click.command("list")
-@click.argument("directory", default=Path("runs"), type=_RUNS)
+@runs_option
 @click.option(
     *("--output", "-o"),
     type=click.Choice(["table", "json", "yaml", "name"]),
@@ -23,42 +31,47 @@ _RUNS = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=True,
     help="Format.",
 )
-def list_runs(directory: Path, output: str) -> None:
-    """List the runs in DIRECTORY, or below it, the newest first [default: runs]."""
-    runs = find_runs(directory)
+def list_runs(runs: Path, output: str) -> None:
+    """List the runs in a folder, or below it, the newest first."""
+    found = find_runs(runs)
     if output in ("json", "yaml"):
-        _print_data([run.document() for run in runs], output)
-        return
-    if not runs:
-        raise click.ClickException(f"{directory.absolute()} has no runs in it or below; give a directory of runs")
-    if output == "name":
-        for run in runs:
+        _print_data([run.document() for run in found], output)
+    elif not found:
+        click.echo(no_runs_text(runs), err=True)
+    elif output == "name":
+        for run in found:
             click.echo(run.name)
-        return
-    head = ["name", *FACTS, "when"]
-    _runs_table([head, *([run.name, *(fact(run) for fact in FACTS.values()), _run_began_text(run)] for run in runs)])
+    else:
+        rows = [{"name": run.name, **run.summary.shown, "when": _began_text(run)} for run in found]
+        columns = list(_COLUMNS)
+        for name in _LESS_IMPORTANT:
+            if sum(max(map(len, [one, *(row[one] for row in rows)])) + len(_BETWEEN) for one in columns) > _columns():
+                columns.remove(name)
+        _print_table([columns, *([row[name] for name in columns] for row in rows)])
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
-@click.option("--dir", "directory", default=Path("runs"), type=_RUNS, show_default=True, help="Where runs are.")
+@click.argument("names", nargs=-1, required=True, metavar="RUN RUN...")
+@runs_option
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with curves.")
-def compare_runs(runs: tuple[str, ...], directory: Path, html: Path | None) -> None:
-    """Compare runs, given by name or folder: how they went, and in what they differ.
+def compare_runs(names: tuple[str, ...], runs: Path, html: Path | None) -> None:
+    """Compare runs, each a name that `ringtrain list` prints or a folder.
 
-    What differs is what `run.json` has: command, image, git's commit, versions, and what the programs gave to
-    ringtrain.report_config.
+    A row has a run's state, steps, loss, speed and duration, and the settings in which the runs differ: those that
+    programs gave to ringtrain.report_config, command, image, git's commit and versions.
     """
-    if not 2 <= len(runs) <= MOST_COMPARED:
-        raise click.UsageError(f"{len(runs)} run(s) to compare; expected 2 to {MOST_COMPARED}")
-    found = compare_page_runs([find_run(name, directory) for name in runs])
-    differences = found["differences"] or [("no difference", [])]
-    _runs_table([["", *found["runs"]], *([name, *values] for name, values in (*found["facts"], *differences))])
+    if not 2 <= len(names) <= MOST_COMPARED:
+        raise click.UsageError(f"{len(names)} run(s) to compare; expected 2 to {MOST_COMPARED}")
+    found = compare_page_runs([find_run(name, runs) for name in names])
+    rows = [[name, *row] for name, row in zip(found["runs"], found["rows"], strict=True)]
+    _print_table([["name", *found["columns"]], *rows])
+    if not found["differ"]:
+        click.echo("the runs have the same settings, as far as these are known")
     if html is not None:
         try:
             html.write_text(page({"compare": found}), encoding="utf-8", errors="replace")
         except OSError as exc:
-            raise click.ClickException(f"{html} cannot be written ({exc.strerror}); name another") from exc
+            raise click.ClickException(f"{html} cannot be written ({exc.strerror}); name another file") from exc
         click.echo(html)
 
 
@@ -75,11 +88,38 @@ def _print_data(data: list[dict[str, Any]], form: str) -> None:
         click.echo("[]")
 
 
-def _run_began_text(run: PageRun) -> str:
-    return "" if run.began is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began))
+def _began_text(run: Run) -> str:
+    began = run.summary.began
+    return "" if began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
 
 
-def _runs_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) if i < len(row) else 0 for row in rows) for i in range(max(map(len, rows)))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+def _columns() -> int:
+    """Return how many characters a line has room for; a pipe has no limit."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print `rows`, the first of which is the head. On a terminal, columns that do not fit follow below, each part
+    with the first column."""
+    room = _columns()
+    if room < sys.maxsize:
+        cut = _MOST_CHARACTERS
+        rows = [[row[0], *(cell if len(cell) <= cut else f"{cell[: cut - 1]}…" for cell in row[1:])] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    parts: list[list[int]] = [[0]]
+    for column in range(1, len(widths)):
+        if len(parts[-1]) > 1 and sum(widths[i] + len(_BETWEEN) for i in (*parts[-1], column)) > room + len(_BETWEEN):
+            parts.append([0])
+        parts[-1].append(column)
+    for number, part in enumerate(parts):
+        if number:
+            click.echo()
+        for at, row in enumerate(rows):
+            cells = [_cell(rows[0][i], row[i], widths[i], is_head=not at) for i in part]
+            click.echo(_BETWEEN.join(cells).rstrip())
+
+
+def _cell(column: str, text: str, width: int, is_head: bool) -> str:
+    """Return a cell of `width` characters, a state in its colour."""
+    colour = STATE_COLOURS.get(text) if column == "state" and not is_head else None
+    return (click.style(text, colour) if colour else text) + " " * (width - len(text))

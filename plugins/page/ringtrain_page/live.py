@@ -1,4 +1,4 @@
-"""The page of a job that runs: what it shows now, as the launcher knows it."""
+"""The data of a running job's page, from the launcher's own state."""
 
 import json
 import threading
@@ -9,17 +9,18 @@ from ringtrain.shared.formats import clean_json
 from ringtrain_job.control.model import RankPhase
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.status import StatusSnapshot
+from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
-from ringtrain_page.summary import other_attempts, page_start_parts
+from ringtrain_page.summary import other_attempts, page_heads, page_start_parts
 
-# What the page calls a rank, by what the launcher calls it.
+# States of a rank on the page, by the launcher's words.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
 
 
 class PageFigures(Protocol):
-    """Figures that the page draws; read them under `lock`."""
+    """Figures that the page draws; hold `lock` to read them."""
 
     lock: threading.Lock
     metrics: PageMetrics
@@ -27,18 +28,18 @@ class PageFigures(Protocol):
 
 
 class LivePage:
-    """The documents of `page/summary.py`, of an attempt that has not ended. Safe to call from many threads."""
+    """Documents as those of `summary.py`, of an attempt that has not ended. Safe to call from many threads."""
 
     def __init__(self, snapshot: StatusSnapshot, figures: PageFigures) -> None:
         self._snapshot, self._figures = snapshot, figures
         self._others = other_attempts(snapshot.store.files)
 
     def document(self) -> dict[str, Any]:
-        """What the page shows, without the log. NaN and infinities are None."""
+        """Return what the page shows, without the log. NaN and infinities are None."""
         snapshot = self._snapshot
-        job, verdict = snapshot.config.job, snapshot.verdict
+        verdict, files = snapshot.verdict, snapshot.store.files
         with self._figures.lock, snapshot.reports as reports:
-            progress, speed, metrics = reports.progress(), reports.speed(), self._figures.metrics
+            progress, metrics = reports.progress(), self._figures.metrics
             curves, axes, left_out = metrics.curves(), metrics.axes(), metrics.left_out
             states = snapshot.gang.view().ranks
             running = [state.rank for state in states if state.phase is RankPhase.RUNNING]
@@ -54,38 +55,22 @@ class LivePage:
             ]
             straggler = reports.times.straggler()
             machine = self._figures.machines.document()
-            began, last, begin = metrics.first, metrics.last, metrics.begin
+            left = None if progress is None else reports.left_s(progress)
         failure = verdict.failure if verdict else None
-        outcome = {
+        now = {
             "outcome": verdict.outcome.value if verdict else snapshot.phase,
             "worldSize": snapshot.world_size,
             "failure": failure_json(failure) if failure else None,
             "progress": snapshot.progress(),
         }
-        here = {
-            "attempt": job.attempt,
-            "outcome": outcome,
-            "began": snapshot.start_time,
-            "ended": time.time(),
-            "step": progress.step if progress else None,
-        }
+        summary = summarize_attempt(files, now)
         return {
+            **page_heads(summary),
             "live": True,
-            "job": job.name,
-            "namespace": job.namespace,
             "files": self._files(),
-            "directory": str(snapshot.store.files.directory),
-            "attempt": job.attempt,
-            "attempts": [*self._others, here],
-            "outcome": outcome,
-            "began": began,
-            "ended": last,
+            "attempts": [*self._others, summary.document()],
+            "left": left,
             "now": time.time(),
-            "unit": progress.unit if progress else "samples",
-            "beginStep": begin,
-            "step": progress.step if progress else None,
-            "totalSteps": progress.total_steps if progress else None,
-            "speed": None if speed is None else vars(speed),
             "curves": curves,
             "axes": axes,
             "leftOut": left_out,
@@ -96,7 +81,7 @@ class LivePage:
             "straggler": None if straggler is None else vars(straggler),
             "elastic": snapshot.backend_status().get("elastic"),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
-            "events": (events := read_log_events(snapshot.store.files)),
+            "events": (events := read_log_events(files)),
             "start": page_start_parts(events),
         }
 

@@ -31,11 +31,9 @@ class PageMetrics:
     times: StepTimes = field(default_factory=StepTimes)
     reported: dict[int, tuple[float, int]] = field(default_factory=dict)
     left_out: bool = False
-    begin: int | None = None
     first: float | None = None
     last: float | None = None
     unit: str = "samples"
-    total_steps: int | None = None
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
         """Take in one report of `rank`. Raises KeyError, TypeError or ValueError for what is none."""
@@ -47,9 +45,7 @@ class PageMetrics:
         self._add_samples(rank, time, self.first, report.get("samples"))
         self.times.add(rank, report)
         self.steps[rank] = max(step, self.steps.get(rank, step))
-        self.begin = step if self.begin is None else min(self.begin, step)
         self.unit = report.get("unit") or self.unit
-        self.total_steps = report.get("totalSteps") or self.total_steps
         self.seconds.add(step, max(0.0, time - self.first))
         self.epochs.add(step, report.get("epoch"))
         self.loss.add(step, report.get("loss"))

@@ -4,32 +4,31 @@ from pathlib import Path
 
 import click
 
-from ringtrain_job.logs.reading import find_log_attempt
+from ringtrain_job.cli.runs import find_attempt, run_options
 from ringtrain_page.document import page
 from ringtrain_page.summary import summarize_page
 
 
 @click.command()
-@click.argument("directory", default=Path("runs"), type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="This attempt; default: the newest.")
+@run_options
 @click.option(
     "--to",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to [default: report.html beside the attempt's logs].",
+    help="File to write [default: report.html beside the attempt's logs].",
 )
-def report(directory: Path, attempt: int | None, to: Path | None) -> None:
-    """Write the newest run in DIRECTORY, or below it, as one HTML file [default: runs].
+def report(run: str | None, runs: Path, attempt: int | None, to: Path | None) -> None:
+    """Write the newest run, or RUN, as one HTML file.
 
-    Its curves, attempts, ranks, the first failure and the log are in the file, which needs no network and no other
-    file to be read. Numbers between 0 and infinity alone can be drawn: NaN has no place in a curve.
+    RUN is a name that `ringtrain list` prints, or a folder. The file has curves, attempts, ranks, the first failure
+    and the log, and needs no network and no other file. A curve has no point where a value is NaN or infinite.
     """
-    files = find_log_attempt(directory, attempt)
+    files = find_attempt(run, runs, attempt)
     place = to or files.report
     try:
-        run = summarize_page(files)
+        shown = summarize_page(files)
         if place.resolve().parent != files.directory.resolve():
-            run["files"] = []  # links to what lies beside the page
-        place.write_text(page(run), encoding="utf-8", errors="replace")
+            shown["files"] = []  # links to what lies beside the page
+        place.write_text(page(shown), encoding="utf-8", errors="replace")
     except OSError as exc:
-        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
+        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another file") from exc
     click.echo(place)

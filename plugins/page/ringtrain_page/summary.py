@@ -1,13 +1,12 @@
-"""What the page of a run shows, read from the files that its launcher has kept."""
+"""The data of a run's page, read from the files that its launcher wrote."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
+from ringtrain_job.launcher.summary import RUNNING, AttemptSummary, read_reports, summarize_attempt
 from ringtrain_job.logs.about import read_run_description
-from ringtrain_job.logs.events import KUBERNETES, read_log_events
+from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members, read_outcome
@@ -31,36 +30,37 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
     `metrics`: of this attempt, if they are known already.
     """
     metrics = metrics or read_page_metrics(files, PrintedReportsChoice())
-    members, outcome = read_log_members(files), read_outcome(files)
+    members, summary = read_log_members(files), summarize_attempt(files)
     if members:
         metrics.keep(members)
     machines = PageMachines()
     for sample in read_samples(files.machine):
         machines.add(sample)
     return {
-        "job": files.directory.parent.name,
-        "namespace": files.directory.parent.parent.name,
-        "directory": str(files.directory),
+        **page_heads(summary),
         "files": files.downloads(),
-        "attempt": files.number,
-        "attempts": [*other_attempts(files), brief_attempt(files)],
-        "outcome": outcome,
-        "began": metrics.first,
-        "ended": metrics.last,
-        "unit": metrics.unit,
-        "beginStep": metrics.begin,
-        "step": min(metrics.steps.values(), default=None),
-        "totalSteps": metrics.total_steps,
+        "attempts": [*other_attempts(files), summary.document()],
         "curves": metrics.curves(),
         "axes": metrics.axes(),
         "leftOut": metrics.left_out,
         "machine": machines.document(),
         "about": read_run_description(files),
-        "ranks": _page_ranks(files, metrics, outcome, members),
+        "ranks": _page_ranks(files, metrics, summary, members),
         "straggler": page_straggler_json(metrics),
         "events": (events := read_log_events(files)),
         "start": page_start_parts(events),
         "log": _page_log(files),
+    }
+
+
+def page_heads(summary: AttemptSummary) -> dict[str, Any]:
+    """Return what stands at the top of a page: which attempt it shows, and that in short."""
+    job = summary.files.directory.parent
+    return {
+        "job": job.name,
+        "namespace": job.parent.name,
+        "attempt": summary.files.number,
+        "summary": {**summary.document(), "progress": dict(summary.progress)},
     }
 
 
@@ -71,18 +71,18 @@ def page_straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
 
 
 def _page_ranks(
-    files: AttemptFiles, metrics: PageMetrics, outcome: dict[str, Any] | None, members: frozenset[int]
+    files: AttemptFiles, metrics: PageMetrics, summary: AttemptSummary, members: frozenset[int]
 ) -> list[dict[str, Any]]:
-    """Every rank that is known, with its last step, how its log is long, and how it ended where that is known.
+    """Return every known rank, with its last step, the length of its log, and how it ended if that is known.
 
-    `members`: of the last world of an elastic job. The others are as on its launcher's page: nobody is there.
+    `members`: of the last world of an elastic job; the other ranks wait.
     """
-    ended = outcome or {}
+    ended = read_outcome(files) or {}
     failed = (ended.get("failure") or {}).get("rank")
     lines = ended.get("rankLogLines") or []
     wrote = {int(path.stem.removeprefix("rank-")) for path in files.directory.glob("rank-*.log")}
-    every = wrote | set(metrics.steps) | set(range(int(ended.get("worldSize") or 0)))
-    whole = "Succeeded" if ended.get("outcome") == "Succeeded" else "Stopped" if ended else "Running"
+    every = wrote | set(metrics.steps) | set(range(summary.ranks or 0))
+    whole = summary.state if summary.state in ("Succeeded", RUNNING) else "Stopped"
     return [
         {
             "rank": rank,
@@ -96,60 +96,22 @@ def _page_ranks(
 
 
 def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
-    """In short, the attempts of the same job before that of `files`, as far as they are kept beside it."""
+    """Return the attempts of the same job before that of `files`, in short, if their files are there."""
     beside = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
-    return [
-        brief_attempt(other) for other in sorted(beside, key=lambda other: other.number) if other.number < files.number
-    ]
-
-
-def brief_attempt(files: AttemptFiles) -> dict[str, Any]:
-    """Of one attempt its number, outcome, times and last step; `last`: its last report."""
-    first, last = _page_ends(files.metrics)
-    own = (event for event in read_log_events(files) if event.get("source") != KUBERNETES)
-    outcome, times = read_outcome(files), [event["time"] for event in own]
-    if outcome is None or not times:  # its launcher did not see the end
-        times += [report["time"] for report in (first, last) if "time" in report]
-    return {
-        "attempt": files.number,
-        "outcome": outcome,
-        "began": min(times, default=None),
-        "ended": max(times, default=None),
-        "step": last.get("step"),
-        "last": last,
-    }
-
-
-def _page_ends(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first and the last report of a file; empty where there is none."""
-    first = next(iter(_page_reports(path, 0)), {})
-    last = {}
-    for report in _page_reports(path, log_tail_position(path, 1)):
-        last = report
-    return first, last
+    earlier = [other for other in beside if other.number < files.number]
+    return [summarize_attempt(other).document() for other in sorted(earlier, key=lambda other: other.number)]
 
 
 def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> PageMetrics:
     """Return the figures of the reports that were stored; `choice` has heard them then."""
     metrics = PageMetrics()
-    for report in _page_reports(files.metrics, 0):
+    for report in read_reports(files.metrics):
         with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
             counts, is_first = choice.choose(rank := int(report["rank"]), report)
             metrics = PageMetrics() if is_first else metrics
             if counts:
                 metrics.add(rank, report)
     return metrics
-
-
-def _page_reports(path: Path, position: int) -> Iterator[dict[str, Any]]:
-    rest = b""
-    for chunk in read_log_from(path, position):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            with suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict):
-                    yield found
 
 
 def _page_log(files: AttemptFiles) -> dict[str, Any]:

@@ -75,11 +75,11 @@ def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
     files.formation.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
     run = summarize_page(files)
     assert [(rank["state"], rank["step"]) for rank in run["ranks"]] == [
-        ("Running", 39),
-        ("Running", 39),
+        ("Stopped", 39),
+        ("Stopped", 39),
         ("Waiting", None),
     ]
-    assert (run["step"], run["straggler"]) == (39, None)
+    assert (run["summary"]["step"], run["straggler"]) == (39, None)
 
 
 @pytest.mark.parametrize(

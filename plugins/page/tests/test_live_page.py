@@ -104,10 +104,10 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
         async with open_browser(tmp_path / "browser") as tab:
             await _see(tab, run, width=360, dark=True)
             assert (await tab.value("document.title")).startswith("shown – 20")
-            await tab.until("document.getElementById('facts').innerText.includes('2 of 6')")
+            await tab.until("document.getElementById('facts').innerText.includes('2/6')")
             assert "token" not in await tab.value("location.href + document.cookie + document.referrer")
             run.go(3, 4)
-            await tab.until("document.getElementById('facts').innerText.includes('4 of 6')")
+            await tab.until("document.getElementById('facts').innerText.includes('4/6')")
             await tab.until(
                 "document.getElementById('lines').innerText.includes('[1] rank 1 has done step 4 <b>&amp;')"
             )
@@ -132,7 +132,7 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             run.go(5, 6)
             await tab.until("document.getElementById('state').innerText === '✓ Succeeded'")
             await tab.until("document.getElementById('link').innerText.includes('The launcher has ended')")
-            assert "6 of 6" in await tab.value("document.getElementById('facts').innerText")
+            assert "6/6" in await tab.value("document.getElementById('facts').innerText")
 
 
 @pytest.mark.sampled

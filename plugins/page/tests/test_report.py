@@ -71,7 +71,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A directory with the run `uneven`, of three ranks, and what it has printed."""
     folder = tmp_path_factory.mktemp("uneven")
     (folder / "train.py").write_text(UNEVEN)
-    command = ["run", "-np", "3", "--log-dir", str(folder), "--name", "uneven", sys.executable, "train.py"]
+    command = ["run", "-np", "3", "--runs", str(folder), "--name", "uneven", sys.executable, "train.py"]
     done = _ringtrain(*command, cwd=folder, RINGTRAIN_TIMELINE="trace.json")
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
@@ -83,7 +83,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "train.py").write_text(TRAIN)
     for name, words in (("good", []), ("bad", ["fail"])):
-        command = ["run", "-np", "3", "--log-dir", str(folder), "--name", name, sys.executable, "train.py", *words]
+        command = ["run", "-np", "3", "--runs", str(folder), "--name", name, sys.executable, "train.py", *words]
         done = _ringtrain(*command, cwd=folder)
         assert (done.returncode != 0) == bool(words), done.stderr
     return folder
@@ -111,7 +111,7 @@ async def test_a_page_shows_the_run(runs: Path, tmp_path: Path) -> None:
     async with open_browser(tmp_path) as tab:
         await tab.open(_report(runs, "good"), width=360, dark=True)
         assert await _text(tab, "#state") == "✓ Succeeded"
-        assert "40 of 40" in await _text(tab, "#facts")
+        assert "40/40" in await _text(tab, "#facts")
         start = await _text(tab, "#start")
         assert re.fullmatch(r"Start: joined [\d.]+ s, formed [\d.]+ s, first step [\d.]+ s", start), start
         assert await tab.value("[...document.querySelectorAll('#curves figcaption strong')].map(e => e.innerText)") == [
@@ -169,7 +169,7 @@ async def test_what_ran_and_what_it_used_of_its_machine(tmp_path: Path) -> None:
         "run",
         "-np",
         "2",
-        "--log-dir",
+        "--runs",
         str(tmp_path),
         "--name",
         "eats",
@@ -287,7 +287,7 @@ async def test_a_page_shows_where_the_time_goes_and_who_is_waited_for(uneven: tu
             await tab.press("Tab")
         pattern = r"rank 0: a step of \S+ ms: input \S+ m?s, compute \S+ ms, update \S+ ms, reduction \S+ ms"
         assert re.fullmatch(pattern, await _text(tab, "#steps output"))
-        assert re.search(r"samples/s\n[\d.]+ ± [\d.]+\n", await _text(tab, "#facts"))
+        assert re.search(r"speed\n[\d.]+ samples/s ± [\d.]+\n", await _text(tab, "#facts"))
         assert re.search(r"metrics.jsonl, .*run.json, timeline.json in .*uneven/1\.", await _text(tab, "#files"))
         assert await tab.value("document.links.length") == 0  # a report may be far from its files
         assert re.search(r"works \d+ %", await _text(tab, ".ranks .part"))

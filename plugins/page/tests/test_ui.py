@@ -124,7 +124,7 @@ async def test_runs_are_pages(folder: Path, tmp_path: Path) -> None:
 
                 await tab.value("document.querySelector('#runs a[href=\"/runs/ended/\"]').click()")
                 await tab.until(_says("state", "✓ Succeeded"))
-                assert "20 of 20" in await tab.value("document.getElementById('facts').innerText")
+                assert "20/20" in await tab.value("document.getElementById('facts').innerText")
                 await tab.value("document.getElementById('up').click()")
                 await tab.until("document.querySelectorAll('#runs tbody tr').length === 2")
 
@@ -178,17 +178,58 @@ async def test_an_empty_folder_fills(kept: Path, tmp_path: Path) -> None:
             (made / "1/run.json").write_text('{"command": ["pyth')
             made.rename(runs / "a run")
             await tab.until("document.querySelectorAll('#runs tbody tr').length === 1")
-            await tab.value("document.querySelector('#runs a').click()")
+            await tab.value("document.querySelector('#runs tbody a').click()")
             await tab.until(_says("state", "✓ Succeeded"))
             assert await tab.value("document.getElementById('about').hidden") is True
             assert tab.complaints == []
+
+
+async def test_runs_are_filtered_sorted_and_chosen(kept: Path, tmp_path: Path) -> None:
+    """By what differs in their configurations, too; the chosen ones are compared; the choice stays while the list is
+    loaded again, and on a narrow screen nothing is cut."""
+    for number, lr in enumerate((0.1, 0.02, 0.3)):
+        made = Path(shutil.copytree(kept / "runs/local/ended/1", tmp_path / f"runs/local/run-{number}/1"))
+        (made / "run.json").write_text(json.dumps({"config": {"lr": lr, "model": "small"}}))
+    names = "[...document.querySelectorAll('#runs tbody a')].map(link => link.innerText)"
+    press = "[...document.querySelectorAll('#runs th button')].find(one => one.innerText === '%s').click()"
+    with _ui(tmp_path) as link:
+        base = link.partition("?")[0]
+        async with open_browser(tmp_path / "browser") as tab:
+            await tab.visit(link, 390, ends_at=base)
+            await tab.until(f"{names}.length === 3")
+            assert await tab.value("document.documentElement.scrollWidth") <= 390
+            wide = "[...document.querySelectorAll('.scroll, td')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+            assert await tab.value(wide) == 0
+            await tab.value(press % "lr")
+            assert await tab.value(names) == ["run-1", "run-0", "run-2"]
+            await tab.value(press % "lr")
+            assert await tab.value(names) == ["run-2", "run-0", "run-1"]
+            await tab.value(press % "run")
+            assert await tab.value(names) == ["run-0", "run-1", "run-2"]
+            for number in (0, 2):
+                await tab.value(f"document.querySelectorAll('#runs input[type=checkbox]')[{number}].click()")
+            await tab.value("listed()")
+            filtered = "(e => { e.value = 'lr=0.02 succ'; e.dispatchEvent(new Event('input')); })"
+            await tab.value(f"{filtered}(document.getElementById('filter'))")
+            assert await tab.value(names) == ["run-1"]
+            assert await tab.value("document.getElementById('choice').innerText") == "Compare 2 runs"
+            await tab.value("document.getElementById('choice').click()")
+            await tab.until("document.getElementById('compare')?.hidden === false")
+            cells = "[...document.querySelectorAll('#compare td')].map(cell => [cell.dataset.name, cell.innerText])"
+            assert [value for name, value in await tab.value(cells) if name in ("run", "lr")] == [
+                *("run-0", "0.1", "run-2", "0.3")
+            ]
+            assert tab.complaints == []
+        shown = {"Authorization": f"Bearer {link.rpartition('=')[2]}"}
+        for query in ("", "?run=run-0", "?run=run-0&run=other"):
+            assert _get(link, f"/compare{query}", **shown)[0] == 404
 
 
 def test_strangers_get_nothing(folder: Path) -> None:
     """Neither without the token, nor by another host's name, nor outside the folder."""
     with _ui(folder) as link:
         shown = {"Authorization": f"Bearer {link.rpartition('=')[2]}"}
-        for path in ("/", "/runs.json", "/runs/ended/"):
+        for path in ("/", "/runs.json", "/runs/ended/", "/compare?run=ended&run=ended"):
             assert _get(link, path)[0] == 401
             assert _get(link, path, Authorization=f"Bearer {'0' * 64}")[0] == 401
             assert _get(link, path, Host="attacker.example", **shown)[0] == 421
@@ -218,4 +259,4 @@ def test_no_such_run(folder: Path) -> None:
     """The error names the runs that there are."""
     done = completed(_command("ui", "other"), cwd=folder, timeout=DEADLINE_S)
     assert done.returncode == 1
-    assert "other is neither a folder nor a run below runs; the newest runs there: ended" in done.stderr
+    assert "other is neither a run in runs nor a folder; the newest runs are ended" in done.stderr

@@ -87,7 +87,7 @@ def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> No
         assert process.wait(120) == 0
         with opener.open(base.rstrip("/") + run["link"], timeout=patient(60)) as answer:
             assert urlsplit(answer.url).netloc == urlsplit(link).netloc
-            assert b'"outcome":"Succeeded"' in answer.read()
+            assert b'"state":"Succeeded"' in answer.read()
         served.send_signal(signal.SIGINT)
         assert served.wait(60) == 0
     finally:

@@ -80,7 +80,7 @@ async def test_one_link_shows_all_attempts(
                 assert (code, "seen" in text) == (401, False)
             await tab.visit(link, ends_at=base)
             await tab.until("document.getElementById('lines').innerText.includes('[1] in attempt 1')")
-            await tab.until("document.getElementById('facts').innerText.includes('1 of 10')")
+            await tab.until("document.getElementById('facts').innerText.includes('1/10')")
             assert tab.complaints == []
             (tmp_path / "go-on-1").touch()
             await tab.until("document.getElementById('state').innerText === '✗ Failed'")

@@ -1,0 +1,65 @@
+"""Runs side by side: a row for each run, a column for each fact and for each setting that differs."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ringtrain_job.cli.runs import Run
+from ringtrain_job.logs.about import read_run_description
+from ringtrain_page.summary import summarize_page
+
+# Colours that can be told apart.
+MOST_COMPARED: Final = 12
+
+
+def compare_page_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what the page shows of several runs: a table, and curves with a line for each run."""
+    documents = [summarize_page(run.files) for run in runs]
+    curves: dict[str, dict[str, Any]] = {}
+    for run, document in zip(runs, documents, strict=True):
+        for curve in document["curves"]:
+            into = curves.setdefault(curve["name"], {"name": curve["name"], "of": curve["of"], "series": []})
+            line = {"name": run.name, "points": curve["points"], "bad": curve["bad"], "axes": document["axes"]}
+            into["series"].append(line)
+    settings = differing_settings(runs, config_only=False)
+    facts = [run.summary.shown for run in runs]
+    return {
+        "runs": [run.name for run in runs],
+        "columns": [*facts[0], *settings],
+        "rows": [[*shown.values(), *(values[at] for values in settings.values())] for at, shown in enumerate(facts)],
+        "differ": bool(settings),
+        "curves": list(curves.values()),
+    }
+
+
+def differing_settings(runs: Sequence[Run], config_only: bool) -> dict[str, list[str]]:
+    """Return by name the settings in which runs differ, with a text for each run; empty where one has none.
+
+    `config_only`: what programs gave to ringtrain.report_config, without command, image, commit and versions.
+    """
+    abouts = [_flat_run_config(read_run_description(run.files), config_only) for run in runs]
+    names = dict.fromkeys(name for about in abouts for name in about)
+    rows = {name: [about.get(name, "") for about in abouts] for name in names}
+    rows = {name: values for name, values in rows.items() if len(set(values)) > 1}
+    return {name: _differing_words(values) if name == "command" else values for name, values in rows.items()}
+
+
+def _differing_words(commands: Sequence[str]) -> list[str]:
+    """Return the words of each command between those with which all begin and all end; the option before them."""
+    split = [command.split() for command in commands]
+    most = min(map(len, split))
+    first = next((i for i in range(most) if len({words[i] for words in split}) > 1), most)
+    last = next((i for i in range(most - first) if len({words[-1 - i] for words in split}) > 1), most - first)
+    first -= bool(first and split[0][first - 1].startswith("-"))
+    return [" ".join(words[first : len(words) - last]) for words in split]
+
+
+def _flat_run_config(about: dict[str, Any], config_only: bool) -> dict[str, str]:
+    config = {name: str(value) for name, value in about.get("config", {}).items()}
+    if config_only:
+        return config
+    found: dict[str, str] = {
+        name: str(about[name]) for name in ("image", "imageID", "directory", "commit") if name in about
+    }
+    found |= {"command": " ".join(about["command"])} if "command" in about else {}
+    found |= {f"version of {name}": str(value) for name, value in about.get("versions", {}).items()}
+    return {**config, **found}
