@@ -11,17 +11,21 @@ from rich.console import Console
 from ringtrain_operator.reporting import errors_reported
 
 from ..local.templates import LocalTemplates
+from .session import RUNS
 from .templates import template_options
 
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--runs", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Folder of the runs.")
+@click.option("--run-dir", "earlier", type=click.Path(path_type=Path), hidden=True)
 @click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
 @click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
 @template_options
-def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, templates: LocalTemplates) -> None:
+def local(
+    manifest: Path, runs: Path, earlier: Path | None, plain: bool, ui: bool, logs: bool, templates: LocalTemplates
+) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
@@ -38,12 +42,11 @@ def local(manifest: Path, run_dir: Path, plain: bool, ui: bool, logs: bool, temp
         signal.signal(number, _stop_dtj_local)
     with errors_reported(f"{manifest}: "):
         try:
-            status, results = run_local(manifest, run_dir, plain, logs, ui, templates)
-        except KeyboardInterrupt:
-            click.echo("stopped; every process of the job has ended", err=True)
+            status, results = run_local(manifest, earlier or runs, plain, logs, ui, templates)
+        except KeyboardInterrupt:  # before anything was started
             sys.exit(130)
     print_local_summary(Console(), status, results)
-    sys.exit(0 if status.is_true("Succeeded") else 1)
+    sys.exit(130 if results.stopped else 0 if status.is_true("Succeeded") else 1)
 
 
 def _stop_dtj_local(number: int, frame: FrameType | None) -> None:

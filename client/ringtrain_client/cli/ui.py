@@ -5,16 +5,13 @@ import asyncio
 import click
 
 from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.reporting import errors_reported
 
 from ..jobs.page import serving_page
-from ..local.past_runs import newest_run
 from .listing import print_jobs
 from .session import (
-    RUNS,
     ClusterAccess,
     ClusterOptions,
-    local_or_cluster_options,
+    cluster_options,
     optional_job_argument,
     with_client,
     with_session,
@@ -25,22 +22,17 @@ from .session import (
 @optional_job_argument
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one].")
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
-@local_or_cluster_options
-def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions | None) -> None:
+@cluster_options
+def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions) -> None:
     """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
 
-    The link works on this machine, for who has it, and as long as this command runs; it shows the attempts that
-    follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have. Of a job that
-    `dtj local` has run it is the report of its last attempt. Without JOB the jobs are listed.
+    The link works on this machine, for any program that has it, and as long as this command runs; it shows the
+    attempts that follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have.
+    Without JOB the jobs are listed. `ringtrain ui` shows the jobs that `dtj local` runs or has run.
     """
     if name is None:
         print_jobs(with_client(cluster, lambda client: client.backend.select(everywhere=False)))
         click.echo("dtj ui JOB opens the page of one", err=True)
-        return
-    if cluster is None:
-        with errors_reported():
-            link = newest_run(RUNS, name).report().resolve().as_uri()
-        _show_page_link(link, opens)
         return
 
     async def hold(session: ClusterAccess) -> None:

@@ -33,13 +33,6 @@ class PastLocalRun:
             raise NoSuchRun(f"{path} is not there; {folder} has {there}")
         return path
 
-    def report(self) -> Path:
-        """The page of the last attempt, which its launcher wrote at its end. Raises NoSuchRun."""
-        path = self._attempt(None) / "report.html"
-        if not path.is_file():
-            raise NoSuchRun(f"{path} is not there yet; a job that runs has a page with `dtj local --ui`")
-        return path
-
     def _attempt(self, number: int | None) -> Path:
         meta = self.job["metadata"]
         wanted = number or (self.job.get("status") or {}).get("attempt") or 1

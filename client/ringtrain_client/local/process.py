@@ -25,7 +25,7 @@ from .places import LocalPlaces, Pod
 from .sandbox import LocalPodCommand, command_of
 
 # How long pods get to end by themselves when everything is over.
-CLOSING_GRACE_S = 5.0
+CLOSING_GRACE_S = 10.0
 # Between two processes of a pod that starts them again; the first pause is 1 s.
 LONGEST_PAUSE_S = 60.0
 MARKER = "RINGTRAIN_LOCAL_POD"

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from ringtrain_operator.observe.pods import page_token
 from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.status.model import JobStatus
+from ringtrain_operator.status.model import JobStatus, parse_status
 from ringtrain_operator.status.situation import counted
 
 from .cluster import LocalCluster
@@ -60,8 +60,8 @@ def run_local(
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
     `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
-    `ui`: the link to the job's page is shown first. `templates`: beside those of the file. Raises
-    ManifestUnreadable or Invalid before anything is started.
+    `ui`: the link to the job's page is shown first. `templates`: in addition to those of the file. After Ctrl-C the
+    results say that the job was stopped. Raises ManifestUnreadable or Invalid before anything is started.
     """
     templates = templates or LocalTemplates()
     job = load_job(manifest, templates)
@@ -79,16 +79,18 @@ def run_local(
         address = runner.status_url.removesuffix("status")
         print(f"page: {address}?token={page_token(page_secret)}", flush=True)
     cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir), page_secret=page_secret, beside=beside)
+    stopped = False
     try:
         with driving_local_run(run_dir), _local_display(plain, tail) as display:
             status = LocalDriver(cluster, display, file).run()
     except KeyboardInterrupt:
-        stopping = f"stopping: waiting for the ranks to end, for at most {CLOSING_GRACE_S:g} s; once more: at once"
+        ranks = counted(spec.worker.replicas * spec.slots, "rank")
+        stopping = f"stopping {ranks} ({CLOSING_GRACE_S:g} s; press Ctrl-C again to kill them)"
         print(wrapped_display_text(stopping, Console()), flush=True)
-        raise
+        status, stopped = parse_status(cluster.status), True
     finally:
         runner.close()
-    return status, read_local_results(run_dir / "logs", namespace, name, status.attempt)
+    return status, read_local_results(run_dir / "logs" / namespace / name, status.attempt, stopped)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,24 @@ _ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+)", re.IGNORECASE
 
 @dataclass(frozen=True)
 class LocalRunResults:
-    """What the job's own files say after its end."""
+    """Results of a job, from its files. `stopped`: the user ended it."""
 
     logs: Path | None
     metrics: dict[str, float]
+    stopped: bool = False
 
 
-def read_local_results(logs_root: Path, namespace: str, job: str, attempt: int) -> LocalRunResults:
-    """What the last attempt reported as metrics, or else printed last as an accuracy."""
-    directory = logs_root / namespace / job / str(attempt)
+def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> LocalRunResults:
+    """Return the metrics that the last attempt reported, or else the accuracy that it printed last."""
+    directory = job_logs / str(attempt)
     if not directory.is_dir():
-        return LocalRunResults(None, {})
+        return LocalRunResults(None, {}, stopped)
     metrics: dict[str, float] = {}
     for row in _local_summary_rows(directory / "metrics.jsonl"):
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
-    return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"))
+    return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"), stopped)
 
 
 def print_local_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
@@ -56,7 +58,7 @@ def print_local_summary(console: Console, status: JobStatus, results: LocalRunRe
 
 def _rows_of(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str, str, str]]:
     """Label, text and style of each line."""
-    state = str(status.state)
+    state = "Stopped" if results.stopped else str(status.state)
     yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"
     for condition in status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
@@ -69,8 +71,9 @@ def _rows_of(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str,
     if status.progress is not None:
         shown = local_progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
         yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
-    if status.start_time is not None and status.completion_time is not None:
-        took = duration((status.completion_time - status.start_time).total_seconds())
+    ended = datetime.now(UTC) if results.stopped else status.completion_time
+    if status.start_time is not None and ended is not None:
+        took = duration((ended - status.start_time).total_seconds())
         yield "took", f"{took}, {counted(status.attempt, 'attempt')}", ""
     if results.logs is not None:
         yield "logs", str(results.logs), ""

@@ -112,11 +112,17 @@ def test_pods_die_with_dtj(start: Start) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda s: s.name)
 def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> None:
-    """Ctrl-C and a closed terminal end every process of the job, and that is said."""
+    """Ctrl-C and a closed terminal end every process of the job; the summary says where training was, and where its
+    logs are, as that of `ringtrain run`."""
     local = start("sleep", "3600")
     until(lambda: local.rank(0))
     local.process.send_signal(number)
-    assert "every process of the job has ended" in local.finish(130)
+    said = local.finish(130)
+    assert re.search(r"stopping \d ranks? \(10 s; press Ctrl-C again to kill them\)", said)
+    assert re.search(r"(?m)^state +Stopped$", said)
+    assert re.search(r"(?m)^took +\d+ s, 1 attempt$", said)
+    assert re.search(r"(?m)^logs +\S+/1$", said)
+    assert local.processes() == []
 
 
 def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
@@ -132,15 +138,13 @@ def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
     try:
         terminal.until(r"t-worker-0 +● rank 0 Running")
         terminal.type("\x03")
-        terminal.until("stopping: .*\n.*at once")
+        terminal.until("stopping 1 rank .*\n?.*kill")
         terminal.type("\x03")
         assert terminal.end() == 130
         assert list(tmp_path.glob("dtj-*")) == []
         shown = "".join(terminal.lines()).replace("^C", "")  # which the terminal puts anywhere, and wraps lines
-        assert shown.endswith(
-            "/logsstopping: waiting for the ranks to end, for at most 5 s;once more: at once"
-            "stopped; every process of the job has ended"
-        )
+        stopping = r"/logs *stopping 1 rank \(10 s; press Ctrl-C again to kill *them\)"
+        assert re.search(stopping + r"state +Stopped *took +\d+ s, 1 attempt", shown), shown
     finally:
         terminal.close()
 

@@ -65,15 +65,10 @@ def test_output_is_a_format_everywhere(folder: Path) -> None:
     )
 
 
-def test_a_run_that_has_ended_is_opened(folder: Path) -> None:
-    """`dtj ui` gives the report of its last attempt; without one it says how a job that runs has a page."""
-    missing = dtj("ui", "digits")
-    assert (missing.exit_code, "dtj local --ui" in missing.output) == (1, True)
-    report = folder / "runs/digits-20260101-020000/logs/default/digits/1/report.html"
-    report.write_text("<html>")
-    assert dtj("ui", "digits").stdout == f"{report.resolve().as_uri()}\n"
-    listed = dtj("ui")
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["NAME", "digits", "digits"]
+def test_pages_are_those_of_a_cluster(folder: Path) -> None:
+    """`dtj ui` has no --local: `ringtrain ui` shows runs of this machine, and the help says so."""
+    assert "--local" not in (shown := dtj("ui", "--help").output)
+    assert "`ringtrain ui` shows the jobs that `dtj local` runs or has run" in " ".join(shown.split())
 
 
 def test_a_list_on_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_the_summary_of_a_failure() -> None:
     w = running(1)
     w.launcher_ends(64, reason="BadConfiguration", message="no data", logTail=["Traceback", "boom"])
     out = io.StringIO()
-    nothing = read_local_results(Path("/nonexistent"), "default", "digits", 1)
+    nothing = read_local_results(Path("/nonexistent"), 1)
     print_local_summary(Console(file=out, width=80), w.status, nothing)
     assert out.getvalue().splitlines() == [
         "state  Failed",
@@ -152,9 +152,9 @@ def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
     directory = tmp_path / "default/digits/1"
     directory.mkdir(parents=True)
     (directory / "job.log").write_text("[0] accuracy 0.5\n[0] test accuracy: 0.9806\n")
-    assert read_local_results(tmp_path, "default", "digits", 1).metrics == {"test accuracy": 0.9806}
+    assert read_local_results(tmp_path / "default" / "digits", 1).metrics == {"test accuracy": 0.9806}
     (directory / "metrics.jsonl").write_text('{"metrics": {"f1": 0.5}}\n{"metrics": {"f1"')
-    assert read_local_results(tmp_path, "default", "digits", 1).metrics == {"f1": 0.5}
+    assert read_local_results(tmp_path / "default" / "digits", 1).metrics == {"f1": 0.5}
 
 
 def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
