@@ -26,6 +26,7 @@ DEADLINE_S = patient(240.0)
 def masked(output: str) -> list[str]:
     """Lines without what differs between runs: speeds, times, who is late, numbers of processes, table widths."""
     text = re.sub(r" +rank \d+ holds others up \d+ %$", "", output, flags=re.MULTILINE)
+    text = re.sub(r"-[0-9a-f]{4}(?=/|$)", "-0", text, flags=re.MULTILINE)  # at the end of a run's name
     text = re.sub(
         r"(?<=took) .*?(?=,|$)|(?:\d+[smhd])+ *$|\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+|\d{2,}",
         " 0",
