@@ -65,8 +65,8 @@ class LivePage:
         }
         summary = summarize_attempt(files, now)
         return {
-            **page_heads(summary),
             "live": True,
+            **page_heads(summary),
             "files": self._files(),
             "attempts": [*self._others, summary.document()],
             "left": left,

@@ -146,7 +146,7 @@ def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str,
         with suppress(KeyError, TypeError, ValueError):
             rank = int(report["rank"])
             if report.get("startedFrom") is None:
-                counts, is_first = choice.hear(rank, report)
+                counts, is_first = choice.choose(rank, report)
                 counted = [] if is_first else counted
                 counted += [(rank, report)] if counts else []
     throughput = GangThroughput(len({rank for rank, _ in counted}))
