@@ -49,7 +49,7 @@ def test_a_killed_rank_is_named() -> None:
 def test_ranks_that_do_not_end_are_ended(tmp_path: Path) -> None:
     """No process is left after the time that the caller allows."""
     pids = tmp_path / "pids"
-    with pytest.raises(RankFailed, match=r"ranks \[0, 1\] had not ended after 5 s"):
+    with pytest.raises(RankFailed, match=r"ranks \[0, 1\] did not end within 5 s"):
         rt.run(functions.hangs, (str(pids),), np=2, timeout_s=5.0)
     for pid in pids.read_text().split() if pids.exists() else []:
         with pytest.raises(ProcessLookupError):

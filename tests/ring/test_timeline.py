@@ -119,7 +119,7 @@ def test_a_file_of_the_user_is_left_alone(tmp_path: Path) -> None:
     """Neither written to nor moved away."""
     path = tmp_path / "train.py"
     path.write_text("import numpy\n")
-    with pytest.raises(OSError, match="no timeline"):
+    with pytest.raises(OSError, match="not a timeline"):
         timeline.start(path, 0, "run")
     assert path.read_text() == "import numpy\n"
 

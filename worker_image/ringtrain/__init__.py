@@ -10,8 +10,8 @@ from ringtrain.shared.contract import RELEASE
 if TYPE_CHECKING:
     from ringtrain.public import *  # noqa: F403
 
-# Data loaders fork. gRPC's handlers for that wait for its threads, which are ours, and hang the child or abort the
-# rank. gRPC looks here when it is loaded, which no import above does.
+# Data loaders fork. gRPC's fork handlers wait for its threads, which belong to this runtime; a forked child then hangs
+# or the rank aborts. gRPC reads this variable when it is imported, and no import above imports gRPC.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = RELEASE
@@ -20,10 +20,10 @@ _FOLDERS = ("checkpoint", "data", "elastic", "errors", "optim", "timeline")
 
 
 def __getattr__(name: str) -> Any:
-    """Load the public API with the first use of a name: agents, launchers and commands do without it and numpy."""
+    """Load the public API on first use of a name, because agents, launchers and commands need neither it nor numpy."""
     if name in _FOLDERS:
         return importlib.import_module(f"ringtrain.{name}")
-    # Names with underscores are what Python asks modules for; a file is what an import statement loads itself.
+    # Python looks up dunder names on modules itself, and an import statement loads submodules itself.
     if (name.startswith("_") and name != "__all__") or importlib.util.find_spec(f"ringtrain.{name}") is not None:
         raise AttributeError(f"module 'ringtrain' has no attribute {name!r}")
     public = importlib.import_module("ringtrain.public")
@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public API: what completion in a shell offers."""
+    """Return the names of the public API, for completion in a shell."""
     return [*__getattr__("__all__"), "__version__"]

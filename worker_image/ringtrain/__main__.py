@@ -1,4 +1,4 @@
-"""`python -m ringtrain`: the `ringtrain` command."""
+"""Entry point of `python -m ringtrain`: run the `ringtrain` command."""
 
 from ringtrain_job.cli.main import main
 

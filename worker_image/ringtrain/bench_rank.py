@@ -13,7 +13,7 @@ _WARM_UP = 3
 
 
 def measure(nbytes: int, repetitions: int) -> dict[str, object]:
-    """Time allreduces of `nbytes` of float32 in the world of this rank."""
+    """Time allreduces of `nbytes` of float32 over all ranks. Return the summary of this run."""
     rt.init()
     buffer = np.ones(nbytes // 4, np.float32)
     for _ in range(_WARM_UP):
@@ -32,7 +32,7 @@ def measure(nbytes: int, repetitions: int) -> dict[str, object]:
 
 
 def quartiles(times: list[float]) -> list[float]:
-    """The first quartile of what was measured, the median and the third; none is beyond the least or the most."""
+    """Return first quartile, median and third quartile of `times`, all between the least and the greatest value."""
     return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
 
 

@@ -1,4 +1,4 @@
-"""Host optimizers for devices that are no framework, by the plugin ringtrain-graphcore."""
+"""Host optimizers for devices without a framework, from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,26 +1,26 @@
-"""Every error that the runtime raises on purpose.
+"""Exceptions that the runtime raises.
 
-    RingtrainError             a RuntimeError, as the errors of Horovod's collectives are
+    RingtrainError             a RuntimeError, like the errors of Horovod's collectives
     ├── ConfigurationError     a setting or argument is wrong; names it, its value and what was expected
     ├── NotInitializedError    a collective before ringtrain.init() or after shutdown()
     ├── MismatchError          ranks disagree on a shape, dtype, op, root or name; names both
-    ├── PeerLost               a peer died, stalled or left in the middle; names the rank
-    ├── StateLost              a part of the optimizer's state went with lost ranks; a checkpoint has it
-    │   └── NotRestored        it did, and the training would begin anew without one
+    ├── PeerLost               a peer died, stalled or left during a collective; names the rank
+    ├── StateLost              a part of the optimizer's state was lost with its ranks; load a checkpoint
+    │   └── NotRestored        no rank has committed state and no checkpoint was loaded
     ├── StateCorrupt           two copies of the optimizer's state differ; names the ranks
-    ├── RankFailed             a rank that ringtrain.run() started has failed; names it and has its traceback
-    ├── DataError              a data set, shard or file is not what it should be
+    ├── RankFailed             a rank that ringtrain.run() started has failed; names it, includes its traceback
+    ├── DataError              a data set, shard or file is invalid
     ├── StorageError           an object store refuses or does not answer; names the URI, the cause, the way out
-    │   └── ObjectMissing      the object is not there
+    │   └── ObjectMissing      the object does not exist
     └── CheckpointError        no checkpoint can be read or written
 
-Errors of other libraries are mapped to these at one border each (`raise … from exc`).
+Each foreign library's errors are mapped to these in one place (`raise … from exc`).
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-# What an elastic rank logs of a loss that does not end it.
+# Part of the log line of an elastic rank that continues after a loss.
 GOES_ON: Final = "; going on from commit "
 
 
@@ -29,7 +29,10 @@ class RingtrainError(RuntimeError):
 
 
 class ConfigurationError(RingtrainError, ValueError):
-    """A variable or argument is wrong. The message names it, its value, what was expected and the way out."""
+    """An environment variable or argument is wrong.
+
+    The message names it, its value, what was expected and the way out.
+    """
 
 
 class NotInitializedError(RingtrainError, ValueError):
@@ -43,7 +46,7 @@ class MismatchError(RingtrainError, ValueError):
 class PeerLost(RingtrainError, ConnectionError):
     """A peer died, stalled or left while others waited for it.
 
-    `rank`: the rank that was lost, in the world's numbering.
+    `rank`: the lost rank, in the numbering of the world.
     """
 
     def __init__(self, rank: int, message: str) -> None:
@@ -52,7 +55,10 @@ class PeerLost(RingtrainError, ConnectionError):
 
 
 class StateLost(RingtrainError):
-    """A part of the optimizer's state is on no rank of the new world. `ranks`: who had it in the former one."""
+    """A part of the optimizer's state is on no rank of the new world.
+
+    `ranks`: the ranks of the former world that had it.
+    """
 
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:
         super().__init__(message)
@@ -60,13 +66,13 @@ class StateLost(RingtrainError):
 
 
 class NotRestored(StateLost):
-    """No rank has the committed steps, and no checkpoint was read: training would begin anew in silence."""
+    """No rank has committed state and no checkpoint was loaded, so training would silently start from scratch."""
 
 
 class StateCorrupt(RingtrainError):
-    """Copies of the optimizer's state differ, or memory changed by itself.
+    """Copies of the optimizer's state differ, or memory changed without a write.
 
-    `ranks`: whose; an owner and its second homes where it is not known which of them is wrong.
+    `ranks`: the ranks with the affected shard: its owner and its replicas if the wrong copy is unknown.
     """
 
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:
@@ -75,7 +81,7 @@ class StateCorrupt(RingtrainError):
 
 
 class RankFailed(RingtrainError):
-    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: which; None for several."""
+    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: its number; None for several."""
 
     def __init__(self, rank: int | None, message: str) -> None:
         super().__init__(message)
@@ -83,18 +89,18 @@ class RankFailed(RingtrainError):
 
 
 class DataError(RingtrainError, ValueError):
-    """A data set, shard or file is not what it should be."""
+    """A data set, shard or file is invalid."""
 
 
 class StorageError(RingtrainError, OSError):
-    """An object store refuses, or does not answer in time.
+    """An object store refuses a request or does not answer in time.
 
     The message names the URI, the cause and the way out.
     """
 
 
 class ObjectMissing(StorageError):
-    """The object is not in its store."""
+    """The object does not exist in its store."""
 
 
 class CheckpointError(RingtrainError, OSError):
@@ -106,7 +112,7 @@ _NAMED_MOST = 8
 
 
 def shown(value: object) -> str:
-    """`value` for a message: as Python writes it, cut where it is long."""
+    """Return `value` as text for a message: strings unchanged, others by repr, truncated if long."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
@@ -115,18 +121,18 @@ def shown(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """As `shown`, with texts in quotes."""
+    """Return `value` as `shown` does, with strings in quotes."""
     return shown(repr(value)) if isinstance(value, str) else shown(value)
 
 
 def some_of(names: Sequence[str]) -> str:
-    """`names` for a message, which must stay short where a job has thousands: the first, and how many follow."""
+    """Join `names` for a message: the first few, and the number of the others, so that it stays short in large jobs."""
     more = len(names) - _NAMED_MOST
     return ", ".join(names[:_NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def in_ranges(numbers: Iterable[int]) -> str:
-    """Numbers of ranks, workers or attempts for a message: `0-2, 5, 7, 8 and 12 more`; `none`."""
+    """Format numbers of ranks, workers or attempts for a message: `0-2, 5, 7, 8 and 12 more`; `none` if empty."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if not runs or number != runs[-1][-1] + 1:
@@ -139,7 +145,7 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What was passed in the place of something else, for messages: `an int`, `the class Adam`."""
+    """Describe a value's type for a message about a wrong argument: `an int`, `the class Adam`."""
     kind = value if isinstance(value, type) else type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if kind is value:

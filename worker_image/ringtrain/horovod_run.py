@@ -1,4 +1,4 @@
-"""Arguments of `horovod.run`: what each means for ranks of this machine, or why it has no meaning."""
+"""Arguments of `horovod.run`: their effect on ranks of this machine, or why they have none."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from ringtrain.shared.hosts import read_hostfile, read_hosts
 
 log = logging.getLogger("ringtrain")
 
-_ELASTIC: Final = "all ranks run from the beginning to the end; horovodrun --min-np starts elastic ones"
-_NO_SSH: Final = "ranks of run() are processes of this machine"
+_ELASTIC: Final = "run() starts a fixed number of ranks; horovodrun --min-np starts elastic ones"
+_NO_SSH: Final = "run() starts its ranks on this machine"
 NO_MEANING: Final = {
     "min_num_proc": _ELASTIC,
     "max_num_proc": _ELASTIC,
@@ -27,23 +27,25 @@ NO_MEANING: Final = {
     "ssh_identity_file": _NO_SSH,
     "network_interface": _NO_SSH,
     "network_interfaces": _NO_SSH,
-    "disable_cache": "nothing is checked before the start, and nothing kept",
+    "disable_cache": "no check runs before the start, so there is no cache",
     "use_gloo": "ranks exchange over Ringtrain's own connections",
     "use_mpi": "ranks exchange over Ringtrain's own connections",
-    "mpi_args": "there is no mpirun",
+    "mpi_args": "run() does not use mpirun",
 }
 
 
 def say_no_meaning(**given: object) -> None:
-    """Log a line for each argument that is not None. Each is one of `NO_MEANING`."""
+    """Log a warning for each argument that is not None. Each must be a key of `IGNORED_ARGUMENTS`."""
     for name, value in given.items():
         if value is not None:
             log.warning("run: %s has no meaning here and is accepted: %s", name, NO_MEANING[name])
 
 
 def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -> Any:
-    """How many ranks `asked` for are to run, where `hosts` or `hostfile` say where. Raises ConfigurationError for
-    both, for another machine, and for too few slots."""
+    """Return `requested`, the number of ranks, after checking that `hosts` or `hostfile` provides the slots.
+
+    Raises ConfigurationError if both are set, if a host is another machine, and if there are too few slots.
+    """
     if hosts is not None and hostfile is not None:
         raise ConfigurationError(f"run: hosts is {hosts!r} and hostfile is {hostfile!r}; expected one of them")
     if hosts is None and hostfile is None:
@@ -66,7 +68,7 @@ def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -
 
 
 def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
-    """What ranks are told of it."""
+    """Return the environment variables that pass these arguments to the ranks."""
     found = {}
     if start_timeout is not None:
         found[contract.ENV_TIMEOUT] = f"{float(start_timeout):g}"
@@ -76,7 +78,7 @@ def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
 
 
 def output_directories(name: str | None, size: int) -> Sequence[Path | None]:
-    """A folder for each rank's output in the directory `name`. Raises ConfigurationError if it can't be made."""
+    """Create a folder for each rank's output in the directory `name`. Raises ConfigurationError if that fails."""
     if name is None:
         return [None] * size
     digits = len(str(size - 1))
@@ -92,7 +94,7 @@ def output_directories(name: str | None, size: int) -> Sequence[Path | None]:
 
 
 def write_outputs_to(folder: Path) -> None:
-    """Have this process, and those that it starts, write stdout and stderr to files in `folder`."""
+    """Redirect stdout and stderr of this process, and of those that it starts, to files in `folder`."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         path = folder / ("stdout" if number == 1 else "stderr")

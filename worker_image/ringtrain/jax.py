@@ -1,4 +1,4 @@
-"""JAX, by the plugin ringtrain-jax: `import ringtrain.jax as hvd`."""
+"""JAX, from the plugin ringtrain-jax: `import ringtrain.jax as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Keras, by the plugin ringtrain-tensorflow: `import ringtrain.keras as hvd`."""
+"""Keras, from the plugin ringtrain-tensorflow: `import ringtrain.keras as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""PyTorch Lightning, by the plugin ringtrain-torch: `Trainer(strategy=RingtrainStrategy())`."""
+"""PyTorch Lightning, from the plugin ringtrain-torch: `Trainer(strategy=RingtrainStrategy())`."""
 
 from ringtrain.shared.plugins import provide
 

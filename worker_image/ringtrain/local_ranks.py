@@ -1,4 +1,4 @@
-"""Run a function as ranks of a world on this machine, and return what each rank returned."""
+"""Run a function as ranks of a world on this machine, and return the result of each rank."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 _MAX_RANKS: Final = 1024
-# What a rank gets to end after it has told its result, and the others to tell their own error after the first one.
+# Time for a rank to end after it has sent its result, and for the other ranks to send their errors after the first one.
 _GRACE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class _LocalRank:
+    """Process of one rank, and the pipe from which its result is read."""
+
     process: BaseProcess
     pipe: Connection
 
 
 @dataclass(frozen=True)
 class _LocalRankFailure:
-    """`follows`: it only tells that another rank has failed."""
+    """Error of a failed rank. `follows`: the rank failed because it lost another rank."""
 
     error: RankFailed
     follows: bool
@@ -71,26 +73,26 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> list[Any]:
-    """Return what `func(*args, **kwargs)` returned on each of `num_proc` rank processes of this machine, by rank.
+    """Run `func(*args, **kwargs)` in `num_proc` rank processes on this machine. Return the results by rank.
 
         def train(lr): hvd.init(); ...; return loss
         losses = ringtrain.run(train, args=(0.1,), np=4)
 
-    `np`: Horovod's older name of `num_proc`. `hosts`, `hostfile`: names of this machine alone, with at least as
-    many slots. `start_timeout`: seconds that a rank waits for the others.
-    `output_filename`: a directory in which rank.N/stdout and stderr are what rank N writes. `verbose`: 2 or more
-    shows ringtrain's own messages. `executable`: the Python of ranks. The other arguments of Horovod's have no
-    meaning here, and a line says why.
+    `np`: Horovod's older name of `num_proc`. `hosts`, `hostfile`: only names of this machine, with at least `num_proc`
+    slots. `start_timeout`: seconds that a rank waits for the others.
+    `output_filename`: a directory in which rank.N/stdout and rank.N/stderr receive the output of rank N. `verbose`: 2
+    or more shows ringtrain's own messages. `executable`: the Python interpreter of the ranks. Horovod's other arguments
+    have no effect here; each logs a warning with the reason.
 
-    `env`: variables that ranks get on top of this process's. `timeout_s`: after so long ranks are ended; None:
-    they take as long as they take. Function, arguments and results travel by pickle, or by cloudpickle where it is
-    installed, which takes lambdas and functions of a notebook. As with `multiprocessing`, a script guards its own
-    start with `if __name__ == "__main__":`.
+    `env`: variables added to this process's environment in the ranks. `timeout_s`: ranks are killed after this many
+    seconds; None: no limit. Function, arguments and results are pickled, with cloudpickle if it is installed, which
+    accepts lambdas and functions of a notebook. As with `multiprocessing`, a script must guard its start with
+    `if __name__ == "__main__":`.
 
-    What ranks have started ends with them, also where this process is killed.
+    Processes that the ranks have started end with the ranks, also if this process is killed.
 
-    Raises RankFailed for the rank that failed first, with its traceback; all other ranks have ended then. Raises
-    ConfigurationError for arguments that make no sense.
+    Raises RankFailed for the rank that failed first, with its traceback, after all other ranks have ended. Raises
+    ConfigurationError for invalid arguments.
     """
     import multiprocessing
 
@@ -143,7 +145,7 @@ def run(
 
 
 def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
-    """The variables of each rank: addresses of its own on loopback and a token that only this run has."""
+    """Return the environment variables of each rank: its address on loopback and a token for this run."""
     import secrets
 
     from ringtrain.shared.place import RankPlace
@@ -169,13 +171,16 @@ def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str])
 
 
 def _local_rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
-    """In a rank: do the work and tell how it went. `output`: the folder of its stdout and stderr, if asked for."""
+    """Entry point of a rank process: run the work and send its result or error.
+
+    `output`: the folder for its stdout and stderr, or None.
+    """
     from ringtrain.shared.processes import die_with_parent
 
     die_with_parent(parent)()
     if output is not None:
         horovod_run.write_outputs_to(output)
-    for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # of the process that called run()
+    for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # set for the process that called run()
         os.environ.pop(name, None)
     os.environ.update(env)
     try:
@@ -198,7 +203,7 @@ def _local_rank_results(ranks: Sequence[_LocalRank], timeout_s: float | None) ->
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = wait(list(waiting), left)
         if not ready and failure is None:
-            raise RankFailed(None, f"run: ranks {list(waiting.values())} had not ended after {timeout_s:g} s")
+            raise RankFailed(None, f"run: ranks {list(waiting.values())} did not end within {timeout_s:g} s")
         if not ready:
             break
         for pipe, rank in waiting.items():
@@ -224,7 +229,7 @@ def _received_from_local_rank(rank: int, entry: _LocalRank) -> Any:
         entry.process.join(_GRACE_S)
         code = entry.process.exitcode
         text = (
-            f"run: rank {rank} ended with exit code {code} and told nothing; what it wrote is in the output. A "
+            f"run: rank {rank} ended with exit code {code} and sent no result; see its output. A "
             'script that calls run() does so under `if __name__ == "__main__":`'
         )
         return _LocalRankFailure(RankFailed(rank, text), follows=False)
@@ -235,7 +240,7 @@ def _received_from_local_rank(rank: int, entry: _LocalRank) -> Any:
 
 
 def _end_local_ranks(ranks: Sequence[_LocalRank]) -> None:
-    """Leave no process behind."""
+    """Kill the processes that still run, and wait for all."""
     for entry in ranks:
         if entry.process.is_alive():
             entry.process.kill()

@@ -1,4 +1,4 @@
-"""The names of Graphcore's PopART extension, by the plugin ringtrain-graphcore."""
+"""Names of Graphcore's PopART extension, from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

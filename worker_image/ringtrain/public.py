@@ -1,4 +1,4 @@
-"""The public API of `ringtrain`, which `ringtrain/__init__.py` loads with the first use of a name."""
+"""Public API of `ringtrain`. `ringtrain/__init__.py` loads it on first use of a name."""
 
 from ringtrain._core import requirements as requirements  # first: it says what the others would fail of
 

@@ -1,4 +1,4 @@
-"""Ray, by the plugin ringtrain-clusters: ranks in the actors of a placement group."""
+"""Ray, from the plugin ringtrain-clusters: ranks in the actors of a placement group."""
 
 from ringtrain.shared.plugins import provide
 

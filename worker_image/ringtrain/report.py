@@ -1,4 +1,4 @@
-"""Reports of training to the launcher: `ringtrain.report(step, …)`."""
+"""Progress reports to the launcher: `ringtrain.report(step, …)`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.step_time import measured
 
-# int64, as a status of Kubernetes holds it.
+# int64, the type in a Kubernetes status.
 _MOST = 2**63 - 1
 
-# What is added to a report has room for so many characters, and for those of its times.
+# Space reserved in a report line for added metrics and step times, in characters.
 _ADDED_CHARS = 512
 
-# Of a path; with every character escaped it still fits into a pipe's atomic write.
+# Limit of a path. With every character escaped it still fits into an atomic write to a pipe.
 _PATH_CHARS = 300
 
-# Other names that are nearly one of these are misspelled ones; names of losses have many forms.
+# A name that is almost one of these is a misspelling. `loss` is not here: names of losses have many forms.
 _ARGUMENTS = ("step", "total_steps", "epoch", "samples", "unit", "metrics")
 
 _lock = threading.Lock()
 _dropped = 0
-# Metrics that parts of the runtime add to each report, until they have others.
+# Metrics that parts of the runtime add to each report.
 _added: dict[str, float] = {}
 
 
@@ -47,24 +47,24 @@ def report(
     metrics: Mapping[str, SupportsFloat] | None = None,
     **numbers: SupportsFloat,
 ) -> None:
-    """Report that this rank has finished `step`; shown as progress and throughput, stored in `metrics.jsonl`.
+    """Report that this rank has finished `step`. It is shown as progress and throughput, and stored in `metrics.jsonl`.
 
-    `samples`: the number that this rank has processed since its last report; `unit`: what they are ("images").
-    `numbers`: metrics by name, as in `report(step, loss=loss, grad_norm=norm)`; `metrics`: those whose names are no
-    Python names ("accuracy/val"). Values are anything that `float` takes, tensors too. A value that is not finite is
-    reported as such: a loss that is NaN is shown as NaN, with the first such step.
+    `samples`: number that this rank has processed since its last report. `unit`: the name of a sample ("images").
+    `numbers`: metrics by name, as in `report(step, loss=loss, grad_norm=norm)`. `metrics`: metrics whose names are not
+    Python identifiers ("accuracy/val"). Values may be anything that `float` accepts, including tensors. Values that
+    are not finite are reported unchanged: a NaN loss is shown as NaN, with the step at which it began.
 
-    The runtime adds the times that it has measured: the rank's wait for input and for reductions, and its update of
-    weights (docs/page.md has the rules).
+    The runtime adds its own measurements: the rank's wait for input and for reductions, and its time for weight updates
+    (docs/page.md defines them).
 
-    Never blocks and never fails because of a slow reader: a report that finds the pipe full is dropped, and the
-    next one has the number of dropped ones. Does nothing outside a job. Raises ConfigurationError for a wrong
-    argument, and for a name that is nearly one of the arguments above.
+    Never blocks and never fails because of the reader: if the pipe is full the report is dropped, and the next one
+    contains the number of dropped reports (`dropped`). Does nothing outside a job. Raises ConfigurationError for a
+    wrong argument, and for a name that is almost the name of an argument.
     """
     for name in numbers:
         if near := _near_argument(name):
             raise ConfigurationError(
-                f"report: {name}= is no argument, and nearly {near}=; write {near}=, or metrics={{{name!r}: ...}} "
+                f"report: there is no argument {name}=; write {near}=, or metrics={{{name!r}: ...}} "
                 "for a metric of that name"
             )
     metrics = {**(metrics or {}), **numbers}
@@ -92,18 +92,18 @@ def _near_argument(name: str) -> str:
 
 
 def add_to_reports(metrics: Mapping[str, float]) -> None:
-    """Have these metrics in each report of this job from now on; those that the script gives come before them."""
+    """Add `metrics` to each later report of this job. Metrics that the script passes take precedence."""
     if _report_fd() is not None:
         _added.update(metrics)
 
 
 def report_start(step: int, path: str) -> None:
-    """Report that training goes on from the checkpoint of `step` at `path`, or (empty) from none."""
+    """Report that training starts from the checkpoint of `step` at `path`, or from none (`path` empty)."""
     send_report({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
 def report_joined() -> None:
-    """Tell the agent that this rank has met the others of its world."""
+    """Report to the agent that this rank has joined its world."""
     fd = _report_fd()
     if fd is not None:
         _write_report(fd, f"{contract.JOINED_LINE}\n".encode())
@@ -117,7 +117,7 @@ def _report_count(name: str, value: int, low: int) -> int:
     if number != value or number < low:
         raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on")
     if number > _MOST:
-        raise ConfigurationError(f"report: {name} is beyond {_MOST}, the most that a job's status can hold")
+        raise ConfigurationError(f"report: {name} is above {_MOST}, the limit of a job's status")
     return number
 
 
@@ -129,7 +129,10 @@ def _report_samples(value: float) -> float:
 
 
 def _report_numbers(loss: SupportsFloat | None, metrics: Mapping[str, SupportsFloat]) -> dict[str, object]:
-    """The fields for loss and metrics, and for which of them are not finite, which JSON has no numbers for."""
+    """Return the report fields of loss and metrics.
+
+    JSON has no numbers for NaN and infinity: `notFinite` names these values.
+    """
     own = {str(name): _report_number(str(name), value) for name, value in metrics.items()}
     finite = {name: value if math.isfinite(value) else None for name, value in own.items()}
     words = {name: _report_word(value) for name, value in own.items() if not math.isfinite(value)}
@@ -145,10 +148,10 @@ def _report_word(value: float) -> str:
 
 
 def _report_number(name: str, value: SupportsFloat) -> float:
-    detach = getattr(value, "detach", None)  # of a tensor that requires a gradient torch would warn
+    detach = getattr(value, "detach", None)  # torch warns about a tensor that requires a gradient
     try:
         return float(detach() if callable(detach) else value)
-    except OverflowError:  # an int beyond a float: as little finite as infinity
+    except OverflowError:  # an int too large for a float: report infinity
         return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
     except (TypeError, ValueError, RuntimeError) as exc:
         raise ConfigurationError(f"report: {name}={value!r}: expected a number") from exc
@@ -160,21 +163,24 @@ def _finite_report_number(name: str, value: SupportsFloat) -> float | None:
 
 
 def send_report(document: dict[str, object]) -> bool:
-    """Write a report line; False where it was dropped. Of several KiB it is a ConfigurationError."""
+    """Write one report line. Return False if it was dropped because the pipe is full or closed.
+
+    Raises ConfigurationError if the line is longer than PIPE_BUF.
+    """
     if _dropped:
         document["dropped"] = _dropped
     line = json.dumps(document).encode() + b"\n"
-    # A pipe takes lines up to this size whole or not at all.
+    # A pipe accepts a line of at most this size whole or not at all.
     if len(line) > select.PIPE_BUF:
         raise ConfigurationError(
-            f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}: fewer metrics"
+            f"report: {len(line)} bytes as JSON; expected at most {select.PIPE_BUF}; report fewer metrics"
         )
     fd = _report_fd()
     return _write_report(fd, line) if fd is not None else True
 
 
 def _report_fd() -> int | None:
-    """The descriptor that the agent gave to this rank; None outside a job and in a child that has it not."""
+    """Return the pipe to the agent; None outside a job and in a child process that did not inherit it."""
     named = os.environ.get(contract.ENV_REPORT_FD, "")
     if not named.isdecimal():
         return None
@@ -195,6 +201,6 @@ def _write_report(fd: int, line: bytes) -> bool:
             return True
         except BlockingIOError:
             _dropped += 1
-        except BrokenPipeError:  # the agent is going away, and this rank with it
+        except BrokenPipeError:  # the agent ends, and this rank with it
             _dropped += 1
         return False

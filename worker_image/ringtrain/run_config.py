@@ -1,4 +1,4 @@
-"""What a run is made of, for who compares runs later: `ringtrain.report_config(...)`, and packages' versions."""
+"""Configuration of a run, for later comparison: `ringtrain.report_config(...)`, and versions of packages."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from ringtrain.shared.masking import MASK, names_secret, without_secrets
 
 log = logging.getLogger(__name__)
 
-# Of which the version is told, where the program has imported them.
+# Packages whose version is reported if the program has imported them.
 PACKAGES: Final = ("ringtrain", "numpy", "torch", "tensorflow", "keras", "jax", "transformers", "lightning")
-# A report line fits into a pipe's atomic write (4096 bytes), and a config into the pipe (64 KiB).
+# A report line must fit into an atomic write to a pipe (4096 bytes), and a config into the pipe (64 KiB).
 _PART_BYTES, _VALUE_BYTES, _MOST_BYTES = 3000, 400, 32 << 10
 
 Scalar = str | int | float | bool | None
 
 
 def report_config(config: Mapping[str, Any]) -> None:
-    """Report what this run is to be known by, such as its hyperparameters: shown on its page, kept in `run.json`.
+    """Report the configuration that identifies this run, such as its hyperparameters.
 
-    `config`: a dict of numbers, strings, booleans, None, paths, and of dicts and lists of these, up to 32 KiB as
-    JSON. Dicts in dicts become names with dots: `optimizer.lr`. A string whose name has a word such as token,
-    secret, password or key is shown as `***`, and so is a password in an address: it does not leave this process.
-    A later call adds to an earlier one. Of ranks that differ the lowest counts.
+    It is shown on the job's page and stored in `run.json`.
 
-    Does nothing outside a job. Raises ConfigurationError for what is none of these.
+    `config`: a dict of numbers, strings, booleans, None, paths, and of dicts and lists of these, up to 32 KiB as JSON.
+    Nested dicts become dotted names: `optimizer.lr`. A string is replaced by `***` if its name contains a word such as
+    token, secret, password or key, and so is a password in an address: neither leaves this process. A later call adds
+    to an earlier one. If ranks report different values, the value of the lowest rank is used.
+
+    Does nothing outside a job. Raises ConfigurationError for other types.
     """
     if not isinstance(config, Mapping):
         what = type(config).__name__
@@ -43,17 +45,17 @@ def report_config(config: Mapping[str, Any]) -> None:
     try:
         flat = dict(_flat_run_config("", config))
     except RecursionError:
-        raise ConfigurationError("report_config: expected dicts that do not hold themselves") from None
+        raise ConfigurationError("report_config: config contains itself, or is nested too deeply") from None
     if (size := len(json.dumps(flat))) > _MOST_BYTES:
         raise ConfigurationError(f"report_config: {size} bytes as JSON; expected at most {_MOST_BYTES}")
     report_versions()
     for part in _run_config_parts(flat):
         if not _send_run_config({"config": part}):
-            log.warning("report_config: the agent was too busy to take %s; call it again", ", ".join(part))
+            log.warning("report_config: the agent's pipe is full, %s was dropped; call it again", ", ".join(part))
 
 
 def report_versions() -> None:
-    """Report the versions of Python and of the packages that this process has imported so far."""
+    """Report the versions of Python and of the listed packages that this process has imported."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     versions = {name: str(version) for name, version in found.items() if version is not None}
     _send_run_config({"versions": {"python": platform.python_version(), **versions}})
@@ -75,7 +77,7 @@ def _run_config_parts(flat: dict[str, Scalar]) -> Iterator[dict[str, Scalar]]:
 
 
 def _flat_run_config(path: str, value: object) -> Iterator[tuple[str, Scalar]]:
-    """`value` as names with dots and what has these names. A list of scalars is one value."""
+    """Yield pairs of a dotted name and a scalar. A list of scalars is one value."""
     nested = isinstance(value, list | tuple) and any(isinstance(one, Mapping | list | tuple) for one in value)
     if isinstance(value, Mapping) or nested:
         pairs = value.items() if isinstance(value, Mapping) else enumerate(cast("list[object]", value))

@@ -1,4 +1,4 @@
-"""Spark, by the plugin ringtrain-clusters: ranks in the tasks of a barrier stage."""
+"""Spark, from the plugin ringtrain-clusters: ranks in the tasks of a barrier stage."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,13 +1,13 @@
-"""Where this process's time goes: input, reduction, update; the rest is compute. `ringtrain.report` sends it.
+"""Measurement of this process's time: input, reduction, update; the rest is compute. `ringtrain.report` sends it.
 
-At each moment the process is in one part, so parts never add up to more than the time that has passed:
+At each moment the process is in exactly one part, so the sum of the parts never exceeds the elapsed time:
 
-1. *reduction*: a thread that trains waits for a collective, or for new weights of the host optimizer;
-2. *update*: such a thread waits while the host optimizer's thread changes weights, or changes them itself;
+1. *reduction*: a training thread waits for a collective, or for new weights of the host optimizer;
+2. *update*: a training thread waits while the host optimizer's thread changes weights, or changes them itself;
 3. *input*: a thread waits for a batch;
-4. *compute*: nothing of these. What the runtime does beside the training thread counts here, as it costs no time.
+4. *compute*: none of these. Work of background threads counts here, because the training thread does not wait for it.
 
-Where several threads wait at once, time counts once, for the first of the parts in this list.
+If several threads wait at once, the time counts once, for the first of the parts in this list.
 """
 
 import os
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-# What a report tells of each part, by the contract's names.
+# Names of the parts in a report, defined by the contract.
 FIELDS: Final = ("inputWait", "reductionWait", "updateTime")
 _INPUT, _REDUCTION, _UPDATE, _COMPUTE = range(4)
-_HIDDEN: Final = 3  # the update that another thread makes: time of it counts only if the training thread waits
+_HIDDEN: Final = 3  # an update by another thread: its time counts only if the training thread waits
 
 
 class _ThreadStepTime(threading.local):
-    """Of the calling thread. `beside`: it works beside the one that trains."""
+    """State of the calling thread. `beside`: it is a background thread, not the training thread."""
 
     beside = False
 
@@ -33,45 +33,48 @@ _thread: Final = _ThreadStepTime()
 
 
 class StepTime:
-    """Seconds of each part since they were last taken. For any number of threads."""
+    """Seconds spent in each part since the last `take`. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._take_short: Callable[[], float] = float
         self.reset(clock)
 
     def reset(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Begin anew, with nothing under way and nothing ever measured."""
+        """Restart with no part active and no time measured."""
         self._clock = clock
-        self._take_short()  # what was before
+        self._take_short()  # discards the earlier reductions
         self._lock = threading.Lock()
-        self._inside = [0, 0, 0, 0]  # threads that are in each part
+        self._inside = [0, 0, 0, 0]  # number of threads in each part
         self._seconds = [0.0, 0.0, 0.0, 0.0]
-        self._measured: set[int] = set()  # parts that some time was ever in
+        self._measured: set[int] = set()  # parts that were ever active
         self._now_in = _COMPUTE
         self._since = self._clock()
 
     def enter(self, part: int) -> None:
-        """A thread begins to be in `part`."""
+        """Record that the calling thread enters `part`."""
         with self._lock:
             self._count()
             self._inside[part] += 1
             self._now_in = self._part()
 
     def leave(self, part: int) -> None:
-        """A thread ends to be in `part`."""
+        """Record that the calling thread leaves `part`."""
         with self._lock:
             self._count()
-            self._inside[part] = max(0, self._inside[part] - 1)  # 0: it was entered before a reset
+            self._inside[part] = max(0, self._inside[part] - 1)  # 0: the thread entered before a reset
             self._now_in = self._part()
 
     def follow(self, take_short: Callable[[], float]) -> None:
-        """Ask for the seconds of reductions that were over too soon to be entered, since it was last asked."""
+        """Register a source of seconds of reductions that were too short for `enter` and `leave`.
+
+        `take_short` returns the seconds since its last call.
+        """
         with self._lock:
             take_short()
             self._take_short = take_short
 
     def take(self) -> dict[str, float]:
-        """Seconds of each part that this process has ever measured, since they were last taken."""
+        """Return seconds by part since the last call, for the parts that were ever active."""
         with self._lock:
             self._count()
             taken = {name: self._seconds[part] for part, name in enumerate(FIELDS) if part in self._measured}
@@ -79,14 +82,14 @@ class StepTime:
             return taken
 
     def give_back(self, taken: dict[str, float]) -> None:
-        """What was taken could not be told: it is in what is taken next."""
+        """Add seconds that `take` returned and that could not be sent to the next result of `take`."""
         with self._lock:
             for part, name in enumerate(FIELDS):
                 self._seconds[part] += taken.get(name, 0.0)
 
     def _count(self) -> None:
         now, short_s = self._clock(), self._take_short()
-        if short_s and self._now_in == _COMPUTE:  # else another thread is in a part, which counts
+        if short_s and self._now_in == _COMPUTE:  # else another thread's part counts
             short_s = min(short_s, now - self._since)
             self._seconds[_REDUCTION] += short_s
             self._since += short_s
@@ -107,7 +110,7 @@ class StepTime:
 
 
 class _StepTimePart:
-    """A context in which the calling thread is in one part. Reused: it holds nothing of the thread."""
+    """Context manager in which the calling thread is in one part. Reusable: it stores nothing of the thread."""
 
     def __init__(self, part: int) -> None:
         self._part = part
@@ -124,7 +127,7 @@ class _StepTimePart:
 
 
 class _HiddenUpdateStepTime(_StepTimePart):
-    """The update that a thread makes beside the one that trains."""
+    """Context manager of an update in a background thread."""
 
     def __enter__(self) -> None:
         measured.enter(_HIDDEN)
@@ -143,9 +146,9 @@ HIDDEN_UPDATE: Final = _HiddenUpdateStepTime(_HIDDEN)
 
 
 def beside_training() -> None:
-    """From now on the calling thread works beside the one that trains: what it waits for holds nothing up."""
+    """Mark the calling thread as a background thread, whose waits do not count."""
     _thread.beside = True
 
 
-# A child has none of the parent's threads, and may have been forked while one of them held the lock.
+# A forked child has none of the parent's threads, and one of them may have owned the lock.
 os.register_at_fork(after_in_child=measured.reset)

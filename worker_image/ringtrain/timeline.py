@@ -1,9 +1,9 @@
-"""What every rank did when, as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
+"""Timeline of every rank as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
 
     RINGTRAIN_TIMELINE=/tmp/timeline.json ringtrain run -np 2 python train.py
 
-Ranks that share a directory write to one file, each as a process of its own. The file is whole JSON at any moment:
-who appends locks it, and writes the array's end again. `ringtrain timeline FILE` sums it up.
+Ranks that share a directory write to one file, each as a separate process of the trace. The file is valid JSON at any
+moment: a writer locks it, appends, and rewrites the end of the array. `ringtrain timeline FILE` summarizes it.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from ringtrain.step_time import INPUT
 
 T = TypeVar("T")
 
-# Events are kept until there are so many, or for so long: who is killed has lost no more, and who looks at the
-# file of a run that goes on sees what happened until then.
+# Events are buffered up to this number and this time. They bound the loss if the rank is killed, and the delay for a
+# reader of the file during the run.
 _FLUSH_EVENTS: Final = 1000
 _FLUSH_S: Final = 0.5
 _BEGIN: Final = b"[\n"
@@ -31,15 +31,19 @@ _END: Final = b"\n]\n"
 
 
 class Timeline:
-    """Collects the events of one rank and appends them to `path`. For any number of threads."""
+    """Writer of one rank's events to `path`. Thread-safe."""
 
     def __init__(self, path: Path, rank: int, run: str) -> None:
-        """`run`: the same on all ranks of one run. Raises OSError if `path` can't be written or is no timeline."""
+        """Open the file and start the thread that flushes.
+
+        `run`: an identifier, the same on all ranks of one run. Raises OSError if `path` can't be written or is not a
+        timeline.
+        """
         self._rank = rank
         self._lock = threading.Lock()
         self._events: list[dict[str, Any]] = []
         self._threads: set[int] = set()
-        # Ranks compare by the wall clock, and time by a clock that never steps back.
+        # Ranks are aligned by the wall clock; spans are measured by a monotonic clock.
         self._zero_ns = time.time_ns() - time.perf_counter_ns()
         self._fd = _open(path, run)
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
@@ -59,19 +63,19 @@ class Timeline:
     ) -> None:
         """Add a span from `began_ns` to `ended_ns` of `time.perf_counter_ns`.
 
-        `track`: what shows it, instead of the calling thread; spans of one track may overlap.
+        `track`: the row that shows it, instead of the calling thread's; spans of one track may overlap.
         """
         span = {"ph": "X", "name": name, "cat": category, "args": args}
         times = {"ts": (began_ns + self._zero_ns) / 1000, "dur": (ended_ns - began_ns) / 1000}
         self._add(span | times | ({} if track is None else {"tid": track}))
 
     def mark(self, name: str, category: str, at_ns: int, args: dict[str, Any], track: str) -> None:
-        """Add a moment, of `time.perf_counter_ns`, to `track`."""
+        """Add an instant event to `track`. `at_ns`: by `time.perf_counter_ns`."""
         at = {"ts": (at_ns + self._zero_ns) / 1000, "s": "t"}
         self._add({"ph": "i", "name": name, "cat": category, "args": args, "tid": track} | at)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events and close the file."""
         self._closed.set()
         with self._lock:
             self._flush()
@@ -108,7 +112,7 @@ class Timeline:
 
 
 def _open(path: Path, run: str) -> int:
-    """Open the file of this `run`. What another run has left under that name gets the next free number."""
+    """Open the file of this `run`. A file of another run at `path` is renamed to the next free number."""
     first = _BEGIN + json.dumps({"ph": "M", "name": "run", "pid": 0, "args": {"run": run}}).encode()
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -120,9 +124,9 @@ def _open(path: Path, run: str) -> int:
                 if found in (b"", first):
                     return fd
                 if not found.startswith(_BEGIN):
-                    raise OSError(errno.EEXIST, "Is another file already, and no timeline")
+                    raise OSError(errno.EEXIST, "The file exists and is not a timeline")
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.stat(path), os.fstat(fd)):  # else another rank was quicker
+                    if os.path.samestat(os.stat(path), os.fstat(fd)):  # else another rank has renamed it
                         path.rename(next(name for name in _numbered(path) if not name.exists()))
         except BaseException:
             os.close(fd)
@@ -145,7 +149,7 @@ def _locked(fd: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _span(timeline: Timeline, name: str, category: str, args: dict[str, Any]) -> Iterator[None]:
-    """A stretch of time in one thread."""
+    """Record the time that the calling thread spends in the context."""
     began_ns = time.perf_counter_ns()
     try:
         yield
@@ -154,12 +158,12 @@ def _span(timeline: Timeline, name: str, category: str, args: dict[str, Any]) ->
 
 
 Span = contextlib.AbstractContextManager[None]
-NO_SPAN: Final[Span] = contextlib.nullcontext()  # in the place of a span: nothing is recorded
-active: Timeline | None = None  # while this rank writes one
+NO_SPAN: Final[Span] = contextlib.nullcontext()  # used if no timeline is being written
+active: Timeline | None = None  # None if this rank writes no timeline
 
 
 def step_ended(began_ns: int, number: int) -> int:
-    """Record the step `number`, from `began_ns` (the end of the one before) to now; returns now."""
+    """Record the step `number`, from `began_ns` (the end of the previous step) to now. Return now."""
     now_ns = time.perf_counter_ns()
     timeline = active
     if timeline is not None:
@@ -168,26 +172,27 @@ def step_ended(began_ns: int, number: int) -> int:
 
 
 def span(name: str, category: str = "user", **args: Any) -> Span:
-    """Return a context whose time is recorded if a timeline is being written; costs next to nothing otherwise.
+    """Return a context manager that records its time if a timeline is being written, at negligible cost otherwise.
 
         with rt.timeline.span("augment", "input"):
             batch = augment(batch)
 
-    `category`: "input" and "forward" are what `ringtrain timeline` knows these parts of a step by. `args`: numbers
-    and strings that the viewer shows with the span.
+    `category`: `ringtrain timeline` recognizes "input" and "forward" as parts of a step. `args`: numbers and strings
+    that the viewer shows with the span.
     """
-    timeline = active  # which another thread may stop meanwhile
+    timeline = active  # another thread may stop it meanwhile
     return NO_SPAN if timeline is None else _span(timeline, name, category, args)
 
 
 def inputs(batches: Iterable[T]) -> Iterator[T]:
-    """Yield what `batches` yields. The time that each takes to come is this rank's wait for input, in the
-    timeline and in what `ringtrain.report` sends.
+    """Yield the items of `batches`.
+
+    The wait for each counts as this rank's wait for input, in the timeline and in `ringtrain.report`.
 
         for x, y in rt.timeline.inputs(loader):
             ...
 
-    Not needed for streams of `ringtrain.data.service`, which measure it themselves.
+    Streams of `ringtrain.data.service` measure this themselves.
     """
     waiting, end = iter(batches), object()
     while True:
@@ -199,35 +204,35 @@ def inputs(batches: Iterable[T]) -> Iterator[T]:
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:
-    """Record what began at `began_ns` of `time.perf_counter_ns`, perhaps in another function, and ends now."""
+    """Record a span from `began_ns` of `time.perf_counter_ns` to now. It may have begun in another function."""
     timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, time.perf_counter_ns(), {})
 
 
 def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, **args: Any) -> None:
-    """Record what lasted from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in a track of its own."""
+    """Record a span from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in its own track."""
     timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
 def mark(name: str, category: str, at_ns: int, track: str, **args: Any) -> None:
-    """Record a moment, `at_ns` of `time.perf_counter_ns`, in a track of its own."""
+    """Record an instant event at `at_ns` of `time.perf_counter_ns`, in its own track."""
     timeline = active
     if timeline is not None:
         timeline.mark(name, category, at_ns, args, track)
 
 
 def start(path: str | Path, rank: int, run: str) -> None:
-    """Begin to write a timeline to `path`, or to another one than before. `run`, errors: as of `Timeline`."""
+    """Start to write a timeline to `path`, and end the current one. `run`, errors: as of `Timeline`."""
     global active
     stop()
     active = Timeline(Path(path), rank, run)
 
 
 def stop() -> None:
-    """Write what is left and end. Without a timeline it does nothing."""
+    """Write the remaining events and end the timeline. Does nothing if there is none."""
     global active
     timeline, active = active, None
     if timeline is not None:
@@ -235,7 +240,7 @@ def stop() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked process records nothing: the lock may be held by a thread that it does not have."""
+    """Stop recording in a forked child: the lock may be owned by a thread that the child does not have."""
     global active
     active = None
 

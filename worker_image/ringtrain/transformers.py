@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, by the plugin ringtrain-torch."""
+"""Hugging Face's Trainer, from the plugin ringtrain-torch."""
 
 from ringtrain.shared.plugins import provide
 
