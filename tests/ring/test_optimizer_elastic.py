@@ -327,7 +327,7 @@ def test_a_newcomer_trains_nothing_before_it_has_the_state() -> None:
     """Whatever it does with the optimizer: else it would train alone, and nobody would know."""
     opt = _made(CASES["fused"], UnjoinedOptimizerGroup())
     for call in (lambda: opt.submit("a", np.ones((40, 33), np.float32)), opt.state_dict):
-        with pytest.raises(ConfigurationError, match="before this rank has got the state"):
+        with pytest.raises(ConfigurationError, match="before this rank has received the state"):
             call()
 
 
@@ -463,7 +463,7 @@ def test_both_homes_lost_is_said_on_every_rank() -> None:
         all_raise(
             errors,
             StateLost,
-            "ranks [1, 2] of the former world are lost: nobody else had a copy of the state of [1]",
+            "ranks [1, 2] of the former world are lost: no other rank had a replica of the state of [1]",
             ranks=(1,),
         )
 
@@ -572,7 +572,7 @@ def test_copies_are_of_shards_that_may_move(elastic: bool, sharded: bool) -> Non
     with pytest.raises(ConfigurationError, match="redundancy is 2 with elastic="):
         HostOptimizer({"w": np.zeros(3)}, SGD(0.1), elastic=elastic, sharded=sharded, redundancy=2)
     for redundancy in (0, True, 1.5):
-        with pytest.raises(ConfigurationError, match="expected a whole number of copies of each shard"):
+        with pytest.raises(ConfigurationError, match="expected a whole number of replicas of each shard"):
             HostOptimizer({"w": np.zeros(3)}, SGD(0.1), elastic=True, redundancy=redundancy)  # type: ignore[arg-type]
 
 
@@ -621,13 +621,13 @@ def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -
 
         errors = world.errors(run)
         # Weights are compared with those of the others before that.
-        words = {"weights": "the weights on ranks [1] were not those of the others"}
+        words = {"weights": "the weights on ranks [1] differed from those of the others"}
         changed = "memory of the optimizer on ranks [1] changed after update"
         all_raise(errors, StateCorrupt, words.get(where, changed), ranks=(1,))
 
 
-TWO_HOMES = "rank 2 and rank 0, the second home of its state, hold different bits of it"
-OF_THREE = "of them rank 2 differs from the others: its memory"
+TWO_HOMES = "rank 2 and rank 0, which has its replica, have different bits of it"
+OF_THREE = "rank 2 differs from the others: its memory"
 
 
 @pytest.mark.sampled(one_in=3)

@@ -213,7 +213,7 @@ def test_ranks_that_make_other_calls():
     words = {
         reads: rf"rank {ODD} read or changed gradients, .*before step\(\)",
         forgets: rf"rank {ODD} made gradients of another backward pass",
-        joins: rf"rank {ODD} called join\(\); join\(\) does not help with a HostOptimizer",
+        joins: rf"rank {ODD} called join\(\); join\(\) is not supported with a HostOptimizer",
     }
     for call, said in words.items():
         net = model()

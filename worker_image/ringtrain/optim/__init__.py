@@ -1,8 +1,9 @@
-"""The host-side optimizer.
+"""Host-side optimizer.
 
-A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, through `rules` and `kernels`;
-weights and state lie in `arenas` as `layout` decided; `host` is what a trainer holds. `cut` is all of that in one
-world; `undo`, `mirror` and `reform` are for worlds that change. Plugins add optimizers (`__getattr__`).
+A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, by `rules` and `kernels`. Weights and
+state are in `arenas`, at the places that `layout` computes; `host` is the API for a trainer. `cut` contains the parts
+that depend on the world; `undo`, `mirror` and `reform` are for worlds that change. Plugins add optimizers
+(`__getattr__`).
 """
 
 import importlib

@@ -13,8 +13,8 @@ from ringtrain.optim.slots import MASTER, WEIGHTS
 class ParameterArenas:
     """One weight arena and one gradient arena per dtype, and the state of the elements that this rank updates.
 
-    A half-precision weight keeps a float32 copy in the state ("master"): updates far smaller than the weight would
-    vanish in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
+    A half-precision weight has a float32 copy in the state ("master"): updates far smaller than the weight would be
+    lost in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ParameterArenas:
         group: CollectiveGroup,
         kernels: OptimizerKernels,
     ) -> None:
-        """`owner`: the rank whose shards this process updates; None: it updates everything."""
+        """Allocate the arenas. `owner`: the rank whose shards this process updates; None: it updates everything."""
         self._kernels = kernels
         self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
@@ -39,23 +39,23 @@ class ParameterArenas:
         return self._gradients[bucket.arena][bucket.offset : bucket.offset + bucket.size]
 
     def synced_arenas(self) -> list[Flat]:
-        """Weight arenas that every rank holds alike, in the same order on every rank."""
+        """Return the weight arenas that are equal on all ranks, in the same order on every rank."""
         return [arena for (_, local), arena in self._weights.items() if not local]
 
     def owned(self, bucket: Bucket) -> slice:
-        """The elements of `bucket` that this process updates."""
+        """Return the elements of `bucket` that this process updates."""
         return slice(0, bucket.size) if self._owner is None or bucket.local else bucket.shard(self._owner)
 
     def owned_segments(self, bucket: Bucket) -> slice:
-        """The same, counted in segments."""
+        """Return the segments of `bucket` that this process updates."""
         if self._owner is None or bucket.local:
             return slice(0, bucket.segments.size)
         return slice(*bucket.segment_bounds[self._owner : self._owner + 2])
 
     def part(self, bucket: Bucket) -> OwnedBucketPart:
-        """The owned elements of `bucket`, for a rule to update. `store` writes them back.
+        """Return the owned elements of `bucket`, for a rule to update. `store` writes them back.
 
-        Weights of a half type that somebody has set are taken into their master copies before.
+        Half-precision weights that the caller has changed are first copied into their master copies.
         """
         owned, state = self.owned(bucket), self.state[bucket.index]
         gradients = self.gradients(bucket)[owned]
@@ -70,7 +70,7 @@ class ParameterArenas:
             self.weights(bucket)[self.owned(bucket)] = part.weights
 
     def own_values(self, bucket: Bucket) -> dict[str, Flat]:
-        """What this process updates: state, and the weights in the precision in which they are updated."""
+        """Return the arrays that this process updates: state, and weights in the precision of the update."""
         state = self.state[bucket.index]
         return (
             {MASTER: state[MASTER], **state}
@@ -79,12 +79,12 @@ class ParameterArenas:
         )
 
     def round_master(self, bucket: Bucket) -> None:
-        """Set the owned weights of a half type from their master copies."""
+        """Set the owned half-precision weights from their master copies."""
         if bucket.half:
             self.weights(bucket)[self.owned(bucket)] = self.state[bucket.index][MASTER]
 
     def refresh_masters(self, buckets: Sequence[Bucket]) -> None:
-        """Set master copies from the weights, after the weights were set from outside."""
+        """Set the master copies from the weights, after the weights were set from outside."""
         for bucket in buckets:
             if bucket.half:
                 self.state[bucket.index][MASTER][:] = self.weights(bucket)[self.owned(bucket)]

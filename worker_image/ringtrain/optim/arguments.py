@@ -1,4 +1,4 @@
-"""What a trainer may pass to `HostOptimizer`."""
+"""Checks of the arguments of `HostOptimizer`."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ SUPPORTED = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """How gradients become one update.
+    """Settings that determine how gradients become one update.
 
     `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity.
-    `update_during_backward`: update as soon as gradients are reduced. Else the update waits for `step()`.
+    `update_during_backward`: update as soon as gradients are reduced; else the update waits for `step()`.
     """
 
     accumulate: int
@@ -33,7 +33,7 @@ class OptimizerSettings:
 
 
 def parameters_as_arrays(params: Params) -> dict[str, Flat]:
-    """`params` by name, in native byte order, as the weights and their gradients have."""
+    """Return `params` as arrays by name, in native byte order, which the weights and their gradients have too."""
     pairs = _parameter_pairs(params)
     if pairs is None:
         raise ConfigurationError(
@@ -50,7 +50,7 @@ def parameters_as_arrays(params: Params) -> dict[str, Flat]:
 
 
 def without_mask(what: str, values: ArrayLike) -> NDArray[Any]:
-    """`values` as an array. Raises ConfigurationError for a masked one: what is under a mask would count."""
+    """Return `values` as an array. Raises ConfigurationError for a masked array, whose mask would be ignored."""
     if isinstance(values, np.ma.MaskedArray):
         raise ConfigurationError(f"{what} is a masked array; expected one without a mask, as filled() gives")
     return np.asarray(values)
@@ -60,16 +60,16 @@ def check_arguments(
     arrays: Mapping[str, Flat], local: Collection[str], bucket_bytes: int, settings: OptimizerSettings
 ) -> None:
     if not arrays:
-        raise ConfigurationError("HostOptimizer was given no parameters; pass the model's arrays by name")
+        raise ConfigurationError("HostOptimizer: params is empty; pass the model's arrays by name")
     for name, array in arrays.items():
         if array.dtype.name not in SUPPORTED:
             raise ConfigurationError(
                 f'parameter "{name}" is {array.dtype}; expected one of {", ".join(SUPPORTED)}: convert it, '
-                f"or leave it out of the optimizer"
+                f"or exclude it from the optimizer"
             )
     unknown = sorted(set(local) - set(arrays))
     if unknown:
-        raise ConfigurationError(f"local names {unknown} are not parameters; registered are {sorted(arrays)}")
+        raise ConfigurationError(f"local names {unknown} are not parameters; expected some of {sorted(arrays)}")
     if bucket_bytes < 1:
         raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
     check_passes(settings.accumulate, "accumulate")
@@ -84,22 +84,22 @@ def check_passes(passes: int, what: str) -> None:
 
 
 def check_redundancy(redundancy: int, elastic: bool, sharded: bool) -> None:
-    """How many copies there are of each shard."""
+    """Check the number of replicas of each shard. Raises ConfigurationError."""
     if type(redundancy) is not int or redundancy < 1:
         raise ConfigurationError(
-            f"redundancy is {redundancy!r}; expected a whole number of copies of each shard, at least 1"
+            f"redundancy is {redundancy!r}; expected a whole number of replicas of each shard, at least 1"
         )
     if redundancy > 1 and not (elastic and sharded):
         raise ConfigurationError(
             f"redundancy is {redundancy} with elastic={elastic}, sharded={sharded}; expected elastic=True and "
-            "sharded=True: only there shards have copies"
+            "sharded=True: only then shards have replicas"
         )
 
 
 def grouped_rules(
     rule: Any, groups: Sequence[tuple[Any, Collection[str]]], names: Sequence[str]
 ) -> tuple[tuple[Rule, ...], dict[str, int]]:
-    """Return the groups' rules, the first of which is `rule`, and by name the group of each parameter.
+    """Return the groups' rules, of which `rule` is the first, and the group's index by name of parameter.
 
     Raises ConfigurationError.
     """
@@ -114,18 +114,18 @@ def grouped_rules(
                 f"groups[{index - 1}] names {unknown}, which are not parameters; registered are {sorted(names)}"
             )
         if twice := sorted(name for name in members if group_of[name]):
-            raise ConfigurationError(f"groups: {twice} are in two groups; expected each in one at most")
+            raise ConfigurationError(f"groups: {twice} are in two groups; expected each in at most one")
         group_of |= dict.fromkeys(members, index)
     return (rule, *(own for own, _ in groups)), group_of
 
 
 def described_parameter_arrays(value: Any) -> str:
-    """What ranks compare: the repr, or the name of a function (its repr has an address in it)."""
+    """Return a text that ranks compare: the repr, or the name of a function, whose repr contains an address."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
 
 
 def _parameter_pairs(params: Any) -> list[tuple[str, Any]] | None:
-    """`params` as pairs of name and array; None if they are something else."""
+    """Return `params` as pairs of name and array; None if they have another type."""
     if isinstance(params, Mapping):
         return list(params.items())
     try:

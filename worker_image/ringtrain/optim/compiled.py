@@ -1,4 +1,4 @@
-"""The update rules' arithmetic in compiled code: the same bits as `NumpyOptimizerKernels`, in one pass."""
+"""Compiled update rules: bitwise equal to `NumpyOptimizerKernels`, in one pass over the arrays."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ _CODES: Final = {np.dtype(np.float32): 3, np.dtype(np.float64): 4}  # native/fol
 
 
 def best_kernels() -> OptimizerKernels:
-    """Return the compiled kernels where they were built, else numpy's. Both give the same bits."""
+    """Return the compiled kernels if they were built, else numpy's. Both give bitwise equal results."""
     library = native_library()
     return NumpyOptimizerKernels() if library is None else NativeOptimizerKernels(library)
 
 
 class NativeOptimizerKernels:
-    """`OptimizerKernels` in C (`native/optimizer.c`). Calls release the interpreter."""
+    """Implementation of `OptimizerKernels` in C (`native/optimizer.c`). Calls release the GIL."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -81,7 +81,7 @@ RULE_CODES: Final = {SgdTermsStruct: 1, AdamTermsStruct: 2}  # enum rule of nati
 
 @dataclass(frozen=True)
 class NativeOptimizerTerms:
-    """Coefficients as compiled code has them, which points to them."""
+    """Coefficients in the struct of the compiled code, which refers to them by address."""
 
     struct: SgdTermsStruct | AdamTermsStruct
 
@@ -91,7 +91,7 @@ class NativeOptimizerTerms:
 
 
 def native_terms(terms: SgdTerms | AdamTerms) -> NativeOptimizerTerms:
-    """Return what `NativeOptimizerKernels.sgd` or `.adam` hands to compiled code for `terms`."""
+    """Return the coefficients that `NativeOptimizerKernels.sgd` or `.adam` passes to compiled code for `terms`."""
     if isinstance(terms, SgdTerms):
         return NativeOptimizerTerms(_sgd_terms(terms))
     return NativeOptimizerTerms(_adam_terms(terms, terms.rate / terms.correction1))

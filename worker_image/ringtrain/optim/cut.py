@@ -1,4 +1,4 @@
-"""How an optimizer is cut over the ranks of one world: what is made anew whenever the world changes."""
+"""Partition of an optimizer over the ranks of one world: the parts that are rebuilt when the world changes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteOptimizerWire, HalfOptim
 
 @dataclass(frozen=True)
 class OptimizedModel:
-    """The part of an optimizer that is the same in every world: parameters in order, rules, settings.
+    """Part of an optimizer that is the same in every world: parameters in order, rules, settings.
 
-    `rules`: those that it began with, one for each group of parameters. `group_of`: each parameter's, by name.
-    `elastic`: updates can be undone, and the state outlives the loss of a rank, or of as many as `redundancy`.
+    `rules`: the initial rules, one for each group of parameters. `group_of`: the index of each parameter's group, by
+    name. `elastic`: updates can be undone, and the state survives the loss of as many ranks as `redundancy`.
     """
 
     specs: tuple[ParamSpec, ...]
@@ -48,11 +48,11 @@ class OptimizedModel:
     redundancy: int = 1
 
     def layout(self, size: int) -> Layout:
-        """Where everything lies in a world of `size` ranks."""
+        """Return the layout in a world of `size` ranks."""
         return plan_layout(self.specs, self.bucket_bytes, size)
 
     def compared(self) -> dict[str, str]:
-        """What ranks must agree on beside the parameters."""
+        """Return the settings that must be equal on all ranks, in addition to the parameters."""
         settings = self.settings
         compared = {
             "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
@@ -68,20 +68,22 @@ class OptimizedModel:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The arrays of state that parameters have: what any of the rules wants."""
+        """Return the names of the state arrays that any of the rules needs."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.state_names))
 
     @property
     def rule_name(self) -> str:
-        """What a saved state is of."""
+        """Return the name of the rule, which is saved with a state."""
         return getattr(self.rules[0], "name", type(self.rules[0]).__name__)
 
 
 @dataclass(frozen=True)
 class OptimizerCut:
-    """The optimizer in one world. `fused`: what compiled code updates in one pass, by bucket; None: it can't.
-    `views`: the weights by name, whole on every rank. `check`: compares copies,
-    `replicas`: what all ranks have alike."""
+    """Optimizer in one world.
+
+    `fused`: by bucket, the spans that compiled code updates in one pass; None: not possible. `views`: the weights by
+    name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the weights of all ranks.
+    """
 
     context: UpdateContext
     inbox: GradientInbox
@@ -91,16 +93,19 @@ class OptimizerCut:
     replicas: WeightReplicaCheck | None
 
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
-        """Weights and state were set to those after `updates`: nothing from before can be undone.
+        """Record that weights and state were set to those after `updates`: earlier updates can't be undone.
 
-        `missed`: how many of them each parameter had no gradient in.
+        `missed`: by parameter, the number of updates without its gradient.
         """
         if self.context.shard.undo is not None:
             self.context.shard.undo.forget()
         self.settle_at(updates, missed)
 
     def settle_at(self, updates: int, missed: Mapping[str, int]) -> None:
-        """Weights were set in place after `updates`: nothing from before can be undone. `missed`: as `begin_at`."""
+        """Record that weights were set in place after `updates`: earlier updates can't be undone.
+
+        `missed`: as in `begin_at`.
+        """
         self.context.shard.missed.counts = dict(missed)
         if self.context.shard.undo is not None:
             self.context.shard.undo.settle_at(updates)
@@ -113,14 +118,14 @@ class OptimizerCut:
             self.replicas.begin()
 
     def accumulating(self, passes: int) -> "OptimizerCut":
-        """The same, with `passes` micro-steps an update from the next one on."""
+        """Return this cut with `passes` micro-steps per update from the next one on."""
         settings = replace(self.context.settings, accumulate=passes)
         inbox = GradientInbox(self.context.layout, self.context.arenas, self.context.group.rank, settings)
         return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
 def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReducer | None = None) -> OptimizerCut:
-    """Allocate what a rank of `group` needs: weights and state are zeros. Collective.
+    """Allocate the arrays of a rank of `group`: weights and state are zeros. Collective.
 
     Raises MismatchError unless all ranks have the same model.
     """
@@ -130,7 +135,9 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     arenas = ParameterArenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:
         devices.attach(layout, arenas)
-    lane = group.parallel_group() if group.size > 1 and devices is None else None  # devices keep to one order
+    lane = (
+        group.parallel_group() if group.size > 1 and devices is None else None
+    )  # devices need one order of collectives
     wire = (
         None
         if model.compression is None
@@ -178,7 +185,7 @@ def _arena_views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
 def _optimizer_wire(
     groups: tuple[CollectiveGroup, CollectiveGroup], layout: Layout, arenas: ParameterArenas, compression: str
 ) -> OptimizerWire:
-    """Raises ConfigurationError for an unknown `compression`."""
+    """Return the wire for `compression`. Raises ConfigurationError if it is unknown."""
     if compression == INT8:
         return ByteOptimizerWire(*groups, layout, arenas)
     if compression not in HALVES:
@@ -190,7 +197,10 @@ def _optimizer_wire(
 def _shard_mirrors(
     model: OptimizedModel, layout: Layout, groups: tuple[CollectiveGroup, CollectiveGroup], tools: MirrorTools
 ) -> tuple[OptimizerShardMirror, ...]:
-    """None where each rank has the whole state, or there is no other rank. Collective."""
+    """Return this rank's replicas of other ranks' shards; none if each rank has the whole state or is alone.
+
+    Collective.
+    """
     group, lane = groups
     if not model.elastic or not model.sharded or group.size == 1:
         return ()
@@ -201,8 +211,11 @@ def _shard_mirrors(
 
 
 def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:
-    """Two generations of every bucket that an update changes before this rank knows that all others have ended the
-    update before: with clipping two reductions begin before the first is waited for."""
+    """Return the undo copies: two per bucket that may change before this rank knows that all others ended the last
+    update.
+
+    With clipping two reductions begin before the first is waited for.
+    """
     generations = {bucket.index: 2 if bucket.index <= layout.early else 1 for bucket in layout.buckets}
     own, lost = [], {}
     for bucket in layout.buckets:
@@ -215,20 +228,23 @@ def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire
 
 
 def first_optimizer_group(elastic: bool, open_group: Callable[[], CollectiveGroup]) -> CollectiveGroup:
-    """The group that an optimizer is made for: what `open_group` opens, or none where this rank joins others whose
-    state it has not got. Raises ConfigurationError where it would need that and is not elastic."""
+    """Return the group of a new optimizer: `open_group()`, or a placeholder if this rank joins others and lacks their
+    state.
+
+    Raises ConfigurationError if the optimizer would need that state and is not elastic.
+    """
     if not joins_survivors():
         return open_group()
     if not elastic:
         raise ConfigurationError(
-            "this rank joins others that train already, and a HostOptimizer gets their state with elastic=True "
-            "only; pass that on all ranks"
+            "this rank joins a running training, and a HostOptimizer receives its state only with elastic=True; "
+            "pass it on all ranks"
         )
     return UnjoinedOptimizerGroup()
 
 
 class UnjoinedOptimizerGroup:
-    """The group of a rank that is in no world yet: nobody else, and no collective."""
+    """Placeholder group of a rank that is in no world yet: it has no peers and refuses collectives."""
 
     rank = 0
     size = 1

@@ -1,9 +1,9 @@
-"""One update in which each bucket is reduced, updated and gathered in one go.
+"""Update in which each bucket is reduced, updated and gathered in one pass.
 
-Ranks that map each other's memory read their shard of all ranks' gradients, and write new weights where each rank
-has them: they meet once a bucket, when all have its gradients, and once more after the last. Over a network a
-bucket is one exchange; between pods of several ranks both, in one trip. The bits are those of `pipeline`.
-See docs/decisions/0009-reduce-and-update-in-one-pass.md.
+Ranks that map each other's memory read their shard of all ranks' gradients, and write new weights into each rank's
+memory: one barrier per bucket, when all have its gradients, and one after the last. Over a network a bucket is one
+exchange; between pods of several ranks both are combined. The results are bitwise equal to those of `pipeline`. See
+docs/decisions/0009-reduce-and-update-in-one-pass.md.
 """
 
 import time
@@ -24,10 +24,10 @@ from ringtrain.step_time import HIDDEN_UPDATE
 
 
 def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
-    """Whether `FusedOptimizerUpdate` does what `Update` does by these rules. The same on all ranks.
+    """Return whether `FusedOptimizerUpdate` can replace `OptimizerUpdate` for these rules. The same on all ranks.
 
-    A norm must be known before the first weight changes, a bucket that is compressed or on a device is not reduced
-    where it lies, and unsharded state is updated whole by every rank.
+    Not with clipping, because the norm must be known before the first weight changes; not for buckets that are
+    compressed or on a device, because they are not reduced in the arena; not unsharded, because every rank updates all.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
     elsewhere = context.transfers.wire is not None or context.transfers.devices is not None
@@ -40,7 +40,7 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
 
 
 class FusedOptimizerUpdate:
-    """The run of an update."""
+    """One update by the fused path."""
 
     norm: float | None = None
     hold: OptimizerStepHold | None = None
@@ -52,7 +52,7 @@ class FusedOptimizerUpdate:
         rules: StepRules,
         spans: Mapping[int, NativeParameterSpans],
     ) -> None:
-        """`spans`: of the own elements of each bucket that ranks share."""
+        """Prepare the update. `spans`: of this rank's elements of each shared bucket."""
         self._rules = rules
         self._spans = spans
         self._m = context
@@ -62,18 +62,19 @@ class FusedOptimizerUpdate:
         self.arrivals = WeightArrivals(context.layout.buckets)
 
     def wait_for_step(self) -> None:
-        """Nothing to wait for: it runs while gradients come."""
+        """Return at once: this update runs while gradients are submitted."""
 
     def run(self) -> None:
-        """Return when every weight is new on this rank. Raises what the meeting raised."""
+        """Run the update until every weight is new on this rank. Raises the errors of the collective."""
         before: Bucket | None = None
         copies: list[PendingCollective] = []
         met = False
         self._m.transfers.order.begin()
         for bucket in self._m.transfers.order.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
-            # Use the time until the bucket is complete; where ranks meet for it, the weights before wait for that.
-            is_last = before is self._last  # whose weights are there when nothing is left to do with other ranks
+            # Use the time until the bucket is complete; if ranks synchronize for it, the weights of the last bucket
+            # wait for that.
+            is_last = before is self._last  # its weights are complete when all exchanges have ended
             if before is not None and is_early and not is_last and self._m.group.finish_updates():
                 self.arrivals.arrived(before)
                 before = None
@@ -87,7 +88,7 @@ class FusedOptimizerUpdate:
                 continue
             copies += self._update(bucket)
             self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
-            met = True  # all ranks have done the update before
+            met = True  # all ranks have done the previous update
             if before is not None:
                 self.arrivals.arrived(before)
             before = bucket
@@ -97,7 +98,7 @@ class FusedOptimizerUpdate:
         self.arrivals.release()
 
     def _update(self, bucket: Bucket) -> list[PendingCollective]:
-        """Return what is under way to second homes."""
+        """Update a shared bucket. Return the pending transfers to replicas."""
         arenas, shard, mirrors = self._m.arenas, self._m.shard, self._m.copies.mirrors
         spans = self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
@@ -133,5 +134,5 @@ class FusedOptimizerUpdate:
 
 
 def shared_buckets(context: UpdateContext) -> list[Bucket]:
-    """The buckets that ranks update together."""
+    """Return the buckets that ranks update together."""
     return [bucket for bucket in context.transfers.order.buckets if bucket.size and not bucket.local]

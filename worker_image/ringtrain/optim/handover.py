@@ -1,7 +1,7 @@
-"""What ranks that leave by plan give to those that stay, before their world ends.
+"""Transfer of shards from ranks that leave as planned to those that stay, before their world ends.
 
-A shard is on its owner and on its second homes. Where all of them leave, the owner gives it to a rank that stays,
-which brings it into the next world as a second home would.
+A shard is on its owner and on the ranks with its replicas. If all of these leave, the owner sends it to a rank that
+stays, which brings it into the next world like a replica.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,9 +15,9 @@ from ringtrain.optim.pipeline import UpdateContext
 
 
 def shard_takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
-    """By rank of `leaving` whose second homes all leave as well, the rank that takes its shard: each in turn.
+    """Return, by leaving rank whose replicas all leave too, the rank that receives its shard; in turn.
 
-    `homes`: of each copy, the rank that has it of each of `size` ranks' shards.
+    `homes`: for each replica, the rank that has it of each of the `size` ranks' shards.
     """
     staying = [rank for rank in range(size) if rank not in leaving]
     orphans = [rank for rank in leaving if all(copy[rank] in leaving for copy in homes)]
@@ -25,8 +25,7 @@ def shard_takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[
 
 
 def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
-    """Have a rank that stays keep each shard that only ranks of `leaving` have. Collective, after update `updates`
-    on all ranks of the world."""
+    """Send each shard that only `leaving` ranks have to a rank that stays. Collective, after `updates` on all ranks."""
     group, homes = context.group, [mirror.homes for mirror in context.copies.mirrors]
     if not homes or not (taken := shard_takers(group.size, homes, sorted(leaving))):
         return
@@ -38,7 +37,7 @@ def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[i
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])
         nothing = np.empty(0, np.uint8)
         parts = [message if taken.get(group.rank) == taker else nothing for taker in range(group.size)]
-        # A rule without state, or a shard without an element of this bucket, gives nothing.
+        # The message is empty for a rule without state, or a shard without an element of this bucket.
         origins = [owner for owner in own if slots and bucket.bounds[owner] < bucket.bounds[owner + 1]]
         received = group.all_to_all(parts, origins).wait()
         for owner in own:
@@ -48,7 +47,7 @@ def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[i
 
 
 def _unpacked_bucket(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:
-    """The values of the shard of `owner` in `received`: names and types are those of `like`."""
+    """Split the shard of `owner` in `received` into arrays with the names and dtypes of `like`."""
     length = bucket.bounds[owner + 1] - bucket.bounds[owner]
     values, start = {}, 0
     for name, own in like.items():

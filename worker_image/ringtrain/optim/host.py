@@ -1,4 +1,4 @@
-"""The optimizer that lives in host memory: gradients in, reduced over the ring, new weights out."""
+"""Optimizer in host memory: gradients are reduced over the ring, then weights are updated."""
 
 from __future__ import annotations
 
@@ -42,45 +42,44 @@ from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_mi
 from ringtrain.optim.update_words import in_words_of_updates
 from ringtrain.step_time import REDUCTION, beside_training
 
-# 10 MiB: shorter ones cost processor time where that is scarce; with a backward pass as long as the wire, the
-# longest bucket is what is left to do at its end; see docs/decisions/0004-host-optimizer.md.
+# 10 MiB. Shorter buckets cost processor time where that is scarce. With a backward pass as long as the transfer, the
+# last bucket is reduced after it and delays the step by its length; see docs/decisions/0004-host-optimizer.md.
 BUCKET_BYTES = 10 * 1024 * 1024
 
 
 class HostOptimizer:
-    """Average gradients over all ranks while the backward pass goes on, and update the weights in host memory.
+    """Average gradients over all ranks during the backward pass, and update the weights in host memory.
 
         opt = HostOptimizer(params, SGD(lr=0.1, momentum=0.9))
         forward(opt.weights); backward calls opt.submit(name, gradient) layer by layer; opt.step()
 
     `params`: initial arrays by name, in the order of the forward pass. They are copied into flat arenas;
-    `opt.weights[name]` are the trained weights, views that change in place. Rank 0's values are sent to all ranks.
-    The loss is the mean over the rank's own batch: averaging over ranks happens here.
-    Weights change in `step()` and nowhere else.
+    `opt.weights[name]` are the trained weights, views that change in place. Rank 0's values are sent to all ranks. The
+    loss must be the mean over the rank's own batch: the optimizer averages over ranks. Weights change only in `step()`.
 
-    `update_during_backward`: True lets a weight change as soon as its gradient is submitted and reduced, which
-    leaves less to do in `step()`. Submit a gradient after the backward pass has used its weight for the last time (in
-    a dense layer: after the error of the layer below was computed), and neither read nor write weights between the
-    first `submit` and the end of `step()`.
+    `update_during_backward`: True allows a weight to change as soon as its gradient is submitted and reduced, which
+    leaves less work for `step()`. Submit a gradient after the backward pass has used its weight for the last time (in a
+    dense layer: after the error of the layer below was computed), and neither read nor write weights between the first
+    `submit` and the end of `step()`.
     `bucket_bytes`: gradients are reduced in buckets of about this size, in reverse registration order.
-    `sharded`: each rank keeps the state of 1/size of the elements and updates those (reduce-scatter, update,
-    all-gather). Unsharded, each rank updates all; the bits are the same.
-    `accumulate`: step() that often per update; the gradient is the mean of the micro-steps.
+    `sharded`: each rank stores the state of 1/size of the elements and updates those (reduce-scatter, update,
+    all-gather). Unsharded, each rank updates all; the results are bitwise equal.
+    `accumulate`: number of calls of step() per update; the gradient is the mean of these micro-steps.
     `clip_norm`: scale gradients so that their global norm after averaging is at most this.
-    `schedule`: factor on `rule.lr` by number of updates done. `groups`: pairs of a rule and the names of
-    parameters that have it in the place of `rule`, all rules of one kind. `local`: names that are never
-    synchronised: their weights and state are each rank's own, neither averaged, broadcast nor clipped.
-    `check_finite`: refuse gradients with NaN or infinity, at the price of one pass.
-    `compression`: "bf16", "fp16" or "int8": float32 gradients and changes of weights travel in half or a quarter
-    of the bytes, and what rounding takes away is added the next time. Needs `sharded`.
-    `elastic`: its world may change: `rollback` undoes a step that failed, and `reform` goes on in another world.
-    `redundancy`: of an elastic one's shards, how many other ranks have a copy, each in a pod of its own as far as
-    there are pods: so many ranks, or pods, may be lost at once. Each costs its memory, and a gradient on the wire.
+    `schedule`: factor on `rule.lr` as a function of the number of updates. `groups`: pairs of a rule and the names of
+    parameters that use it instead of `rule`; all rules must be of one kind. `local`: names of parameters that are not
+    synchronised: weights and state differ per rank, and are neither averaged, broadcast nor clipped.
+    `check_finite`: refuse gradients with NaN or infinity, at the cost of one pass over them.
+    `compression`: "bf16", "fp16" or "int8": float32 gradients and weight changes are sent in half or a quarter of the
+    bytes. The rounding error is added in the next step (error feedback). Needs `sharded`.
+    `elastic`: the world may change: `rollback` undoes a failed step, and `reform` continues in another world.
+    `redundancy`: with `elastic`, the number of replicas of each shard, each in a different pod if there are enough
+    pods: so many ranks, or pods, may be lost at once. Each replica costs memory and one more transfer of the gradient.
 
-    Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the
-    weights may be half new; the optimizer refuses further use until `rollback`. Without `elastic` the job starts
-    again from its checkpoint. A rank that joins others which train already makes it alone, and gets weights and
-    state by `reform`; until then it refuses gradients.
+    Collective: all ranks construct it with the same arguments, else MismatchError. After an error in a step the weights
+    may be partly updated; the optimizer refuses further use until `rollback`. Without `elastic`, restart the job from
+    its checkpoint. A rank that joins a running training constructs it alone, and receives weights and state by
+    `reform`; until then it refuses gradients.
 
     Sharding of optimizer state after Rajbhandari et al. 2020 (ZeRO, stage 1), buckets after Li et al. 2020.
     """
@@ -144,14 +143,17 @@ class HostOptimizer:
 
     @property
     def weights(self) -> Mapping[str, Flat]:
-        """The weights by name: views of the arena, new after each update. Do not write to them during a step."""
+        """Return the weights by name: views of the arena, changed by each update.
+
+        Do not write to them during a step.
+        """
         return MappingProxyType(self._views)
 
     @property
     def updates(self) -> int:
-        """Updates done so far, those before a restored checkpoint included.
+        """Return the number of completed updates, including those before a restored checkpoint.
 
-        With `elastic`, without one that has failed; one whose step() does not wait is waited for.
+        With `elastic`, a failed update does not count, and the call waits for an update whose step() did not wait.
         """
         if self._model.elastic and self._ending and self._thread is not None:
             self._thread.join()
@@ -159,42 +161,42 @@ class HostOptimizer:
 
     @property
     def accumulating(self) -> bool:
-        """Whether gradients of an update that has not been made are here: some of its micro-steps are missing."""
+        """Return whether gradients of an incomplete update are stored: some of its micro-steps are missing."""
         return not self._ending and not self._cut.inbox.empty
 
     @property
     def rate(self) -> float:
-        """The learning rate of the next update, of the first group of parameters."""
+        """Return the learning rate of the next update, for the first group of parameters."""
         return self._rules[0].lr * self._factor()
 
     @property
     def gradient_norm(self) -> float | None:
-        """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        """Return the global gradient norm of the last update before clipping; None without `clip_norm`."""
         self._end_update()
         return self._norm
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds."""
+        """Return the bytes of optimizer state on this rank."""
         return sum(values.nbytes for state in self._cut.context.arenas.state for values in state.values())
 
     @property
     def slots(self) -> list[str]:
-        """What a state has for every parameter, weights aside."""
+        """Return the names of the state arrays of a parameter, such as `momentum`; sorted."""
         return sorted({slot for state in self._cut.context.arenas.state for slot in state})
 
     @property
     def rule_name(self) -> str:
-        """What a state is of."""
+        """Return the name of the update rule, which a loaded state must match."""
         return self._model.rule_name
 
     @property
     def size(self) -> int:
-        """How many ranks train together."""
+        """Return the number of ranks that train together."""
         return self._cut.context.group.size
 
     def is_local(self, name: str) -> bool:
-        """Whether each rank has its own values of `name`."""
+        """Return whether each rank has its own values of `name` (see `local`)."""
         return self._cut.context.layout.locations[name][1].spec.local
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
@@ -203,44 +205,52 @@ class HostOptimizer:
         return self._cut.context.group.allgather_object(value, what)
 
     def gradient(self, name: str) -> Flat:
-        """Return the memory from which the gradient of `name` is reduced, in the parameter's shape and dtype: what
-        is made there need not be copied.
+        """Return the array from which the gradient of `name` is reduced, in the parameter's shape and dtype.
+
+        A gradient that is computed into it need not be copied:
 
             np.matmul(rows.T, error, out=optimizer.gradient("w"))
             optimizer.submit("w", optimizer.gradient("w"))
 
-        It has no values to start with. Ask for it in each step, from any thread: this waits for the end of a step
-        that did not wait, in which ranks still read it. Raises ConfigurationError for a gradient that is unknown,
-        or was submitted in this step, with `accumulate` or `devices`, and what made the update fail.
+        Its initial values are undefined. Call this in each step, from any thread: it waits for the end of a step that
+        did not wait, in which ranks still read the array. Raises ConfigurationError for an unknown gradient, for one
+        that was submitted in this step, with `accumulate` or `devices`, and the error of a failed update.
         """
         self._raise_if_broken()
         self._require_world("gradient")
         self._end_update()
         if self._cut.context.transfers.devices is not None:
-            raise ConfigurationError(f'gradient("{name}") was asked for, and gradients are reduced on the devices')
+            raise ConfigurationError(
+                f'gradient("{name}") was called, and gradients are reduced on the devices; call submit()'
+            )
         return self._cut.inbox.room(name)
 
     def submit(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> None:
-        """Hand over the gradient of `name` for this step. It is copied, unless it was made in the memory of
-        `gradient(name)`. From any thread, in any order. None: this rank has none; a parameter that no rank has a
-        gradient of stays as it is, and so does its state.
+        """Submit the gradient of `name` for this step. From any thread, in any order.
 
-        From here on the parameter may change: the backward pass must not need it any more.
-        `weight`: factor on this rank's gradient before it is averaged: `Batch.weight` of `ringtrain.data.shard`.
-        Its bucket's reduction starts as soon as the bucket is complete and all earlier buckets have started.
-        Raises ConfigurationError for a gradient that does not fit, and what made the update fail.
+        It is copied, unless it was computed into the array of `gradient(name)`. None: this rank has none; a parameter
+        for which no rank has a gradient does not change, and neither does its state.
+
+        After this call the parameter may change: the backward pass must no longer need it.
+        `weight`: factor on this rank's gradient before averaging: `Batch.weight` of `ringtrain.data.shard`.
+        The bucket's reduction starts when the bucket is complete and all earlier buckets have started. Raises
+        ConfigurationError for a gradient of the wrong shape or dtype, and the error of a failed update.
         """
         self._submit(name, lambda: self._cut.inbox.put(name, gradient, weight))
 
     def submit_with(self, name: str, store: Callable[[], None], present: bool = True) -> None:
-        """`submit` of a gradient that `store` takes to where the device reducer has it. `present`: False: it
-        stores that there is none."""
+        """Submit a gradient that `store` writes into the memory of the device reducer.
+
+        `present`: False if this rank has no gradient; `store` then records that.
+        """
         self._submit(name, lambda: self._cut.inbox.put_with(name, store, present))
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
-        """Change parameters by these rules from the next update on, one for each group: other numbers of the same
-        kind. Local: every rank sets the same. Before `step()`; with `update_during_backward` before the first
-        gradient of an update."""
+        """Set the rules for the next update, one for each group of parameters; only their numbers may change.
+
+        Local: every rank must set the same. Call it before `step()`; with `update_during_backward`, before the first
+        gradient of an update.
+        """
         names = self._model.state_names
         for index, (rule, before) in enumerate(zip(rules, self._rules, strict=True)):
             if rule is before or rule == before:
@@ -255,10 +265,10 @@ class HostOptimizer:
         self._rules = tuple(rules)
 
     def gather_gradients(self) -> dict[str, Flat | None]:
-        """Return the mean gradient of each parameter over all ranks and micro-steps, None where no rank has one.
+        """Return the mean gradient of each parameter over all ranks and micro-steps, None if no rank has one.
 
-        Views of memory from which the update is made: what is written there counts. All gradients must have been
-        submitted, and weights must wait for `step()`. Collective.
+        The arrays are views of the memory from which the update is computed: writing to them changes the update. All
+        gradients must have been submitted, and weights must wait for `step()`. Collective.
         """
         with REDUCTION:
             self._held("gather_gradients").call(self._gather_held).wait()
@@ -271,19 +281,21 @@ class HostOptimizer:
         return found
 
     def replace_gradients(self, gradients: Mapping[str, Flat | None]) -> None:
-        """Update by these mean gradients, None for a parameter that stays as it is: after `gather_gradients`, and
-        the same on all ranks. Local."""
+        """Replace the mean gradients of the coming update, None for a parameter that must not change.
+
+        Call it after `gather_gradients`, with the same values on all ranks. Local.
+        """
         for name, values in gradients.items():
             bucket, location = self._cut.context.layout.locations[name]
             own = self._cut.context.arenas.gradients(bucket)[location.start : location.stop]
             if values is None:
                 own[...] = ABSENT
             elif own.size:
-                own[...] = values.reshape(-1)  # numpy copies nothing where both are the same memory
+                own[...] = values.reshape(-1)  # numpy copies nothing if both are the same memory
                 self._cut.inbox.mark(name, own)
 
     def drop(self) -> None:
-        """Forget the gradients that were submitted for an update that waits for `step()`. Every rank does."""
+        """Discard the gradients that were submitted for an update that waits for `step()`. Call it on every rank."""
         hold = self._held("drop")
         hold.give_up()
         assert self._thread is not None
@@ -294,7 +306,7 @@ class HostOptimizer:
         self._cut.inbox.begin_update()
 
     def require_last_micro_step(self, what: str) -> None:
-        """Raise ConfigurationError, which begins with `what`, where more micro-steps of an update are to come."""
+        """Raise ConfigurationError unless this is the last micro-step of an update. `what` begins the message."""
         if not self._cut.inbox.is_last_micro_step:
             raise ConfigurationError(
                 f"{what} in one of the first of {self._cut.context.settings.accumulate} micro-steps, and the update is "
@@ -315,13 +327,16 @@ class HostOptimizer:
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether the next `step()` makes an update, and no weight has changed for it yet."""
+        """Return whether the next `step()` makes an update for which no weight has changed yet."""
         held = self._update is not None and self._update.hold is not None
         return held and self._thread is not None and not self._ending
 
     def flush(self, takes_weights: bool = False) -> bool:
-        """With `accumulate`: make an update of the micro-steps there were so far, which are less. True: an update
-        was made; False: there were none. Every rank does after as many. `takes_weights`: as `take_weights`."""
+        """With `accumulate`: make an update from the micro-steps submitted up to now, although some are missing.
+
+        Return False if there were none. Call it on every rank after the same number. `takes_weights`: call
+        `take_weights` before the update.
+        """
         self._raise_if_broken()
         self._end_update()
         if self._cut.context.transfers.devices is not None:
@@ -335,11 +350,13 @@ class HostOptimizer:
         return True
 
     def step(self, wait: bool = True) -> bool:
-        """End the step. True: an update was made, all weights are new. False: gradients are being accumulated.
+        """End the step.
 
-        `wait=False`: return while weights are still on their way; `wait_for` each before it is read. Raises
-        ConfigurationError when gradients are missing (submit them and call again), PeerLost or MismatchError when
-        the ring failed.
+        Return True if an update was made and all weights are new; False while gradients are accumulated.
+
+        `wait=False`: return while weights are still being received; call `wait_for` before reading each. Raises
+        ConfigurationError if gradients are missing (submit them and call again), PeerLost or MismatchError if a
+        collective failed.
         """
         self._raise_if_broken()
         self._end_update()
@@ -350,7 +367,7 @@ class HostOptimizer:
         return True
 
     def _finish(self, wait: bool) -> None:
-        """All gradients of the update are here."""
+        """Run the update after all its gradients were submitted."""
         if self._thread is None or self._update is None:
             raise ConfigurationError("step() was called from two threads; call it from one")
         if self._update.hold is not None:
@@ -373,18 +390,20 @@ class HostOptimizer:
         return StepRules(self._updates + 1, self._factor(), self._rules, self._model.group_of)
 
     def _factor(self) -> float:
-        """What the schedule has for the next update."""
+        """Return the schedule's factor for the next update."""
         factor = self._model.settings.schedule(self._updates)
         if not math.isfinite(factor):
             raise ConfigurationError(f"schedule gave {factor} for step {self._updates}; expected a finite factor")
         return factor
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Take `passes` micro-steps an update from the next one on, as `accumulate` does. Collective where it is
-        another number than before.
+        """Set the number of micro-steps per update from the next one on, like `accumulate`.
 
-        For this world: the next one begins with `accumulate` again, and newcomers do. Between updates, else
-        ConfigurationError. Raises MismatchError where ranks take different numbers: the mean would be wrong.
+        Collective if the number changes.
+
+        Valid for this world only: the next world, and ranks that join it, begin with `accumulate`. Call it between
+        updates, else ConfigurationError. Raises MismatchError if ranks pass different numbers, because the mean would
+        be wrong.
         """
         check_passes(passes, "passes")
         self._require_idle("set_backward_passes_per_step")
@@ -400,8 +419,9 @@ class HostOptimizer:
         self._cut = self._cut.accumulating(passes)
 
     def wait_for(self, name: str | None = None) -> None:
-        """Return when the weight `name` (None: every weight) is that of the last step. Raises what `step`
-        raises.
+        """Wait until the weight `name` (None: every weight) is that of the last step.
+
+        Raises the same errors as `step`.
         """
         if name is None:
             self._end_update()
@@ -410,7 +430,7 @@ class HostOptimizer:
             self._raise_if_broken()
 
     def drain(self) -> None:
-        """Return when an update whose step() was called has ended, however it ended."""
+        """Wait for an update whose step() was called to end, successfully or not."""
         if self._ending and self._thread is not None:
             self._thread.join()
 
@@ -418,8 +438,8 @@ class HostOptimizer:
         self._require_idle("join")
 
     def close(self) -> None:
-        """Give up an update that is under way, unless its step() was called: then return when that has ended."""
-        with contextlib.suppress(Exception):  # what made the step fail is raised by whatever comes next
+        """Cancel an update in progress, unless its step() was called: then wait for it to end."""
+        with contextlib.suppress(Exception):  # the next call raises the step's error
             self._end_update()
         self._error = self._error or RingtrainError("the optimizer was closed")
         self._closed = True
@@ -428,43 +448,41 @@ class HostOptimizer:
             world.attached(LastUpdate, LastUpdate).forget(self._cut.context.group)
 
     def _give_up(self) -> None:
-        """Let an update end whose step was not called."""
+        """Cancel an update whose step() was not called."""
         self._cut.inbox.cancel()
         if self._update is not None and self._update.hold is not None:
             self._update.hold.give_up()
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks, whole and by name. Collective, between updates.
+        """Gather the complete weights and state of all ranks by name. Collective, between updates.
 
-        `root`: only this rank gets them, the others get {} and need no memory for them; None: every rank does.
-        `error_feedback`: with `compression`, also what rounding took away and is still to be added: an array as
-        long as the weights for each rank, and one more. Without it a resumed training goes on with other weights
-        than one that was not interrupted.
-        Raises StateCorrupt, on every rank, where weights that all ranks have are not the same.
+        `root`: only this rank receives them, the others get {} and need no memory for them; None: every rank does.
+        `error_feedback`: with `compression`, also gather the rounding errors: for each rank an array as long as the
+        weights, and one more. Without them a resumed training produces other weights than an uninterrupted one.
+        Raises StateCorrupt, on every rank, if weights that all ranks have are not equal.
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
-        replicas = self._cut.replicas if self._model.sharded else None  # else a rank may call it alone
+        replicas = self._cut.replicas if self._model.sharded else None  # unsharded, a rank may call this alone
         digest = replicas.digest() if replicas is not None else None
         wanted = OptimizerStateRequest(self._updates, self._model.rule_name, root, error_feedback, digest)
         return gather_state(self._cut.context, wanted)
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between
-        updates.
+        """Copy this rank's part of weights and state, for a checkpoint below a URI. Not collective; between updates.
 
-        What all ranks give together is the `state_dict`, which `load_state_dict` takes at any number of ranks.
+        The parts of all ranks together form the `state_dict`, which `load_state_dict` accepts at any number of ranks.
         """
         self._require_world("shard_dict")
         self._require_idle("shard_dict")
         return shard_state(self._cut.context, self._updates, self._model.rule_name, error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set weights, state and count of updates from a `state_dict`, of any world size. Not collective.
+        """Set weights, state and number of updates from a `state_dict` of any world size. Not collective.
 
-        What compression owed is owed again: in a world of the same size to the bit; in one of another size each
-        rank owes the mean of what the ranks owed; on a single rank, which compresses nothing, it is dropped.
-        Raises ConfigurationError, with nothing changed, when it is of another rule or model.
+        Error feedback of compression is restored: bitwise in a world of the same size; in another size each rank gets
+        the mean over the ranks that saved it; a single rank, which compresses nothing, drops it.
+        Raises ConfigurationError, with nothing changed, if the state belongs to another rule or model.
         """
         self._require_idle("load_state_dict")
         self._updates, missed = restore_state(self._cut.context, self._model.rule_name, state)
@@ -477,8 +495,8 @@ class HostOptimizer:
         """
         if self._cut.context.shard.undo is not None:
             raise ConfigurationError(
-                f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled: its replicas have no "
-                "part in it. Pass momentum_correction=False to the callback that changes the learning rate"
+                f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled, because its replicas "
+                "would not follow; pass momentum_correction=False to the callback that changes the learning rate"
             )
         self._require_idle("scale_state")
         for state in self._cut.context.arenas.state:
@@ -486,11 +504,11 @@ class HostOptimizer:
                 state[slot] *= factor
 
     def take_weights(self) -> None:
-        """Go on from what somebody has set weights to, in place, the same on all ranks. Local, between updates, or
-        before the `step()` that an update waits for.
+        """Continue from weights that the caller has changed in place, to the same values on all ranks.
 
-        Without `elastic` there is nothing to do: an update reads the weights that are there. With it a rank takes
-        them for the shard that it is the second home of, and the updates so far can't be undone any more.
+        Local; between updates, or before the `step()` that an update waits for. Without `elastic` this does nothing,
+        because an update reads the current weights. With it a rank copies them into its replicas of other ranks'
+        shards, and earlier updates can no longer be undone.
         """
         if self._cut.context.shard.undo is None:
             return
@@ -503,7 +521,7 @@ class HostOptimizer:
         self._raise_if_broken()
 
     def take_weights_from(self, values: Mapping[str, Flat]) -> None:
-        """Copy `values`, by name, where their bits differ from the weights', and go on from them as `take_weights`.
+        """Copy those `values` that differ bitwise from the weights, then do the same as `take_weights`.
 
         Raises ConfigurationError for values of another shape or dtype.
         """
@@ -515,7 +533,7 @@ class HostOptimizer:
                     f"weight {name!r} is {value.dtype}{list(value.shape)}; expected {held.dtype}{list(held.shape)}, "
                     "with which training began"
                 )
-            bits = f"u{held.itemsize}"  # a NaN equals itself
+            bits = f"u{held.itemsize}"  # bitwise, so that a NaN equals itself
             if not np.array_equal(held.view(bits), np.asarray(value, order="C").view(bits)):
                 held[...] = value
                 is_set = True
@@ -531,21 +549,22 @@ class HostOptimizer:
         self._cut.settle_at(self._updates, missed)
 
     def commit(self) -> None:
-        """Let `rollback` go back to the rules as they are now."""
+        """Make the current rules those that `rollback` restores."""
         self._committed = self._rules
 
     def rollback(self, to: int | None = None) -> int:
-        """Give up the update that is under way, set this rank's part of weights and state to those after update
-        `to`, and return that. Local; needs `elastic`.
+        """Undo the update in progress, and restore this rank's part of weights and state after update `to`.
 
-        `to`: `updates` (also None), or `updates - 1`, for a rank that ended an update which another one did not.
-        Gradients and micro-steps that were submitted since are forgotten, and so is the error of a step. Where an
-        update had begun to change weights, those of other ranks' shards are whole again after `reform`.
-        An update whose step() was called is waited for: its world must have failed, or have all its ranks.
+        Return `to`.
+
+        Local; needs `elastic`. `to`: `updates` (also None), or `updates - 1`, if another rank did not finish the last
+        update. Discards gradients and micro-steps submitted since, and the error of a step. If an update had begun to
+        change weights, those of other ranks' shards are valid again after `reform`.
+        Waits for an update whose step() was called: its world must have failed, or have all its ranks.
         """
         undo = self._cut.context.shard.undo
         if undo is None:
-            raise ConfigurationError("rollback() needs HostOptimizer(elastic=True), which keeps what it undoes")
+            raise ConfigurationError("rollback() needs HostOptimizer(elastic=True), which stores undo copies")
         if self._closed:
             raise RingtrainError("the optimizer was closed")
         if not self._ending:
@@ -561,7 +580,7 @@ class HostOptimizer:
         for mirror in self._cut.context.copies.mirrors:
             if chosen < done:
                 mirror.settle(chosen)
-            else:  # whether the others have done that update is not known: it may have to be undone as well
+            else:  # other ranks may not have done that update; it may have to be undone too
                 mirror.forget_after(chosen)
         for index in restored:
             bucket = self._cut.context.layout.buckets[index]
@@ -575,25 +594,28 @@ class HostOptimizer:
         return chosen
 
     def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold, for `prepare` in the next world.
-        Collective, after the same update on all ranks; for `elastic`."""
+        """Copy state that only the `leaving` ranks have to ranks that stay, for `prepare` in the next world.
+
+        Collective, after the same update on all ranks; needs `elastic`.
+        """
         self._require_idle("hand_over")
         hand_over_shards(self._cut.context, self._updates, leaving)
 
     def reform(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Go on in the world of `group`: `prepare`, then `adopt`. Collective."""
+        """Continue in the world of `group`: `prepare`, then `adopt`. Collective."""
         self.prepare(group, former)
         self.adopt()
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the world of `group`, beside those of this one. Collective; for `elastic`.
+        """Reshard weights and state for `group`. The current copy stays in use until `adopt()`.
 
-        `former`: of each rank there, the rank that it had in the world whose state counts; None for a newcomer.
-        Survivors call `rollback` to the same update before. Only what a rank has not got yet travels. Nothing of
-        the present state changes: when a rank is lost meanwhile, PeerLost, it can be prepared again.
+        Collective; needs `elastic`.
 
-        Raises StateLost, on every rank, when a shard is on none of them; MismatchError where survivors are at
-        different updates, or a newcomer has another model.
+        `former`: for each rank of `group`, its rank in the world whose state is used; None for a newcomer. Survivors
+        call `rollback` to the same update before. Only missing data is sent. The present state does not change: if a
+        rank is lost meanwhile (PeerLost), call it again.
+        Raises StateLost, on every rank, if no rank has a shard; MismatchError if survivors are at different updates, or
+        a newcomer has another model.
         """
         if self._cut.context.shard.undo is None:
             raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")
@@ -603,7 +625,7 @@ class HostOptimizer:
         self._prepared = move_into_optimizer_cut(self._model, group, former, own)
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local. `weights` has other arrays from now on."""
+        """Switch to the state that `prepare` received. Local. `weights` then has other arrays."""
         if self._prepared is None:
             raise ConfigurationError("adopt() was called, but nothing is prepared; call prepare() on all ranks")
         self._cut, self._updates, self._torn = self._prepared.cut, self._prepared.updates, self._prepared.torn
@@ -611,7 +633,7 @@ class HostOptimizer:
         self._prepared = None
 
     def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
+        """Discard the state that `prepare` received. Local."""
         self._prepared = None
 
     def _submit(self, name: str, put: Callable[[], bool]) -> None:
@@ -634,9 +656,8 @@ class HostOptimizer:
             self._update = FusedOptimizerUpdate(context, inbox, rules, self._cut.fused)
         else:
             self._update = OptimizerUpdate(context, inbox, rules)
-        # A thread per update: it costs 0.1 ms and leaves nothing to close. Daemon, because a backward pass that
-        # raises would leave it waiting for gradients for ever.
-        # In the caller's context, where a process that holds several ranks keeps which one this is.
+        # One thread per update: it costs 0.1 ms and needs no close. Daemon: a backward pass that raises would leave it
+        # waiting for gradients for ever. In the caller's context, which identifies the rank if a process has several.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._run, self._update),
@@ -650,7 +671,7 @@ class HostOptimizer:
             self._cut.replicas.uses(rules.number, [rule.lr * rules.factor for rule in rules.rules])
 
     def _end_update(self) -> None:
-        """Wait for an update whose step has ended, and make way for the next."""
+        """Wait for an update whose step() was called, and prepare for the next."""
         if not self._ending or self._thread is None or self._update is None:
             return
         with REDUCTION:
@@ -700,7 +721,7 @@ class HostOptimizer:
             )
         if isinstance(self._cut.context.group, UnjoinedOptimizerGroup):
             raise ConfigurationError(
-                f"{what}() was called before this rank has got the state of the ranks that train already; give "
+                f"{what}() was called before this rank has received the state of the training ranks; pass "
                 "the optimizer to the state of ringtrain.elastic, or call reform() on all ranks"
             )
 

@@ -1,4 +1,4 @@
-"""Where gradients enter: checked, copied into their bucket, counted until the bucket is complete."""
+"""Input of gradients: they are checked, copied into their bucket, and counted until the bucket is complete."""
 
 import threading
 import time
@@ -16,10 +16,10 @@ from ringtrain.optim.spans import ABSENT, parameter_beginnings
 
 
 class GradientInbox:
-    """The gradients of one update, from any thread and in any order.
+    """Gradients of one update, submitted from any thread and in any order.
 
-    Over `accumulate` micro-steps a gradient is summed in the order of the micro-steps. Half-precision gradients
-    are summed in float32, and their mean is rounded once.
+    Over `accumulate` micro-steps a gradient is summed in the order of the micro-steps. Half-precision gradients are
+    summed in float32, and their mean is rounded once.
     """
 
     def __init__(self, layout: Layout, arenas: ParameterArenas, rank: int, settings: OptimizerSettings) -> None:
@@ -37,12 +37,12 @@ class GradientInbox:
         self._arrived: set[str] = set()
         self._present: set[str] = set()
         self._outstanding: list[int] = []
-        self.completed_s = [0.0] * len(layout.buckets)  # when each bucket was complete, by time.perf_counter
+        self.completed_s = [0.0] * len(layout.buckets)  # time at which each bucket was complete, by time.perf_counter
         self._cancelled = False
         self.begin_update()
 
     def begin_update(self) -> None:
-        """Forget the update before, also one that was given up; all gradients are awaited anew."""
+        """Reset for the next update, also after a cancelled one; all gradients are missing again."""
         with self._changed:
             self._cancelled = False
             self._micro_step = 0
@@ -52,44 +52,44 @@ class GradientInbox:
 
     @property
     def empty(self) -> bool:
-        """True between updates: nothing has been submitted for the next one."""
+        """Return whether nothing has been submitted for the next update."""
         return self._micro_step == 0 and not self._arrived
 
     def room(self, name: str) -> NDArray[Any]:
         """Return the memory from which the gradient of `name` is reduced, in its parameter's shape.
 
-        Raises ConfigurationError for a gradient that is unknown or here already, and where gradients are summed
-        over micro-steps: the memory has the sum.
+        Raises ConfigurationError for a gradient that is unknown or already submitted, and if gradients are summed over
+        micro-steps, because the memory contains the sum.
         """
         bucket, location = self._find(name)
         if self._settings.accumulate > 1:
             raise ConfigurationError(
-                f'{self._me}: gradient("{name}") was asked for with accumulate={self._settings.accumulate}, where '
-                f"its memory has the sum of the micro-steps; submit arrays of your own"
+                f'{self._me}: gradient("{name}") was called with accumulate={self._settings.accumulate}, where '
+                f"its memory has the sum of the micro-steps; submit other arrays"
             )
         if name in self._arrived:
             raise ConfigurationError(
-                f'{self._me}: gradient("{name}") was asked for after it was submitted in this step: others read '
-                f"its memory now; ask for it before, and submit what was written there"
+                f'{self._me}: gradient("{name}") was called after its submit() in this step, when other ranks read '
+                f"its memory; call it before submit()"
             )
         room: NDArray[Any] = self._arenas.gradients(bucket)[location.start : location.stop]
         return room.reshape(location.spec.shape)
 
     @property
     def micro_steps(self) -> int:
-        """Micro-steps of the update, the present one included."""
+        """Return the number of micro-steps of the update, including the current one."""
         return self._micro_step + 1
 
     def is_absent(self, name: str) -> bool:
-        """Whether this rank has no gradient of `name`."""
+        """Return whether this rank has no gradient of `name`."""
         return name not in self._present
 
     def put(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> bool:
-        """Take `weight` times the gradient of `name`; None: this rank has none. True for the first one of an
-        update's last micro-step.
+        """Store `weight` times the gradient of `name`; None: this rank has none.
 
-        Raises ConfigurationError for a gradient that is unknown, here already, or not like its parameter, and for
-        a weight that is negative or not finite.
+        Return True for the first gradient of an update's last micro-step. Raises ConfigurationError for a gradient that
+        is unknown, already submitted, or differs from its parameter in shape or dtype, and for a weight that is
+        negative or not finite.
         """
         bucket, location = self._find(name)
         if not 0 <= weight < float("inf"):
@@ -105,7 +105,10 @@ class GradientInbox:
         return self.put_with(name, lambda: self._store(name, target, values))
 
     def put_with(self, name: str, store: Callable[[], None], present: bool = True) -> bool:
-        """Count the gradient of `name`, which `store` takes to where it is reduced, as `put` does."""
+        """Count the gradient of `name`, which `store` writes to the memory where it is reduced.
+
+        Returns as `put` does.
+        """
         bucket, _ = self._find(name)
         with self._changed:
             if name in self._arrived:
@@ -127,18 +130,21 @@ class GradientInbox:
         return first_of_last
 
     def check_complete(self) -> None:
-        """Raise ConfigurationError naming the gradients of this micro-step that are missing."""
+        """Raise ConfigurationError with the names of the missing gradients of this micro-step."""
         with self._changed:
             missing = [spec.name for spec in self._layout.specs if spec.name not in self._arrived]
             if missing:
                 raise ConfigurationError(
                     f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
                     f"missing: {_listed_inbox_parameters(missing)}; submit a gradient for every parameter (None for "
-                    f"one that this batch does not use), or leave the parameter out of the optimizer"
+                    f"one that this batch does not use), or exclude the parameter from the optimizer"
                 )
 
     def end_micro_step(self) -> bool:
-        """True when that was an update's last micro-step. Raises ConfigurationError naming missing gradients."""
+        """End a micro-step. Return True if it was the update's last.
+
+        Raises ConfigurationError with missing gradients.
+        """
         self.check_complete()
         with self._changed:
             if self.is_last_micro_step:
@@ -151,20 +157,20 @@ class GradientInbox:
         return self._outstanding[index] == 0
 
     def wait_complete(self, index: int) -> bool:
-        """Return when all gradients of bucket `index` are here (True), or when the update was given up (False)."""
+        """Wait until all gradients of bucket `index` were submitted. Return False if the update was cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled or self._outstanding[index] == 0)
             return not self._cancelled
 
     def cancel(self) -> None:
-        """Give up the update: whoever waits in `wait_complete` returns."""
+        """Cancel the update: callers of `wait_complete` return."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
     @property
     def is_last_micro_step(self) -> bool:
-        """Whether the update is made when the gradients of this micro-step are here."""
+        """Return whether the update is made after the gradients of this micro-step."""
         return self._micro_step == self._settings.accumulate - 1
 
     def _find(self, name: str) -> Any:
@@ -172,8 +178,8 @@ class GradientInbox:
         if found is None:
             known = _listed_inbox_parameters([spec.name for spec in self._layout.specs])
             raise ConfigurationError(
-                f'{self._me}: gradient "{name}" belongs to no parameter; registered are {known}; submit it under '
-                f"the name that was given to HostOptimizer"
+                f'{self._me}: gradient "{name}" belongs to no parameter; expected one of {known}; submit it under '
+                f"the name that was passed to HostOptimizer"
             )
         return found
 
@@ -206,27 +212,27 @@ class GradientInbox:
         else:
             into = summed.reshape(values.shape)
             if self._micro_step == 0:
-                into[...] = values  # numpy copies nothing where both are the same memory, as of `room`
+                into[...] = values  # numpy copies nothing if both are the same memory, from `room`
             else:
                 np.add(into, values, out=into)
         if self.is_last_micro_step:
             self._end(name, target, values is not None or name in self._present)
 
     def _end(self, name: str, target: NDArray[Any], present: bool) -> None:
-        """All micro-steps of `name` are here."""
+        """Finish the gradient `name` after all its micro-steps."""
         if (summed := self._wide.get(name)) is not None:
             target[:] = summed * np.float32(1.0 / self.micro_steps)
         if present:
             self.mark(name, target)
 
     def mark(self, name: str, values: NDArray[Any]) -> None:
-        """Let the gradient `values`, flat, of `name` say that it is there."""
+        """Mark the flat gradient `values` of `name` as present: replace -0, which means absent, by 0."""
         for begin in self._beginnings[name]:
             if values[begin] == 0:
                 values[begin] = 0.0  # not -0
 
     def flush(self) -> bool:
-        """Make an update of the micro-steps there were so far. False: there were none."""
+        """Make the submitted micro-steps an update. Return False if there were none."""
         with self._changed:
             if self._arrived:
                 raise ConfigurationError(f"{self._me}: flush() was called in the middle of a backward pass")
@@ -245,7 +251,7 @@ class GradientInbox:
 
 
 def _weighted_gradient(values: NDArray[Any], weight: float) -> NDArray[Any]:
-    """`weight` times `values`; a half-precision product is rounded once, where it is stored."""
+    """Return `weight` times `values`; a half-precision product is rounded once, when it is stored."""
     if weight == 1.0:
         return values
     wide = values if values.dtype.itemsize >= 4 else values.astype(np.float32)

@@ -1,8 +1,8 @@
 """Arithmetic on every element: the only module whose speed matters, behind one small interface.
 
-`NumpyOptimizerKernels` goes over the arrays in cache-sized blocks, so that the dozen passes of an update read main
-memory once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on
-where a block or a shard begins.
+`NumpyOptimizerKernels` processes the arrays in cache-sized blocks, so that the dozen passes of an update read main
+memory once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on the
+bounds of a block or shard.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,17 +17,16 @@ from ringtrain.optim.layout import ParamSpec
 Floats = NDArray[np.floating[Any]]
 Sums = NDArray[np.float64]
 
-# 64 Ki elements: five float32 blocks (weights, gradients, two moments, scratch) fill a 1.25 MiB level-2 cache; one
-# AdamW step on 25 M parameters takes 75 ms so, and 145 ms or more in whole-array passes.
+# 64 Ki elements: five float32 blocks (weights, gradients, two moments, scratch) fill a 1.25 MiB level-2 cache. One
+# AdamW step on 25 M parameters takes 75 ms, and at least 145 ms in whole-array passes.
 BLOCK = 64 * 1024
 
 
 @dataclass(frozen=True)
 class OwnedBucketPart:
-    """The elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
+    """Elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
 
-    `gradients` are consumed: kernels may use them as scratch. `spec`: of the parameter whose elements they are,
-    for a rule that wants to know.
+    `gradients` are consumed: kernels may use them as scratch. `spec`: of the parameter, for a rule that needs it.
     """
 
     weights: Floats
@@ -36,7 +35,7 @@ class OwnedBucketPart:
     spec: ParamSpec | None = None
 
     def cut(self, where: slice, spec: ParamSpec | None = None) -> "OwnedBucketPart":
-        """The elements `where`."""
+        """Return the part with the elements `where`."""
         state = {name: values[where] for name, values in self.state.items()}
         return OwnedBucketPart(self.weights[where], self.gradients[where], state, spec)
 
@@ -47,7 +46,7 @@ class OwnedBucketPart:
 
 @dataclass(frozen=True)
 class SgdTerms:
-    """Coefficients of one SGD step. `scale` turns what the ring summed into the gradient."""
+    """Coefficients of one SGD step. `scale` converts the sum over ranks to the gradient."""
 
     rate: float
     scale: float
@@ -58,10 +57,10 @@ class SgdTerms:
 
 @dataclass(frozen=True)
 class AdamTerms:
-    """Coefficients of one Adam or LAMB step, bias corrections included.
+    """Coefficients of one Adam or LAMB step, including bias corrections.
 
-    `coupled_decay` is added to the gradient (L2), `decoupled_decay` to the direction (AdamW, LAMB).
-    `correction1`, `correction2`: 1 - beta ** t.
+    `coupled_decay` is added to the gradient (L2), `decoupled_decay` to the direction (AdamW, LAMB). `correction1`,
+    `correction2`: 1 - beta ** t.
     """
 
     rate: float
@@ -76,7 +75,7 @@ class AdamTerms:
 
 
 class OptimizerKernels(Protocol):
-    """What an update rule needs. Same inputs, same bits, wherever the arrays are cut."""
+    """Arithmetic of update rules. Equal inputs give bitwise equal results, wherever the arrays are cut."""
 
     def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
         """Update weights and state "momentum" (absent when momentum is 0)."""
@@ -85,22 +84,26 @@ class OptimizerKernels(Protocol):
         """Update weights and the states "mean" and "square"."""
 
     def lamb_direction(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
-        """Update the states "mean" and "square"; leave the direction (no trust ratio yet) in `part.gradients`."""
+        """Update the states "mean" and "square"; write the direction (without trust ratio) to `part.gradients`."""
 
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
-        """`weights -= rate * direction`; `direction` is consumed."""
+        """Compute `weights -= rate * direction`; `direction` is consumed."""
 
     def follow(self, master: Floats, weights: NDArray[Any]) -> None:
-        """Take into `master`, float32, the elements of `weights`, of a half type, that are not what it was rounded
-        to: somebody has set them."""
+        """Copy to `master` (float32) those half-precision `weights` that differ from the rounded master.
+
+        These were changed from outside.
+        """
 
     def square_sums(self, values: Floats, edges: NDArray[np.intp]) -> Sums:
-        """Return the sum of squares, in float64, of each segment `values[edges[i]:edges[i + 1]]`, which has 1 to
-        128 elements: the first square, plus what `numpy.add.reduce` makes of the others."""
+        """Return the sum of squares, in float64, of each segment `values[edges[i]:edges[i + 1]]` of 1 to 128 elements.
+
+        The sum is the first square plus `numpy.add.reduce` of the others.
+        """
 
 
 class NumpyOptimizerKernels:
-    """The kernels in numpy. Not for two threads at once: the scratch block is shared."""
+    """Kernels in numpy. Not thread-safe: the scratch block is shared."""
 
     def __init__(self) -> None:
         kinds: tuple[type[np.floating[Any]], ...] = (np.float32, np.float64)
@@ -160,14 +163,14 @@ class NumpyOptimizerKernels:
         for first in range(0, sums.size, per_block):
             block = edges[first : first + per_block + 1]
             wide = values[int(block[0]) : int(block[-1])].astype(np.float64)
-            with np.errstate(over="ignore"):  # an infinite norm is reported by who asked for it
+            with np.errstate(over="ignore"):  # the caller reports an infinite norm
                 np.multiply(wide, wide, out=wide)
                 sums[first : first + per_block] = np.add.reduceat(wide, block[:-1] - block[0])
         return sums
 
     @staticmethod
     def _moments(block: OwnedBucketPart, terms: AdamTerms, scratch: Floats) -> None:
-        """Update both moments; leave in `scratch` what the mean is divided by."""
+        """Update both moments; write the divisor of the mean to `scratch`."""
         gradients, mean, square = block.gradients, block.state["mean"], block.state["square"]
         np.multiply(gradients, terms.scale, out=gradients)
         if terms.coupled_decay:

@@ -1,6 +1,6 @@
-"""Where every parameter lies: arenas, buckets in a fixed order, one shard per rank, segments for norms.
+"""Places of all parameters: arenas, buckets in a fixed order, one shard per rank, segments for norms.
 
-All of it is decided once, from names, shapes and dtypes alone, so that every rank decides the same.
+Computed once, only from names, shapes and dtypes, so that every rank gets the same result.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-# A norm is summed in segments of this many elements of one parameter, and shards are cut between segments: so
-# the bits of a norm depend neither on buckets nor on shards. 128: a shard is within 128 elements of its ideal
-# size, and the float64 sums that ranks exchange are 1/64 of the bytes of float32 gradients.
+# A norm is summed in segments of this many elements of one parameter, and shards are cut between segments, so that the
+# bits of a norm depend neither on buckets nor on shards. With 128 a shard is within 128 elements of its ideal size, and
+# the float64 sums that ranks exchange are 1/64 of the bytes of float32 gradients.
 SEGMENT = 128
 
 HALF_TYPES = ("float16", "bfloat16")
 
-# The smallest bucket is this part of the largest: of 10 MiB 1.25 MiB, 10 ms at 1 Gbit/s.
+# The smallest bucket is this fraction of the largest: 1.25 MiB of 10 MiB, 10 ms at 1 Gbit/s.
 _TAPER = 8
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """What every rank must agree on about a parameter. `local`: never synchronised."""
+    """Properties of a parameter that must be equal on all ranks. `local`: never synchronised."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,13 +42,13 @@ class ParamSpec:
 
     @cached_property
     def arena(self) -> tuple[str, bool]:
-        """Key of the arena that holds it: parameters of one dtype and one kind of sync share memory."""
+        """Return the key of the parameter's arena: parameters of equal dtype and `local` share memory."""
         return self.dtype.name, self.local
 
 
 @dataclass(frozen=True)
 class ParamLocation:
-    """A parameter's elements `start:stop` within its bucket, or those that a part of the bucket has of it."""
+    """Elements `start:stop` of a parameter within its bucket, or within a part of the bucket."""
 
     spec: ParamSpec
     start: int
@@ -57,7 +57,7 @@ class ParamLocation:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Whole parameters that lie side by side in one arena and are reduced, updated and gathered together.
+    """Whole parameters, adjacent in one arena, that are reduced, updated and gathered together.
 
     `offset`: where the bucket begins in its arena. `bounds`: size + 1 offsets into the bucket, rank r's shard is
     `bounds[r]:bounds[r + 1]`. `segment_bounds`: the same cuts, counted in segments.
@@ -91,11 +91,11 @@ class Bucket:
 
     @cached_property
     def segments(self) -> NDArray[np.intp]:
-        """First element of every segment."""
+        """Return the index of the first element of every segment."""
         return segment_starts(self.locations)
 
     def shard(self, rank: int) -> slice:
-        """Rank's own elements, within the bucket."""
+        """Return the elements of `rank`'s shard, within the bucket."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
 
@@ -108,8 +108,11 @@ class Layout:
 
     @cached_property
     def early(self) -> int:
-        """The index of the second bucket that ranks share, or of the last one: up to there an update may begin
-        before this rank knows that all others have ended the update before."""
+        """Return the index of the second shared bucket, or of the last bucket if there is none.
+
+        Updates of buckets up to this one may begin before this rank knows that all others have ended the previous
+        update.
+        """
         shared = [bucket.index for bucket in self.buckets if bucket.size and not bucket.local]
         return shared[1] if len(shared) > 1 else len(self.buckets) - 1
 
@@ -127,7 +130,7 @@ class Layout:
 
 @dataclass
 class _OpenBucket:
-    """Of one arena, in bytes: closed buckets, the members of the next one, and what is to come."""
+    """State of one arena during planning, in bytes: closed buckets, the next bucket, and the remaining parameters."""
 
     done: int = 0
     held: int = 0
@@ -149,12 +152,12 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
     """Cut `specs` into buckets of whole parameters that close at `bucket_bytes`, or earlier at both ends.
 
     The order is the reverse of registration: a backward pass produces the gradients of the layers registered last
-    first, so the first bucket is complete while most of the pass is still to come.
-    A bucket takes its place in the order by its last member, because only then can it be complete.
-    The first buckets are small so that the network has work soon, and the last ones so that little is left to do
-    when the backward pass ends: sizes double from `bucket_bytes` / 8, and halve again. What would make a bucket
-    longer than `bucket_bytes` begins a new one, unless little has been gathered: the longest bucket is what is
-    left to do at the end of a backward pass that takes as long as the wire.
+    first, so the first bucket is complete early in the pass. A bucket's place in the order is that of its last member,
+    because only then it is complete.
+    The first buckets are small so that the network has work early, and the last ones so that little work remains when
+    the backward pass ends: sizes double from `bucket_bytes` / 8, and halve again. A parameter that would make a bucket
+    longer than `bucket_bytes` begins a new one, unless the bucket is still small: if the backward pass takes as long as
+    the transfers, the longest bucket is the work that remains at its end.
     """
     arenas = {spec.arena: _OpenBucket() for spec in specs}
     for spec in specs:
@@ -192,6 +195,6 @@ def _planned_bucket(index: int, offset: int, members: Sequence[ParamSpec], world
 
 
 def segment_starts(locations: Sequence[ParamLocation]) -> NDArray[np.intp]:
-    """First elements of the segments of `locations`: every SEGMENT elements, begun anew at each parameter."""
+    """Return the first elements of the segments of `locations`: every SEGMENT elements, restarted at each parameter."""
     starts = [np.arange(location.start, location.stop, SEGMENT, dtype=np.intp) for location in locations]
     return np.concatenate(starts) if starts else np.empty(0, np.intp)

@@ -1,9 +1,9 @@
-"""Finds memory that has changed by itself: each update checks another part of what a rank holds.
+"""Detection of memory corruption: each update checks another part of a rank's weights and state.
 
-Between two updates nothing may change. So a rank whose digest of a part is another before an update than it was
-after the one before is the one whose memory is wrong. Owner and second homes also compare their digests of each
-part of a shard. Where these differ and no rank's memory was seen to change, one of them is wrong since earlier, or
-has computed wrongly. Which, two can't tell; of three it is the one that differs from two that are alike.
+Between two updates nothing may change. If the digest of a part before an update differs from the one after the previous
+update, this rank's memory is wrong. Owners and replicas also compare their digests of each part of a shard. If these
+differ and no rank's memory changed, one of them has been wrong for longer, or has computed wrongly. With two copies it
+is unknown which; of three it is the one that differs from two equal ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +18,19 @@ from ringtrain.errors import StateCorrupt
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.pipeline import UpdateContext
 
-# One part an update, read twice: of 0.36 GB, with Adam's state of 25.6 million parameters on 2 ranks, 7 MB.
+# One part per update, read twice: 7 MB of 0.36 GB, with Adam's state of 25.6 million parameters on 2 ranks.
 PARTS: Final = 100
-# So many updates lie between two exchanges of what ranks have found: one takes as long as a short collective.
+# Number of updates between two exchanges of digests: an exchange takes as long as a short collective.
 EVERY: Final = 20
 
 
 @dataclass(frozen=True)
 class _Noted:
-    """Digests of the part that was looked at after update `number`. `version`: the update that the copies were of.
-    `copies`, `gradients`: of the shards that are copied here, and of what waits to be applied to them."""
+    """Digests of the part that was checked after update `number`.
+
+    `version`: the update of the replicas. `copies`, `gradients`: of the replicas here, and of the gradients to be
+    applied to them.
+    """
 
     number: int
     version: int
@@ -37,10 +40,10 @@ class _Noted:
 
 
 class MemoryCheck:
-    """The checks of one rank. Every rank makes them at the same updates."""
+    """Memory checks of one rank. Every rank makes them at the same updates."""
 
     def __init__(self, context: UpdateContext) -> None:
-        """`context` has mirrors."""
+        """Prepare the parts. `context` must have mirrors."""
         self._context = context
         self._mirrors = context.copies.mirrors
         self._own_parts = cut_update_in_parts(_shard_arrays(context, self._mirrors[0]))
@@ -51,20 +54,20 @@ class MemoryCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Weights and state were set from outside: nothing from before counts."""
+        """Discard all digests, after weights and state were set from outside."""
         self._noted: _Noted | None = None
-        self._changed_after: int | None = None  # the first update after which memory here was seen to change
-        self._own: dict[int, int] = {}  # by update, the digest of a part of the own shard
-        # The same of the shards that are copied here, by the update that the copies were of.
+        self._changed_after: int | None = None  # first update after which memory changed here
+        self._own: dict[int, int] = {}  # digest of a part of the own shard, by update
+        # Digests of the replicas here, by the update of the replicas.
         self._copies: dict[int, tuple[int, ...]] = {}
 
     def after(self, number: int) -> None:
-        """Update `number` is done, and nothing changes until the next one begins."""
+        """Compute the digests after update `number`. Nothing may change until the next update begins."""
         self._noted = noted = self._look(number)
         self._own[number], self._copies[noted.version] = noted.own, noted.copies
 
     def before(self, number: int) -> None:
-        """Update `number` is about to begin. Collective after each `EVERY` updates.
+        """Check the digests before update `number`. Collective after each `EVERY` updates.
 
         Raises StateCorrupt, on every rank.
         """
@@ -77,7 +80,7 @@ class MemoryCheck:
             self._compare(done)
 
     def _compare(self, done: int) -> None:
-        """Tell all ranks what this one has seen since the last time, and judge it."""
+        """Exchange the digests since the last comparison with all ranks, and compare them."""
         seen = [self._changed_after, sorted(self._own.items()), sorted(self._copies.items())]
         told: list[Any] = self._context.group.allgather_object(seen, "memory check")
         wrong = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
@@ -85,7 +88,7 @@ class MemoryCheck:
             raise StateCorrupt(
                 tuple(wrong),
                 f"memory of the optimizer on ranks {list(wrong)} changed after update {min(wrong.values())} and "
-                "before the next one, when nothing may write to it: replace their nodes, or look for a program "
+                "before the next one, when nothing may write to it: replace their nodes, or find the code "
                 "that writes to weights",
             )
         for rank in range(len(told)):
@@ -103,9 +106,9 @@ class MemoryCheck:
         return self._mirrors[0].version
 
     def _look(self, number: int) -> _Noted:
-        """At a part of all that stays between updates: own shard, copies, and the gradients that wait for these.
+        """Return digests of a part of all that must not change between updates: own shard, replicas, pending gradients.
 
-        Copies are one update behind: their part is the one of the owner's shard that was looked at then.
+        Replicas are one update behind: their part is the one of the owner's shard that was checked then.
         """
         part, part_of_copy = number % PARTS, self._version % PARTS
         return _Noted(
@@ -118,22 +121,22 @@ class MemoryCheck:
 
 
 def _shard_differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
-    """The error where `homes`, the first of them the owner, have these `digests` of one shard after an update."""
+    """Build the error for different `digests` of one shard on the ranks `homes`, of which the first is the owner."""
     common = max(digests, key=digests.count)
     odd = [home for home, digest in zip(homes, digests, strict=True) if digest != common]
     is_known = digests.count(common) > 1
     ranks = ", ".join(f"rank {rank}" for rank in homes[1:])
-    said = f"of them rank {', '.join(map(str, odd))} differs from the others: its" if is_known else "one's"
+    said = f"rank {', '.join(map(str, odd))} differs from the others: its" if is_known else "one's"
     return StateCorrupt(
         tuple(odd if is_known else homes),
-        f"after update {number} rank {homes[0]} and {ranks}, the second home of its state, hold different bits of "
+        f"after update {number} rank {homes[0]} and {ranks}, which has its replica, have different bits of "
         f"it, {said} memory or arithmetic is wrong, or a program wrote to weights. Load a checkpoint from before "
         f"update {max(0, number - PARTS)}, and test {'that node' if is_known else 'both nodes'}",
     )
 
 
 def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[Flat]:
-    """The own shard, in the order in which its second home has it."""
+    """Return the arrays of the own shard, in the order of its replica."""
     arrays: list[Flat] = []
     for bucket in mirror.buckets:
         arrays += context.arenas.own_values(bucket).values()
@@ -143,7 +146,7 @@ def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[
 
 
 def cut_update_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
-    """The bytes of `arrays`, one after the other, in equally long parts."""
+    """Cut the bytes of `arrays`, one after the other, into PARTS equally long parts."""
     parts: list[list[Flat]] = [[] for _ in range(PARTS)]
     total, start = sum(array.nbytes for array in arrays), 0
     bounds = [*(total * part // PARTS // 64 * 64 for part in range(PARTS)), total]
@@ -157,7 +160,7 @@ def cut_update_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
 
 
 def digest_of(arrays: Iterable[Flat]) -> int:
-    """The sum of all bytes as 64-bit numbers: another one where any single word changed."""
+    """Return the sum of all bytes as 64-bit numbers, which changes if any single word changes."""
     total = 0
     for octets in arrays:
         whole = len(octets) // 8 * 8

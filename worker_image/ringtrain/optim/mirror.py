@@ -1,11 +1,11 @@
-"""The second home of another rank's shard: a copy in another pod, from which a lost shard is rebuilt. With
-`redundancy=2` each shard has two of them, in two pods: a `OptimizerShardMirror` each.
+"""Replica of another rank's shard in another pod, from which a lost shard is rebuilt.
 
-An update is deterministic to the bit. So the owner sends the reduced gradient of its shard, and the second home
-applies the same rule to its copy. It does so one update later, when it knows that all ranks have done that one:
-until then it has the copy from before and the gradient, and so the shard of either update. Where ranks map each
-other's memory, the owner writes the gradient where its second home has it.
-See docs/decisions/0022-shard-replica.md.
+With `redundancy=2` each shard has two replicas in two pods: one `OptimizerShardMirror` each.
+
+An update is bitwise deterministic. So the owner sends the reduced gradient of its shard, and the replica applies the
+same rule. It does so one update later, when all ranks are known to have done that one: until then it has the old values
+and the gradient, and therefore the shard of either update. If ranks map each other's memory, the owner writes the
+gradient directly into the memory of the replica's rank. See docs/decisions/0022-shard-replica.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +25,15 @@ from ringtrain.optim.spans import MissedGradients, StepRules, spans_of
 from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 
 _GENERATIONS: Final = 2
-_ALIGNED: Final = 64  # a cache line: two owners never write to the same one
+_ALIGNED: Final = 64  # a cache line: two owners never write to the same line
 
 
 def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
-    """Return, for each copy, the rank that has it of each rank's shard: one of yet another pod where there is one.
+    """Return, for each replica, the rank that has it of each rank's shard, in another pod if possible.
 
-    `pods`: what identifies each rank's pod. `copies`: how many; there are fewer in a world of fewer than that many
-    other ranks. Every rank has one shard of each copy. With one copy, only shards of a pod that has more than half
-    of the ranks may have both homes in it; two copies are in two other pods if no pod has more than a third.
+    `pods`: the pod of each rank, as any comparable value. `copies`: number of replicas, limited by the number of other
+    ranks. Every rank has one shard of each replica. With one replica, an owner and its replica share a pod only if that
+    pod has more than half of the ranks; two replicas are in two other pods if no pod has more than a third.
     """
     order = sorted(range(len(pods)), key=lambda rank: (pods.index(pods[rank]), rank))
     pod = np.array([pods.index(pods[rank]) for rank in order])
@@ -52,8 +52,11 @@ def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class UpdateReplay:
-    """How an update changed a bucket. `scale` made the mean of the gradients. `layer_rates`: of rules that have a
-    rate for each parameter, by name."""
+    """Rules and factors by which an update changed a bucket, to repeat it on a replica.
+
+    `scale`: factor that made the mean of the gradients. `layer_rates`: by name, for rules with a rate for each
+    parameter.
+    """
 
     rules: StepRules
     scale: float
@@ -61,13 +64,13 @@ class UpdateReplay:
 
     @property
     def number(self) -> int:
-        """Of the update."""
+        """Return the number of the update."""
         return self.rules.number
 
 
 @dataclass(frozen=True)
 class MirrorTools:
-    """What an update is made with."""
+    """Kernels, state names and compression that a shard replica needs to replay an update."""
 
     state_names: tuple[str, ...]
     kernels: OptimizerKernels
@@ -76,8 +79,10 @@ class MirrorTools:
 
 @dataclass(frozen=True)
 class KeptShard:
-    """A shard whose owner and second homes all leave, as it is after `updates`: by bucket, what `slots` has.
-    `missed`: how many updates its parameters had no gradient in."""
+    """Shard whose owner and replicas all leave, as it is after `updates`: by bucket, the arrays of `slots`.
+
+    `missed`: by parameter, the number of updates without its gradient.
+    """
 
     updates: int
     values: dict[int, dict[str, Flat]]
@@ -85,10 +90,10 @@ class KeptShard:
 
 
 class OptimizerShardMirror:
-    """This rank's copy of the shard of rank `ward`; that of this rank is on `home`.
+    """This rank's replica of the shard of rank `ward`; the replica of this rank's shard is on rank `home`.
 
-    `maps`: the owner may write gradients where its second home has them, if ranks map each other's memory. That is
-    for one copy: compiled code writes a gradient once, before any rank has new weights.
+    `maps`: if ranks map each other's memory, the owner may write gradients into the memory of `home`. Only possible for
+    one replica: compiled code writes a gradient once, before any rank has new weights.
     """
 
     def __init__(
@@ -106,45 +111,47 @@ class OptimizerShardMirror:
         self._lane = group
         self.buckets = [bucket for bucket in layout.buckets if bucket.size and not bucket.local]
         self._values = {bucket.index: self._allocate(bucket) for bucket in self.buckets}
-        # Two generations: an owner that writes here may do so before the gradient of the update before is applied.
-        # Where the gradients come over the network, the second is never touched, and takes no memory.
+        # Two generations: an owner may write a gradient before the previous one is applied. If gradients are received
+        # over the network, the second is never touched and takes no memory.
         memory = group.allocate(_GENERATIONS * sum(map(_bucket_room, self.buckets)), np.uint8)
         self._gradients = self._cut_up(memory, self.ward)
         there = group.memory_of(self.home, memory) if maps else None
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
-        self._versions = dict.fromkeys(self._values, 0)  # after which update the values are
-        self._replays: dict[int, UpdateReplay] = {}  # what is to be done to them next
+        self._versions = dict.fromkeys(self._values, 0)  # update after which the values are
+        self._replays: dict[int, UpdateReplay] = {}  # the update to apply next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
-        self.missed = MissedGradients()  # of the parameters of the ward's shard
+        self.missed = MissedGradients()  # for the parameters of the ward's shard
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
-        """The copy, by name: weights in the precision in which they are updated, and state."""
+        """Return the replica by name: weights in the precision of the update, and state."""
         return self._values[bucket.index]
 
     def all_values(self) -> list[Flat]:
-        """The arrays of the whole copy."""
+        """Return the arrays of the whole replica."""
         return [array for values in self._values.values() for array in values.values()]
 
     def gradients(self, number: int) -> list[Flat]:
-        """Where the gradients of update `number` wait for the next `catch_up`."""
+        """Return the arrays in which the gradients of update `number` are stored until `catch_up`."""
         return list(self._gradients[self._generation(number)].values())
 
     @property
     def version(self) -> int:
-        """The update that the copy is of, between two updates."""
+        """Return the update of the replica, between two updates."""
         return min(self._versions.values(), default=0)
 
     def shard(self, bucket: Bucket) -> slice:
-        """The elements of `bucket` that are copied here."""
+        """Return the elements of `bucket` in this replica."""
         return bucket.shard(self.ward)
 
     def room(self, bucket: Bucket, number: int) -> Flat | None:
-        """Where the second home has the own shard's reduced gradient of update `number`, to be written when all
-        ranks have reduced the bucket, and before its weights are gathered; None: only `exchange` gets it there."""
+        """Return the memory on `home` for the own shard's reduced gradient of update `number`; None: use `exchange`.
+
+        Write to it when all ranks have reduced the bucket, and before its weights are gathered.
+        """
         return None if self._gradients_there is None else self._gradients_there[number % _GENERATIONS][bucket.index]
 
     def catch_up_until(self, is_complete: Callable[[int], bool], awaited: Bucket, number: int) -> None:
-        """Use the time until the gradients of `awaited` are complete: catch up with one bucket after another."""
+        """Call `catch_up` for one bucket after another until the gradients of `awaited` are complete."""
         for bucket in self.buckets:
             if is_complete(awaited.index):
                 return
@@ -161,9 +168,10 @@ class OptimizerShardMirror:
         self._versions[bucket.index] = replay.number
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
-        """Send the own shard's `reduced` gradient to its second home, and get the ward's, for the next `catch_up`.
+        """Send the own shard's `reduced` gradient to `home`, and receive the ward's, for the next `catch_up`.
 
-        `reduced` must stay as it is until what is returned has ended. Collective. Nothing is sent that is there.
+        `reduced` must not change until the returned transfers have ended. Collective. Sends nothing if it was written
+        to `room`.
         """
         self.catch_up(bucket, replay.number)
         self._replays[bucket.index] = replay
@@ -173,7 +181,7 @@ class OptimizerShardMirror:
         return [self._lane.send_receive(reduced.view(np.uint8), self.home, target.view(np.uint8), self.ward)]
 
     def settle(self, to: int) -> None:
-        """Make the copy the shard after update `to`, the last that is done or the one before. Local."""
+        """Set the replica to the shard after update `to`, the last one or the one before. Local."""
         for bucket in self.buckets:
             replay = self._replays.get(bucket.index)
             if replay is not None and replay.number == to:
@@ -181,17 +189,22 @@ class OptimizerShardMirror:
             self._replays.pop(bucket.index, None)
             if self._versions[bucket.index] != to:
                 raise RingtrainError(
-                    f"the copy of rank {self.ward}'s shard of bucket {bucket.index} is of update "
+                    f"the replica of rank {self.ward}'s shard of bucket {bucket.index} is of update "
                     f"{self._versions[bucket.index]}, not of {to}"
                 )
 
     def forget_after(self, update: int) -> None:
-        """Forget the gradients of later updates. The copy can still be that after `update`, or the one before."""
+        """Discard the gradients of later updates.
+
+        The replica can still become that after `update`, or the one before.
+        """
         self._replays = {index: one for index, one in self._replays.items() if one.number <= update}
 
     def take_weights(self, arenas: ParameterArenas, masters: bool = True) -> None:
-        """Set the copy's weights from those that all ranks have; `masters`: also where they are of a half type and
-        what their master copies are rounded to."""
+        """Set the replica's weights from those that all ranks have.
+
+        `masters`: also set half-precision weights' master copies where the rounded master differs.
+        """
         for bucket in self.buckets:
             weights = arenas.weights(bucket)[self.shard(bucket)]
             if not bucket.half:
@@ -200,7 +213,7 @@ class OptimizerShardMirror:
                 self._tools.kernels.follow(self.values(bucket)[MASTER], weights)
 
     def begin_at(self, updates: int) -> None:
-        """Note that the values were set to those after `updates`."""
+        """Record that the values were set to those after `updates`."""
         self._versions = dict.fromkeys(self._versions, updates)
         self._replays.clear()
 
@@ -222,7 +235,7 @@ class OptimizerShardMirror:
         return 0 if self._gradients_there is None else number % _GENERATIONS
 
     def _cut_up(self, memory: Flat, owner: int) -> list[dict[int, Flat]]:
-        """By generation and bucket, where the gradients of the shard of `owner` lie in a rank's `memory`."""
+        """Return, by generation and bucket, the arrays in a rank's `memory` for the gradients of `owner`'s shard."""
         generations: list[dict[int, Flat]] = []
         start = 0
         for _ in range(_GENERATIONS):
@@ -246,7 +259,7 @@ def _owned_length(bucket: Bucket, owner: int) -> int:
 
 
 def _bucket_room(bucket: Bucket) -> int:
-    """Bytes for the shard of any owner, so that they lie at the same place on all ranks."""
+    """Return bytes for the largest shard, so that buckets are at equal offsets on all ranks."""
     longest = max(_owned_length(bucket, owner) for owner in range(len(bucket.bounds) - 1))
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
@@ -254,7 +267,7 @@ def _bucket_room(bucket: Bucket) -> int:
 def descend_weights(
     part: OwnedBucketPart, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: OptimizerKernels
 ) -> None:
-    """Take the step of each parameter that has a rate of its own, along the direction in place of its gradient."""
+    """Update each parameter that has its own rate, along the direction in its part of the gradient arrays."""
     for span in spans:
         if span.spec.name in rates:
             cut = slice(span.start, span.stop)

@@ -1,8 +1,7 @@
-"""Norms that have the same bits sharded or not, whatever the buckets.
+"""Norms that are bitwise equal with and without shards, whatever the buckets.
 
-Squares are summed in float64 per segment of a parameter (layout.SEGMENT) by the rank that owns the segment; the
-sums of all segments are gathered, and every rank adds them in the same order. No element's square takes part in a
-sum whose grouping depends on who owns it.
+The rank that owns a segment of a parameter (layout.SEGMENT) sums its squares in float64. The sums of all segments are
+gathered, and every rank adds them in the same order. No square is part of a sum whose grouping depends on its owner.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from ringtrain.optim.layout import SEGMENT, Bucket, Layout
 
 
 class GradientNorms:
-    """Sums of squares of what this rank owns, and of all ranks."""
+    """Sums of squares of the segments of this rank, and of all ranks."""
 
     def __init__(
         self,
@@ -26,16 +25,16 @@ class GradientNorms:
         arenas: ParameterArenas,
         kernels: OptimizerKernels,
     ) -> None:
-        """`groups`: the one that has allocated the arenas, and the one that gathers. Collective."""
+        """Allocate the buffer. `groups`: the group of the arenas, and the group for gathering. Collective."""
         group, self._group = groups
         self._arenas = arenas
         self._kernels = kernels
         segments = [bucket.segments.size for bucket in layout.buckets if not bucket.local]
-        # What is gathered at once: one sum of every bucket, or two of one.
+        # Largest gathered amount: one sum for all buckets, or two for one bucket.
         self._room = group.allocate(max(sum(segments), 2 * max(segments, default=0)), np.float64)
 
     def of_owned(self, bucket: Bucket, values: Floats) -> Sums:
-        """The sums of this rank's segments of `bucket`, whose elements are `values`."""
+        """Return the sums of this rank's segments of `bucket`, whose elements are `values`."""
         owned, segments = self._arenas.owned(bucket), self._arenas.owned_segments(bucket)
         edges = np.append(bucket.segments[segments], owned.stop) - owned.start
         return self._kernels.square_sums(values, edges)
@@ -61,8 +60,8 @@ class GradientNorms:
 def squares_by_parameter(bucket: Bucket, sums: Sums) -> list[float]:
     """Return the sum of squares of every parameter of `bucket`, from the sums of its segments.
 
-    numpy adds them in an order that their number decides.
+    numpy adds them in an order that depends only on their number.
     """
     edges = [0, *accumulate(-(-location.spec.size // SEGMENT) for location in bucket.locations)]
-    with np.errstate(over="ignore"):  # an infinite norm is reported by who asked for it
+    with np.errstate(over="ignore"):  # the caller reports an infinite norm
         return [float(np.add.reduce(sums[first:stop])) for first, stop in pairwise(edges)]

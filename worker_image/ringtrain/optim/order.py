@@ -1,10 +1,9 @@
-"""In which order buckets are reduced.
+"""Order in which buckets are reduced.
 
-In that of the backward pass, while it goes on. Of buckets that have to wait for each other, the one goes first
-that the next forward pass needs first: weights of the others come while it computes (Peng et al. 2019,
-ByteScheduler; here of whole buckets). All ranks must keep to one order, so it is made anew in a few updates only,
-from what all of them have measured, and a bucket goes before others only if it was always complete by then on
-every rank.
+During the backward pass it is the order of completion. Among buckets that wait, the one that the next forward pass
+needs first goes first: the weights of the others arrive while it computes (Peng et al. 2019, ByteScheduler; here with
+whole buckets). All ranks must use one order, so it changes only in a few updates, computed from the measurements of all
+ranks, and a bucket precedes others only if it was always complete by then on every rank.
 See docs/decisions/0048-front-layers-first.md.
 """
 
@@ -26,8 +25,10 @@ Seconds = NDArray[np.float64]
 
 
 class BucketOrder:
-    """`buckets`: in the order of the next update, the same on all ranks. `overlaps`: whether this rank's next
-    forward pass begins before all weights are there."""
+    """Order of buckets for the next update, the same on all ranks.
+
+    `overlaps`: whether this rank's next forward pass begins before all weights have arrived.
+    """
 
     def __init__(self, layout: Layout, group: CollectiveGroup, clock: Callable[[], float] = time.perf_counter) -> None:
         self.buckets = layout.buckets
@@ -42,29 +43,35 @@ class BucketOrder:
         self._forget()
 
     def begin(self) -> None:
-        """An update begins."""
+        """Record the beginning of an update."""
         self._updates += 1
         self._first_s = None
 
     def reduced(self, bucket: Bucket, complete_s: float) -> None:
-        """`bucket` is reduced, the next in order; its gradients were complete at `complete_s` of the clock."""
+        """Record that `bucket`, the next in order, is reduced; its gradients were complete at `complete_s` of the
+        clock.
+        """
         now = self._clock()
         if self._first_s is None:
-            # Ranks have no clock in common but this: the first is reduced on all of them at about the same time.
+            # The first bucket is reduced on all ranks at about the same time: the only common reference of their
+            # clocks.
             if bucket.size and not bucket.local:
                 self._first_s = self._before_s = now
             return
-        if self._updates > 1:  # the first touches memory for the first time
+        if self._updates > 1:  # the first update allocates pages
             index, took_s = bucket.index, now - max(self._before_s, complete_s)
             self._ready[index] = max(self._ready[index], complete_s - self._first_s)
             self._took[index] = min(self._took[index], took_s)
         self._before_s = now
 
     def end(self, number: int) -> None:
-        """Update `number` is done. Collective; raises what an allreduce raises."""
+        """End update `number`, and compute a new order after some updates.
+
+        Collective; raises the errors of an allreduce.
+        """
         if self._group.size == 1 or not (number in _EARLY or number % _EVERY == 0):
             return
-        # A rank that has not seen all buckets, or does not overlap, has an infinite number among its own.
+        # A rank that has not measured all buckets, or does not overlap, contributes an infinite number.
         seen = np.where(np.isfinite(self._took), self._ready, np.inf)
         latest = np.concatenate([seen, -self._took, [0.0 if self.overlaps else np.inf]])
         self._group.all_reduce(latest, Max).wait()
@@ -81,10 +88,10 @@ class BucketOrder:
 
 
 def front_first(ready: Seconds, took: Seconds, fixed: int) -> Sequence[int]:
-    """Return indices of buckets in the order in which they go: the first `fixed` as they are, then always the last
-    of those that are ready by then.
+    """Return the order of the buckets by index: the first `fixed` unchanged, then always the last of those that are
+    ready.
 
-    `ready`, `took`: seconds of each, from when the first has gone.
+    `ready`, `took`: seconds of each bucket, relative to the reduction of the first.
     """
     order = list(range(min(fixed, len(ready))))
     left = set(range(len(ready))) - set(order)

@@ -4,9 +4,9 @@ Every rank issues the same collectives in the same order, whatever its timing:
 
     reduce 0, gather 0, reduce 1, gather 1, …, gather last
 
-so the wire has work from the first complete bucket on, and after the backward pass has ended only the last bucket
-is left. Over a network, gathers have a lane of their own, so that each fills the other's pauses. With clipping all
-reductions come first, since the norm needs them.
+so that the network has work from the first complete bucket on, and only the last bucket remains after the backward
+pass. Over a network, gathers use a separate lane, so that reductions and gathers fill each other's pauses. With
+clipping all reductions come first, because they determine the norm.
 """
 
 import math
@@ -40,26 +40,31 @@ from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 
 class DeviceReducer(Protocol):
-    """Has gradients of buckets that are not local on this rank's device, reduces them from there, and brings new
-    weights there. All ranks have one, or none."""
+    """Reducer that has the gradients of shared buckets on this rank's device, and sends new weights there.
+
+    All ranks have one, or none.
+    """
 
     def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
-        """Work for the optimizer that has these. Called once, before anything else."""
+        """Attach the optimizer with this layout and these arenas. Called once, before all other methods."""
 
     def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
-        """Leave the sum over ranks in the own shard of the gradient arena; of a half type the mean over ranks and
-        micro-steps. Each element is a fold in an order that depends on the ranks' places alone."""
+        """Write the sum over ranks to the own shard of the gradient arena; for a half type the mean over ranks and
+        micro-steps.
+
+        Each element is a fold in an order that depends only on the ranks' places.
+        """
 
     def all_gather(self, bucket: Bucket) -> PendingCollective:
-        """Bring each rank's shard of the weight arena to all devices. Arenas on the host need not get them."""
+        """Send each rank's shard of the weight arena to all devices. Host arenas need not receive them."""
 
 
 @dataclass(frozen=True)
 class ShardUpdate:
     """Parts of the update of this rank's own shard.
 
-    `state_names`: of what rules keep for each element. `spans`: of what this rank updates of each bucket. `missed`:
-    what its parameters have missed. `undo`: gets what is about to be changed.
+    `state_names`: of the rules' state arrays for each element. `spans`: of this rank's elements of each bucket.
+    `missed`: updates without a gradient, of its parameters. `undo`: copies values before they change.
     """
 
     kernels: OptimizerKernels
@@ -72,8 +77,11 @@ class ShardUpdate:
 
 @dataclass(frozen=True)
 class BucketTransfers:
-    """Transfers of buckets. `order`: of buckets in an update. `wire`: sends the buckets that it carries in fewer bytes.
-    `lane`: gathers beside the group's reductions. `devices`: has the gradients, in place of the arena."""
+    """Transfers of buckets.
+
+    `order`: of buckets in an update. `wire`: compresses some buckets. `lane`: gathers in parallel to the group's
+    reductions. `devices`: has the gradients instead of the arena.
+    """
 
     order: BucketOrder
     wire: OptimizerWire | None = None
@@ -85,35 +93,35 @@ class BucketTransfers:
 class ShardCopies:
     """Shards of other ranks that are copied here.
 
-    `mirrors`: this rank as the second home of other ranks' shards, one for each copy that every shard has. `kept`:
-    shards of ranks that leave, by rank.
+    `mirrors`: this rank's replicas of other ranks' shards, one for each replica of a shard. `kept`: shards of leaving
+    ranks, by rank.
     """
 
     mirrors: tuple[OptimizerShardMirror, ...] = ()
     kept: dict[int, KeptShard] = field(default_factory=dict)
 
     def kept_after(self, updates: int) -> list[int]:
-        """The ranks whose shards are kept here as they are after `updates`."""
+        """Return the ranks whose shards in `kept` are from after `updates`."""
         return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
 
     def of(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
-        """Whose shards of `bucket` are copied here, and what there is of them."""
+        """Return the owners and arrays of the shards of `bucket` that are copied here."""
         kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
         return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
 
     def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
-        """Use the time until the gradients of `awaited` are complete: bring the copies up to update `number`."""
+        """Update the replicas to `number` until the gradients of `awaited` are complete."""
         for mirror in self.mirrors:
             mirror.catch_up_until(inbox.is_complete, awaited, number)
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
-        """Send the own shard's `reduced` gradient to its second homes. As `OptimizerShardMirror.exchange`."""
+        """Send the own shard's `reduced` gradient to its replicas. As `OptimizerShardMirror.exchange`."""
         return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
 
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """Values that stay the same from update to update. `sharded`: each rank updates its own shard only."""
+    """Values that are the same in every update. `sharded`: each rank updates only its own shard."""
 
     group: CollectiveGroup
     layout: Layout
@@ -125,24 +133,23 @@ class UpdateContext:
     copies: ShardCopies
 
     def stays_here(self, bucket: Bucket) -> bool:
-        """Whether no other rank has to do with `bucket`."""
+        """Return whether `bucket` is not shared with another rank."""
         return bucket.local or bucket.size == 0 or self.group.size == 1
 
     def wire_of(self, bucket: Bucket) -> OptimizerWire | None:
-        """What sends `bucket` in fewer bytes; None where it travels as it is, or not at all."""
+        """Return the compressing wire of `bucket`; None if it is sent uncompressed, or not at all."""
         wire = self.transfers.wire
         return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
 
     def slots(self, bucket: Bucket) -> dict[str, Flat]:
-        """What this rank alone keeps of `bucket`: the state of the elements that it updates, and what compression
-        owes them."""
+        """Return the arrays of `bucket` that only this rank has: state of its elements, and their error feedback."""
         state, wire = dict(self.arenas.state[bucket.index]), self.transfers.wire
         if wire is not None and wire.carries(bucket):
             state[LOST_CHANGE] = wire.lost_change(bucket)
         return state
 
     def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
-        """What turns the sum over ranks and all micro-steps into the mean."""
+        """Return the factor that converts the sum over ranks and all micro-steps to the mean."""
         if bucket.half:
             return 1.0  # averaged by the inbox and by the ring
         is_mean = bucket.local or self.wire_of(bucket) is not None
@@ -150,11 +157,11 @@ class UpdateContext:
 
 
 class UpdateAbandoned(Exception):
-    """The update was given up before all gradients were there."""
+    """The update was cancelled before all gradients were submitted."""
 
 
 class WeightArrivals:
-    """Which buckets' weights are new."""
+    """Events that signal new weights, by bucket."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._new = [threading.Event() for _ in buckets]
@@ -163,20 +170,20 @@ class WeightArrivals:
         self._new[bucket.index].set()
 
     def wait(self, bucket: Bucket) -> None:
-        """Return when the weights of `bucket` are new, or the update has ended without."""
+        """Wait until the weights of `bucket` are new, or the update has failed."""
         new = self._new[bucket.index]
         if not new.is_set():
             with REDUCTION:
                 new.wait()
 
     def release(self) -> None:
-        """The update has ended, however it did: nobody may wait for it any more."""
+        """Release all waiting threads, because the update has ended or failed."""
         for new in self._new:
             new.set()
 
 
 class OptimizerStepHold:
-    """Orders from the training thread to the thread of an update that waits for `step()`."""
+    """Commands from the training thread to the thread of an update that waits for `step()`."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[StepRules | Callable[[], None] | None] = queue.SimpleQueue()
@@ -184,12 +191,14 @@ class OptimizerStepHold:
         self._has_ended = False
 
     def go_on(self, rules: StepRules) -> None:
-        """Update the weights, by these rules."""
+        """Update the weights by these rules."""
         self._orders.put(rules)
 
     def call(self, function: Callable[[], None]) -> threading.Event:
-        """Call `function` in the update's thread. What is returned is set when it has returned, or when the update has
-        ended without."""
+        """Call `function` in the update's thread.
+
+        Return an event that is set when it has returned or the update has ended.
+        """
         done = threading.Event()
         self._calls.append(done)
 
@@ -203,17 +212,17 @@ class OptimizerStepHold:
         return done
 
     def end(self) -> None:
-        """The update has ended: let go of who waits for a call."""
+        """Release the threads that wait for a call, because the update has ended."""
         self._has_ended = True
         for done in self._calls:
             done.set()
 
     def give_up(self) -> None:
-        """End, with all weights as they are."""
+        """Cancel the update without a change of weights."""
         self._orders.put(None)
 
     def wait(self) -> StepRules:
-        """Do what was ordered until the rules to go on with come. Raises `UpdateAbandoned`."""
+        """Run the commands until the rules for the update arrive, and return these. Raises `UpdateAbandoned`."""
         while not isinstance(order := self._orders.get(), StepRules):
             if order is None:
                 raise UpdateAbandoned
@@ -222,9 +231,10 @@ class OptimizerStepHold:
 
 
 class OptimizerUpdate:
-    """The run of an update: with `rules`, while gradients come; with a `hold`, gradients are reduced while they
-    come, and the weights wait for what the hold says. `norm` is the global gradient norm when clipping asks for
-    it.
+    """One update.
+
+    With `rules` it runs while gradients are submitted. With a `hold`, gradients are reduced while they are submitted,
+    and the update of weights waits for the hold's commands. `norm`: the global gradient norm, with clipping.
     """
 
     def __init__(
@@ -235,8 +245,8 @@ class OptimizerUpdate:
         self._rules = rules
         self.number = rules.number
         self.hold = hold
-        self.is_mean = False  # the gradient arenas have means over ranks and micro-steps, on all ranks
-        clips = context.settings.clip_norm is not None  # no weight is new before all buckets are reduced
+        self.is_mean = False  # the gradient arenas contain means over ranks and micro-steps, on all ranks
+        clips = context.settings.clip_norm is not None  # no weight changes before all buckets are reduced
         self._late = clips or hold is not None
         self._order = context.layout.buckets if self._late else context.transfers.order.buckets
         self._reductions: dict[int, list[PendingCollective]] = {}  # by bucket, in order
@@ -244,12 +254,15 @@ class OptimizerUpdate:
         self.norm: float | None = None
 
     def run(self) -> None:
-        """Return when every weight is new on this rank. Raises what a collective raised, and `UpdateAbandoned`."""
+        """Run the update until every weight is new on this rank.
+
+        Raises errors of collectives, and `UpdateAbandoned`.
+        """
         if not self._late:
             self._m.transfers.order.begin()
         clip_norm = self._m.settings.clip_norm
         clip = 1.0 if clip_norm is None else self._clip_factor(clip_norm)
-        # Where all are reduced by now, what the next forward pass needs first comes first.
+        # If all are reduced already, start with the weights that the next forward pass needs first.
         buckets = tuple(reversed(self._order)) if self._late else self._order
         last = next((bucket for bucket in reversed(buckets) if not self._m.stays_here(bucket)), None)
         gathers: list[list[PendingCollective]] = []
@@ -261,7 +274,7 @@ class OptimizerUpdate:
             self._wait_reduced(bucket)
             if not self._late:
                 self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
-            met = met or not self._m.stays_here(bucket)  # all ranks have done the update before
+            met = met or not self._m.stays_here(bucket)  # all ranks have done the previous update
             if self._m.transfers.lane is not None:
                 self._reduce_next_if_complete(place)
             reduced, replay = self._change(bucket, clip)
@@ -271,12 +284,12 @@ class OptimizerUpdate:
         for bucket, pending in zip(buckets, gathers, strict=True):
             for gather in pending:
                 gather.wait()
-            if bucket is last and not self._late:  # when all weights are there, nothing is left to do with others
+            if bucket is last and not self._late:  # all exchanges of this update have ended
                 self._m.transfers.order.end(self.number)
             self.arrivals.arrived(bucket)
 
     def wait_for_step(self) -> None:
-        """With a hold: reduce all gradients, and return when rules are there to go on with."""
+        """With a hold: reduce all gradients, and wait for the rules of the update."""
         if self.hold is None:
             return
         for place, bucket in enumerate(self._order):
@@ -286,10 +299,10 @@ class OptimizerUpdate:
         self._rules = self.hold.wait()
 
     def gather_gradients(self) -> None:
-        """Leave the mean gradients in all ranks' gradient arenas. In the thread of the update that waits."""
+        """Write the mean gradients to all ranks' gradient arenas. Runs in the thread of the waiting update."""
         if self.is_mean:
             return
-        if self._m.group.size > 1:  # ranks that do something else are told so
+        if self._m.group.size > 1:  # raises an error on ranks that do something else
             self._m.group.allgather_object("gradients", GRADIENTS_READ)
         gathers = []
         for bucket in self._order:
@@ -302,11 +315,11 @@ class OptimizerUpdate:
         self.is_mean = True
 
     def _scale(self, bucket: Bucket) -> float:
-        """What turns the reduced gradient into the mean."""
+        """Return the factor that converts the reduced gradient to the mean."""
         return 1.0 if self.is_mean else self._m.mean_scale(bucket, self._inbox.micro_steps)
 
     def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, UpdateReplay]:
-        """Update the own shard of `bucket`; return what its second home needs: reduced gradient and values."""
+        """Update the own shard of `bucket`. Return what its replicas need: the reduced gradient and the factors."""
         began_ns = time.perf_counter_ns()
         with HIDDEN_UPDATE:
             if self._m.shard.undo is not None:
@@ -326,7 +339,7 @@ class OptimizerUpdate:
         return reduced, UpdateReplay(self._rules, scale, layer_rates)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
-        """The reduced gradient of the own shard, which the rule consumes."""
+        """Return a copy of the own shard's reduced gradient, because the rule consumes it; None without replicas."""
         if not self._m.copies.mirrors or self._m.stays_here(bucket):
             return None
         own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
@@ -337,7 +350,7 @@ class OptimizerUpdate:
         return kept
 
     def _reduce_through(self, place: int) -> None:
-        """Begin the reductions of all buckets up to `place` in order, waiting for their gradients."""
+        """Wait for the gradients of all buckets up to `place` in order, and begin their reductions."""
         while len(self._reductions) <= min(place, len(self._order) - 1):
             bucket = self._order[len(self._reductions)]
             if not self._inbox.wait_complete(bucket.index):
@@ -345,7 +358,9 @@ class OptimizerUpdate:
             self._reductions[bucket.index] = self._reduce(bucket)
 
     def _reduce_next_if_complete(self, place: int) -> None:
-        """Keep the ring busy while the bucket at `place` is updated, if the next gradients are here already."""
+        """Begin the next reduction if its gradients are complete, so that the network is busy during the update at
+        `place`.
+        """
         if place + 1 < len(self._order) and self._inbox.is_complete(self._order[place + 1].index):
             self._reduce_through(place + 1)
 
@@ -360,8 +375,8 @@ class OptimizerUpdate:
         if self._m.transfers.devices is not None:
             return [self._m.transfers.devices.reduce_scatter(bucket)]
         buffer, group = self._m.arenas.gradients(bucket), self._m.group
-        # Half types are averaged by the ring, in float32: their sum could overflow. Others are summed, and the
-        # update multiplies by 1 / size in a pass that it makes anyway.
+        # Half types are averaged by the ring, in float32, because their sum could overflow. Others are summed, and the
+        # update multiplies by 1 / size in a pass that it needs anyway.
         reductions = [group.reduce_scatter(buffer, bucket.bounds, Average if bucket.half else Sum)]
         return reductions if self._m.sharded else [*reductions, group.all_gather(buffer, bucket.bounds)]
 
@@ -380,7 +395,7 @@ class OptimizerUpdate:
         return [(self._m.transfers.lane or self._m.group).all_gather(self._m.arenas.weights(bucket), bucket.bounds)]
 
     def _clip_factor(self, clip_norm: float) -> float:
-        """min(1, clip_norm / norm), the norm being that of all synchronised gradients after averaging."""
+        """Return min(1, clip_norm / norm), with the norm of all synchronised gradients after averaging."""
         synced = [bucket for bucket in self._order if not bucket.local]
         own = []
         for place, bucket in enumerate(self._order):
@@ -397,20 +412,20 @@ class OptimizerUpdate:
         ]
         try:
             self.norm = math.sqrt(math.fsum(scaled))
-        except OverflowError:  # as where one parameter's squares overflow
+        except OverflowError:  # for example if one parameter's squares overflow
             self.norm = math.inf
         if self._m.settings.check_finite and not math.isfinite(self.norm):
             raise ConfigurationError(
                 f"update {self.number}: the global gradient norm is {self.norm}; lower the learning rate "
                 f"or look for an overflow in the loss"
             )
-        # In this order it is NaN where the norm is: the other one would leave all gradients unclipped.
+        # In this order the result is NaN if the norm is; the other order would leave all gradients unclipped.
         return min(clip_norm / (self.norm + 1e-6), 1.0)
 
     def _descend_by_layer(
         self, bucket: Bucket, part: OwnedBucketPart, present: Sequence[ParamLocation]
     ) -> dict[str, float]:
-        """Return the rate of each parameter."""
+        """Update the weights of a `LayerUpdateRule` by the rate of each parameter. Return these rates by name."""
         own = [self._m.shard.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)

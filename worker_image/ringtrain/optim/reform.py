@@ -1,7 +1,7 @@
-"""Weights and state on their way from one world's cut into the next one's.
+"""Transfer of weights and state from the former world's cut to the new one.
 
-Who gives what to whom follows from both cuts and from who is left, so every rank works out the same. A bucket is
-one exchange; what a rank has already does not travel.
+Every rank computes senders and receivers from both cuts and the list of survivors, with the same result. A bucket is
+one exchange; elements that a rank already has are not sent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from ringtrain.optim.state import merged_missed_steps
 
 @dataclass(frozen=True)
 class OwnOptimizerShard:
-    """What a rank has: its cut, the updates that are done, and the buckets whose weights are not whole."""
+    """State of one rank: its cut, the number of updates, and the buckets whose weights are only partly updated."""
 
     cut: OptimizerCut
     updates: int
@@ -30,17 +30,18 @@ class OwnOptimizerShard:
 
     @property
     def joined(self) -> bool:
-        """Whether it has been in a world."""
+        """Return whether the rank has been in a world."""
         return not isinstance(self.cut.context.group, UnjoinedOptimizerGroup)
 
 
 @dataclass(frozen=True)
 class OptimizerShardMembers:
-    """Who comes from where.
+    """Origin of the members of the new world.
 
-    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world, `homes`: of
-    each copy, who had it of each of its shards. `kept_shards`: by rank, the former ranks whose shards it keeps beside
-    these. `torn`: by rank, the buckets whose weights are not whole there. `updates`: done.
+    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world. `homes`: for each
+    replica, the former rank that had it of each shard. `kept_shards`: by rank, the former ranks whose shards it
+    received from leaving ranks. `torn`: by rank, the buckets whose weights are only partly updated. `updates`: number
+    done.
     """
 
     former: tuple[int | None, ...]
@@ -52,22 +53,22 @@ class OptimizerShardMembers:
 
     @property
     def survivors(self) -> list[int]:
-        """Ranks that hold state."""
+        """Return the ranks that have state."""
         return [rank for rank, former in enumerate(self.former) if former is not None]
 
     @property
     def lost(self) -> list[int]:
-        """Former ranks that are no members any more."""
+        """Return the former ranks that are no longer members."""
         return [rank for rank in range(self.size) if rank not in self.former]
 
     def lacks(self, rank: int, bucket: Bucket) -> bool:
-        """Whether `rank` needs all weights of `bucket`."""
+        """Return whether `rank` needs all weights of `bucket`."""
         return self.former[rank] is None or bucket.index in self.torn[rank]
 
 
 @dataclass(frozen=True)
 class HeldShardElements:
-    """Elements `start:stop` of a bucket that rank `rank` of the new world holds."""
+    """Elements `start:stop` of a bucket that rank `rank` of the new world has."""
 
     rank: int
     start: int
@@ -76,7 +77,7 @@ class HeldShardElements:
 
 @dataclass(frozen=True)
 class ShardMove:
-    """Elements `start:stop` of a bucket that rank `giver` gives to another one, or has itself."""
+    """Transfer of elements `start:stop` of a bucket from rank `giver`, which may be the receiver itself."""
 
     giver: int
     start: int
@@ -84,7 +85,9 @@ class ShardMove:
 
 
 def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
-    """Where `taker` gets elements `start:stop` from: from itself if it can, else from the first in `held`."""
+    """Return the moves that bring elements `start:stop` to `taker`: from itself if possible, else from the first in
+    `held`.
+    """
     edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
     moves = []
     for begin, end in pairwise(sorted(edges)):
@@ -96,10 +99,10 @@ def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop
 def move_into_optimizer_cut(
     model: OptimizedModel, group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OwnOptimizerShard:
-    """Return what this rank has in the world of `group`: weights and state of the former world. Collective.
+    """Reshard weights and state of the former world for `group`. Return this rank's part. Collective.
 
-    `own.cut` stays as it is. Raises StateLost on every rank where nobody holds a part of the state, MismatchError
-    where ranks are at different updates or have other models.
+    `own.cut` does not change. Raises StateLost on every rank if no rank has a part of the state, MismatchError if ranks
+    are at different updates or have other models.
     """
     members = _meet_shard_members(group, former, own)
     if members.former[group.rank] is not None:
@@ -125,7 +128,7 @@ def move_into_optimizer_cut(
 def _meet_shard_members(
     group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OptimizerShardMembers:
-    """Learn what the others bring, and check that it fits together."""
+    """Exchange with all ranks what each of them has, and check that it is consistent."""
     context = own.cut.context
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
@@ -137,10 +140,12 @@ def _meet_shard_members(
     if len(former) != group.size:
         raise ConfigurationError(f"former is {list(former)}; expected one entry for each of {group.size} ranks")
     if all(rank is None for rank in former) and not any(other["joined"] for other in reported):
-        former = [0, *former[1:]]  # of nobody's world: rank 0's counts, as in the first world
+        former = [0, *former[1:]]  # nobody was in a world: rank 0's state is used, as in the first world
     survivors = [rank for rank, before in enumerate(former) if before is not None]
     if not survivors:
-        raise ConfigurationError(f"former is {list(former)}: nobody has a state; expected a rank that trained before")
+        raise ConfigurationError(
+            f"former is {list(former)}: no rank has state; expected at least one that trained before"
+        )
     first = survivors[0]
     for rank in survivors:
         _compare_optimizers(rank, reported[rank], first, reported[first], former)
@@ -155,8 +160,7 @@ def _meet_shard_members(
 def _missed_of_members(
     group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOptimizerShard
 ) -> dict[str, int]:
-    """How many updates each parameter had no gradient in, from the owners of its elements and their second
-    homes."""
+    """Return by parameter the number of updates without its gradient, from the owners of its elements and replicas."""
     context = own.cut.context
     known = [context.shard.missed.counts, *(mirror.missed.counts for mirror in context.copies.mirrors)]
     known += [context.copies.kept[rank].missed for rank in context.copies.kept_after(own.updates)]
@@ -178,12 +182,12 @@ def _compare_optimizers(
 
 
 def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> None:
-    """Raise StateLost where a part of the state is gone."""
+    """Raise StateLost if no rank has a part of the state."""
     names = [spec.name for spec in model.specs if spec.local]
     if members.lost and names:
         raise StateLost(
             tuple(members.lost),
-            f"ranks {members.lost} of the former world are lost, and with them their own values of "
+            f"ranks {members.lost} of the former world are lost with their own values of "
             f'"{names[0]}", which is local: load a checkpoint',
         )
     kept = {rank for ranks in members.kept_shards for rank in ranks}
@@ -193,14 +197,14 @@ def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> No
     if gone and model.sharded:
         raise StateLost(
             tuple(gone),
-            f"ranks {members.lost} of the former world are lost: nobody else had a copy of the state of {gone}; "
+            f"ranks {members.lost} of the former world are lost: no other rank had a replica of the state of {gone}; "
             "load a checkpoint",
         )
 
 
 @dataclass(frozen=True)
 class _OptimizerStateTransfer:
-    """Of one bucket."""
+    """Transfer of one bucket."""
 
     model: OptimizedModel
     members: OptimizerShardMembers
@@ -209,13 +213,13 @@ class _OptimizerStateTransfer:
     bucket: Bucket
 
     def stay(self) -> None:
-        """A local bucket is each rank's own."""
+        """Copy a local bucket, which is each rank's own."""
         self._copy_weights()
         for slot, values in self.new.context.slots(self.bucket).items():
             values[:] = self.old.context.slots(self.bucket)[slot]
 
     def run(self) -> None:
-        """Exchange what ranks need; weights are whole on all of them afterwards."""
+        """Exchange the elements that ranks need; weights are complete on all of them afterwards."""
         group = self.new.context.group
         held = self._held()
         taken = [self._taken_by(rank, held) for rank in range(group.size)]
@@ -230,7 +234,7 @@ class _OptimizerStateTransfer:
         self._carry_feedback()
 
     def _held(self) -> list[HeldShardElements]:
-        """Who holds which elements: owners, then second homes, then those that leavers gave theirs."""
+        """Return the elements that ranks have: owners first, then replicas, then shards received from leaving ranks."""
         members, size = self.members, self.bucket.size
         if members.size == 1 or not self.model.sharded:
             return [HeldShardElements(rank, 0, size) for rank in members.survivors]
@@ -245,7 +249,7 @@ class _OptimizerStateTransfer:
         ]
 
     def _taken_by(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
-        """The slots and elements that `rank` needs, in the order in which they travel."""
+        """Return the slots and elements that `rank` needs, in the order in which they are sent."""
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
         taken = [
@@ -256,7 +260,7 @@ class _OptimizerStateTransfer:
         return taken
 
     def _state_of(self, rank: int) -> list[tuple[int, int]]:
-        """Which elements' state `rank` keeps from now on."""
+        """Return the ranges of elements whose state `rank` stores in the new world."""
         if not self.model.sharded:
             return [(0, self.bucket.size)]
         wards = [mirror.homes.index(rank) for mirror in self.new.context.copies.mirrors]
@@ -292,7 +296,7 @@ class _OptimizerStateTransfer:
         return self._part(self.new.context, self.bucket, slot, move)
 
     def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: ShardMove) -> Flat:
-        """What a rank keeps of `slot`, as the owner of the moved elements or as their second home."""
+        """Return the moved elements of `slot` that a rank has, as their owner or as a replica."""
         values, start = context.slots(bucket), context.arenas.owned(bucket).start
         for owner, copied in context.copies.of(bucket):
             shard = bucket.shard(owner)
@@ -310,7 +314,7 @@ class _OptimizerStateTransfer:
         self.new.context.arenas.weights(self.bucket)[:] = self.old.context.arenas.weights(self._old_bucket)
 
     def _carry_feedback(self) -> None:
-        """Owe what this rank owed, so that the mean over ranks is what survivors owed of the former one."""
+        """Copy this rank's error feedback, scaled so that the mean over ranks is that of the survivors."""
         old, new = (cut.context for cut in (self.old, self.new))
         if new.transfers.wire is None or old.transfers.wire is None or not new.transfers.wire.carries(self.bucket):
             return
@@ -322,5 +326,5 @@ class _OptimizerStateTransfer:
 
     @property
     def _old_bucket(self) -> Bucket:
-        """The same elements, as the former world cut them."""
+        """Return the bucket with the same elements in the former world's cut."""
         return self.old.context.layout.buckets[self.bucket.index]

@@ -1,11 +1,11 @@
-"""Finds ranks that hold other weights than the others, or train at another rate or on another data set.
+"""Detection of ranks with other weights than the others, or with another learning rate or data set.
 
-Ranks update alike, and nothing compares the results by itself: a state that one rank has loaded, a rate that one
-rank has set, a bit that has changed, make two models of one without a word. So each update records digests of a
-hundredth of the weights, another one each time, and the rates it was made with. Now and then ranks compare.
+Ranks update alike, and no other code compares the results: if one rank has loaded another state or set another rate, or
+if a bit has flipped, the model silently differs. So each update records digests of a hundredth of the weights, another
+one each time, and the rates that it used. Ranks compare them periodically.
 
-An update itself hides what one rank alone has written: each rank sends its shard to all others, and all end with the
-same mixture. So there is a digest from right before the update, too, with a sample of each parameter in it.
+An update hides a change that only one rank has made: each rank sends its shard to all others, and all end with the same
+mixture. So there is also a digest from right before the update, with a sample of each parameter.
 """
 
 from collections import Counter
@@ -22,19 +22,19 @@ from ringtrain.optim.layout import Bucket
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_update_in_parts, digest_of
 from ringtrain.optim.pipeline import UpdateContext
 
-# Updates after which ranks compare beside each `EVERY`: what differs from the beginning is found there.
+# Updates after which ranks compare in addition to each `EVERY`: they find differences from the beginning.
 FIRST: Final = (1, 2)
-# Elements of each parameter that are looked at before each update: 161 parameters take 30 µs.
+# Elements of each parameter that are checked before each update: 161 parameters take 30 µs.
 _SAMPLED: Final = 16
-# Weights of no more bytes are looked at whole before each update: 10 µs.
+# Weights of at most this many bytes are checked completely before each update: 10 µs.
 _SMALL: Final = 64 << 10
 
 
 class WeightReplicaCheck:
-    """The checks of one rank. Every rank makes them at the same updates.
+    """Weight checks of one rank. Every rank makes them at the same updates.
 
-    `weights`: False: rates alone. Where every rank applies a library's rule to all weights, as torch's, processors
-    that are not alike may differ in the last bit, and nothing is wrong.
+    `weights`: False: compare only rates. If every rank applies a library's rule to all weights, such as torch's,
+    processors of different types may legitimately differ in the last bit.
     """
 
     def __init__(self, context: UpdateContext, weights: bool = True) -> None:
@@ -47,37 +47,37 @@ class WeightReplicaCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Weights were set from outside, to the same on all ranks: nothing from before counts."""
+        """Discard all digests, after weights were set from outside to the same values on all ranks."""
         self._begun = self.digest()
         self._digests: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._rates: dict[int, list[float]] = {}
 
     def uses(self, number: int, rates: Sequence[float]) -> None:
-        """Update `number` is made with these rates, one for each group of parameters."""
+        """Record the rates of update `number`, one for each group of parameters."""
         self._rates[number] = list(rates)
 
     def starts(self, number: int) -> None:
-        """Update `number` is about to change the first weight."""
+        """Record a digest right before update `number` changes the first weight."""
         samples = sum(sample.digest(number) for sample in self._samples)
         part = self.digest() if self._is_small else digest_of(self._parts[number % PARTS])
         self._starts[number] = (part + samples) % 2**64
 
     def after(self, number: int) -> None:
-        """Update `number` is done: all ranks have the same weights."""
+        """Record a digest after update `number`, when all ranks have the same weights."""
         self._digests[number] = digest_of(self._parts[number % PARTS])
 
     def before(self, number: int) -> None:
-        """Update `number` is about to begin. Collective after each `EVERY` updates, and after the `FIRST`.
+        """Compare before update `number`. Collective after each `EVERY` updates, and after the `FIRST`.
 
         Raises MismatchError or StateCorrupt, on every rank.
         """
         done = number - 1
-        self._digests = {n: digest for n, digest in self._digests.items() if n <= done}  # one may be made again
+        self._digests = {n: digest for n, digest in self._digests.items() if n <= done}  # an update may be repeated
         if not done or (done % EVERY and done not in FIRST) or self._group.size == 1:
             return
         rates = sorted((n, rate) for n, rate in self._rates.items() if n <= done)
-        # Before all of them come those that the weights had when they were set.
+        # The first digest is that of the weights when they were set.
         draws = process_group_epochs_of(self._group.size)
         starts = sorted((n, digest) for n, digest in self._starts.items() if n <= done)
         seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.told(), starts]
@@ -91,7 +91,7 @@ class WeightReplicaCheck:
         self._rates = {n: rates for n, rates in self._rates.items() if n > done}
 
     def digest(self) -> int:
-        """Of all weights that ranks compare."""
+        """Return the digest of all weights that ranks compare."""
         return digest_of(chain.from_iterable(self._parts))
 
     def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
@@ -102,7 +102,7 @@ class WeightReplicaCheck:
 
 
 class _WeightSample:
-    """Some elements of each parameter of a bucket, other ones each time."""
+    """Sample of some elements of each parameter of a bucket, other ones each time."""
 
     def __init__(self, bucket: Bucket, weights: Flat) -> None:
         self._words = weights.view(f"u{weights.itemsize}")
@@ -112,13 +112,13 @@ class _WeightSample:
         self._places = np.arange(_SAMPLED) * self._sizes // _SAMPLED
 
     def digest(self, number: int) -> int:
-        """The sum of the elements' bits that are looked at before update `number`."""
+        """Return the sum of the bits of the sample for update `number`."""
         chosen = self._first + (self._places + number * 7919) % self._sizes
         return int(self._words[chosen].sum(dtype=np.uint64))
 
 
 def compare_weights(told: Sequence[dict[int, int]], when: str = "after") -> None:
-    """Compare digests by update, as each rank has told them. Raises StateCorrupt, on every rank alike."""
+    """Compare digests by update, one mapping per rank. Raises StateCorrupt, on every rank alike."""
     for number in sorted(set.intersection(*(set(one) for one in told))):
         if odd := odd_ranks([one[number] for one in told]):
             time = f"{when} update {number}" if number >= 0 else "when they were last set or loaded"
@@ -126,7 +126,7 @@ def compare_weights(told: Sequence[dict[int, int]], when: str = "after") -> None
 
 
 def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
-    """Which of them are not as most are; all of them where no more than half are alike."""
+    """Return the positions that differ from the majority; all if at most half are equal; none if all are equal."""
     usual, count = Counter(digests).most_common(1)[0]
     if count == len(digests):
         return ()
@@ -134,20 +134,22 @@ def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
 
 
 def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begins: bool = False) -> StateCorrupt:
-    """The error that names ranks whose weights are others, of `size` ranks. `updates`: within so many all parts are
-    compared. `begins`: no more than the first updates have been made."""
-    differ = f"{when} the weights on ranks {list(odd)} were not those of the others"
+    """Build the error for ranks with other weights, of `size` ranks.
+
+    `updates`: number of updates within which all parts are compared. `begins`: only the first updates have been made.
+    """
+    differ = f"{when} the weights on ranks {list(odd)} differed from those of the others"
     if len(odd) == size:
         differ = f"{when} ranks {list(odd)} had different weights"
     if begins:
         return StateCorrupt(
             odd,
-            f"{differ}: they began with different ones, or a rank alone has loaded or changed its own; call "
+            f"{differ}: they started with different ones, or only one rank has loaded or changed them; call "
             "broadcast_parameters or broadcast_variables, which send those of rank 0, before the first step",
         )
     return StateCorrupt(
         odd,
-        f"{differ}: a rank has loaded another state or changed weights alone (do it on all ranks), or its memory or "
+        f"{differ}: only one rank has loaded a state or changed weights (do it on all ranks), or its memory or "
         f"arithmetic is wrong (test its node). Each part is compared once in {updates} updates: load a checkpoint from "
         "before the last of these",
     )
@@ -156,7 +158,7 @@ def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begi
 def other_learning_rates(
     number: int, ours: tuple[int, Sequence[float]], theirs: tuple[int, Sequence[float]]
 ) -> MismatchError:
-    """The error of an update with other learning rates on one rank: both have the rank and its rates."""
+    """Build the error for different learning rates in one update; `ours`, `theirs`: a rank and its rates."""
     return MismatchError(
         f"update {number} was made with the learning rates {ours[1]} on rank {ours[0]} and "
         f"{theirs[1]} on rank {theirs[0]}; a schedule must give the same on every rank: reduce "

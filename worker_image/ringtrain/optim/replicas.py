@@ -1,8 +1,8 @@
-"""Finds ranks of a `DistributedOptimizer` whose weights, learning rates or data sets are not those of the others.
+"""Detection of ranks of a `DistributedOptimizer` with other weights, learning rates or data sets than the others.
 
-Every rank applies the reduced gradients by itself, and nothing compares what becomes of the weights. So now and
-then ranks compare a digest of a part of them before an update, beside the gradients that they reduce anyway.
-`optim.replica_check` does the same where the weights are the host optimizer's.
+Every rank applies the reduced gradients itself, and no other code compares the weights. So ranks periodically compare a
+digest of a part of them before an update, during the reduction of gradients. `optim.replica_check` does the same for
+weights of the host optimizer.
 """
 
 import contextlib
@@ -29,18 +29,22 @@ from ringtrain._core.reduction.ops import Sum
 from ringtrain.optim.memory_check import EVERY, digest_of
 from ringtrain.optim.replica_check import FIRST, odd_ranks, other_learning_rates, other_weights
 
-# Of the weights one comparison looks at one: all are seen in 100 updates. 20 MB of 102 take 5 ms of a core.
+# One comparison reads one of this many parts of the weights: all are read in 100 updates. 20 MB of 102 take 5 ms of a
+# core.
 PARTS: Final = 5
 _MOST_RATES: Final = 8
-# Of a rank's row of the table that ranks exchange: whether it is there, which weights they are and where they were
-# computed, the digests of weights, of rates and of data sets. Behind them stand rates.
+# Columns of a rank's row in the exchanged table: presence, identity of weights and platform, digests of weights, rates
+# and data sets. Rates follow.
 _HERE, _CUT, _PLATFORM, _WEIGHTS, _RATES, _DRAWS, _COLUMNS = range(7)
 
 
 @dataclass(frozen=True)
 class OptimizerReplica:
-    """What a rank has before an update. `cut`: names and shapes of the weights. `platform`: what computes updates:
-    others may round differently. `weights`: the digest of a part of them. `rates`: one for each group."""
+    """State of a rank before an update.
+
+    `cut`: names and shapes of the weights. `platform`: the processor or device that computes updates; others may round
+    differently. `weights`: the digest of a part of them. `rates`: one for each group.
+    """
 
     cut: str
     platform: str
@@ -49,10 +53,10 @@ class OptimizerReplica:
 
     @staticmethod
     def rows(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
-        """Yield which rows of which tensors are in a part of all: index, first row, and the row behind the last.
+        """Yield the rows of tensors in one of the parts: index of the tensor, first row, and the row behind the last.
 
-        `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. All parts are as long as each
-        other but for a row.
+        `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. Parts are equally long except
+        for a row.
         """
         total, start = sum(octets for _, octets in sizes), 0
         low, high = total * part // PARTS, total * (part + 1) // PARTS
@@ -70,7 +74,7 @@ class OptimizerReplica:
 
     @staticmethod
     def processor() -> str:
-        """Return what this host's processor is, for `platform`: programs may compute otherwise on another one."""
+        """Return a description of this host's processor, for `platform`: others may round differently."""
         return _processor()
 
 
@@ -85,23 +89,24 @@ def _processor() -> str:
 
 
 class OptimizerReplicas:
-    """The comparisons of one optimizer on one rank. All ranks of `process_set` make them before the same updates.
+    """Comparisons of one optimizer on one rank. All ranks of `process_set` make them before the same updates.
 
-    A difference counts that is still there before the next update: scripts of Horovod's send the weights of one
-    rank to all after their first step.
+    A difference is an error only if it remains before the next update, because scripts of Horovod's broadcast the
+    weights of one rank after their first step.
     """
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
         self._name, self._process_set = f"{name}.replicas", process_set
         self._since: tuple[Any, int] = lambda: None, 0
         self._updates = 0
-        self._doubted: int | None = None  # the part of the last comparison, which has shown a difference
+        self._doubted: int | None = None  # part in which the last comparison found a difference
 
     @contextlib.contextmanager
     def compared(self, look: Callable[[int], OptimizerReplica]) -> Iterator[None]:
-        """Compare, while gradients are reduced within it, what `look` sees of one of `PARTS` before their update.
+        """Compare, during the reduction of gradients in the context, the replicas that `look` returns for a part.
 
-        Collective where the gradients are. Raises MismatchError or StateCorrupt, on every rank that trains.
+        Collective with the gradients. `look` gets the number of the part, of `PARTS`. Raises MismatchError or
+        StateCorrupt, on every rank that trains.
         """
         part = None if trains_alone(self._process_set) or joins_survivors() else self._next_part()
         if part is None:
@@ -119,8 +124,10 @@ class OptimizerReplicas:
         self._doubted = None if _ranks_with_like_replicas(table) else part
 
     def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
-        """A `look` for the comparison before the next update, which tells what there is to see now. Local: nothing
-        is counted, as the step may fail before its update."""
+        """Return a `look` for the next comparison that has already read its part. Local.
+
+        Nothing is counted, because the step may fail before its update.
+        """
         part = None if trains_alone(self._process_set) or joins_survivors() else self._coming_part()
         if part is None:
             return look
@@ -128,14 +135,16 @@ class OptimizerReplicas:
         return lambda wanted: seen if wanted == part else look(wanted)
 
     def _next_part(self) -> int | None:
-        """Count the update that comes now; as `_coming_part`."""
+        """Count the coming update. Returns as `_coming_part`."""
         part = self._coming_part()
         self._updates += 1
         return part
 
     def _coming_part(self) -> int | None:
-        """Which part is compared before the next update, if any. A world, and a join, begins anew: ranks may have
-        made different numbers of updates before it."""
+        """Return the part to compare before the next update; None if there is no comparison.
+
+        A new world, and a join, restart the count: ranks may have made different numbers of updates before.
+        """
         world, joined = self._since
         if world() is not current() or joined != joins():
             self._since = weakref.ref(current()), joins()
@@ -148,7 +157,7 @@ class OptimizerReplicas:
         return update // EVERY % PARTS if update % EVERY == 0 else None
 
     def _begin(self, seen: OptimizerReplica, told: Any) -> Any:
-        """Sum up tables in which each rank has written its own row; that of a rank that has joined is empty."""
+        """Begin to sum tables in which each rank has written its own row; the row of a joined rank is empty."""
         queue = queue_of(self._process_set)
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
         row = table[queue.ranks.index(queue.rank)]
@@ -160,7 +169,7 @@ class OptimizerReplicas:
         row[:_COLUMNS] = 1, *where, weights, _weight_replica_hash(repr(list(seen.rates))), _weight_replica_hash(draws)
         rates = np.array(seen.rates[:_MOST_RATES], np.float64)
         row[_COLUMNS : _COLUMNS + len(rates)] = rates.view(np.int64)
-        # One of a series: that of a step which has failed may still be in flight.
+        # One of a series: the sum of a failed step may still be in flight.
         total = NamedReduction(Sum.value, self._process_set)
         return NamedCollective.allreduce(total, None, self._name).begin([table])
 
@@ -176,7 +185,7 @@ class OptimizerReplicas:
             if odd := odd_ranks(table[same, _WEIGHTS].tolist()):
                 when = f"before update {self._updates} of this world"
                 differing = tuple(ranks[same[at]] for at in odd)
-                # The first comparison that finds a difference is made once more, before the next update.
+                # A difference is compared a second time before the next update.
                 raise other_weights(differing, len(same), when, PARTS * EVERY, self._updates <= max(FIRST) + 1)
 
     def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, told: Any) -> None:
@@ -195,7 +204,7 @@ def _ranks_with_like_replicas(table: Any) -> bool:
 
 
 def _weight_replica_groups(table: Any) -> list[list[int]]:
-    """The positions of ranks that have the same weights to update, and update them to the same bits."""
+    """Return the positions of ranks that have equal weights to update and round equally."""
     found: dict[tuple[int, int], list[int]] = {}
     for at, row in enumerate(table):
         if row[_HERE]:

@@ -1,7 +1,7 @@
-"""Update rules: frozen configuration, and how one step follows from it. They hold no state of their own.
+"""Update rules: frozen configuration and the arithmetic of one step. They have no state.
 
-A rule says which arrays of state it needs per weight and updates an `OwnedBucketPart`; memory, sharding and the
-ring are elsewhere.
+A rule names the state arrays that it needs per weight and updates an `OwnedBucketPart`; memory, sharding and the ring
+are in other modules.
 """
 
 import math
@@ -14,8 +14,11 @@ from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart
 
 @dataclass(frozen=True)
 class StepValues:
-    """What a rule must know of the step. `number` counts updates from 1; `rate`: learning rate after the schedule;
-    `scale` turns what the ring summed into the clipped mean gradient."""
+    """Values of a step.
+
+    `number` counts updates from 1; `rate`: learning rate after the schedule; `scale`: factor that converts the sum over
+    ranks to the clipped mean gradient.
+    """
 
     number: int
     rate: float
@@ -32,14 +35,14 @@ class _StatefulUpdateRule(Protocol):
 
 @runtime_checkable
 class ElementUpdateRule(_StatefulUpdateRule, Protocol):
-    """A rule in which a weight's update depends on that weight's own values alone."""
+    """Rule in which a weight's update depends only on that weight's own values."""
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
 
 @runtime_checkable
 class LayerUpdateRule(_StatefulUpdateRule, Protocol):
-    """A rule that scales each layer's direction by a ratio of the layer's norms."""
+    """Rule that scales each layer's direction by a ratio of the layer's norms."""
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
@@ -51,16 +54,20 @@ Rule = ElementUpdateRule | LayerUpdateRule
 
 @runtime_checkable
 class FusableUpdateRule(ElementUpdateRule, Protocol):
-    """A rule whose `update` is `kernels.sgd` or `kernels.adam` with these terms, no more: compiled code can
-    apply it while it reduces. Its states are those of `state_names`, in the kernels' order."""
+    """Rule whose `update` is only `kernels.sgd` or `kernels.adam` with these terms.
+
+    Compiled code can therefore apply it during the reduction. Its states are those of `state_names`, in the kernels'
+    order.
+    """
 
     def terms(self, step: StepValues) -> SgdTerms | AdamTerms: ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent: `v = momentum * v + g`, `w -= lr * v`, or `w -= lr * (g + momentum * v)` with
-    `nesterov`. `weight_decay` is added to the gradient (L2).
+    """Stochastic gradient descent: `v = momentum * v + g`, `w -= lr * v`.
+
+    With `nesterov`: `w -= lr * (g + momentum * v)`. `weight_decay` is added to the gradient (L2).
 
     Momentum as in Sutskever, Martens, Dahl & Hinton 2013, with the rate outside of the velocity.
     """
@@ -80,11 +87,11 @@ class SGD:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Arrays of state for each weight."""
+        """Return the names of the state arrays of each weight."""
         return ("momentum",) if self.momentum else ()
 
     def terms(self, step: StepValues) -> SgdTerms:
-        """The numbers that compiled kernels apply this rule with."""
+        """Return the coefficients for compiled kernels."""
         return SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay)
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
@@ -103,7 +110,7 @@ class Nesterov(SGD):
 
 @dataclass(frozen=True)
 class _AdamRule:
-    """What the rules with Adam's two moments have in common."""
+    """Common part of the rules with Adam's two moments."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -121,7 +128,7 @@ class _AdamRule:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Arrays of state for each weight."""
+        """Return the names of the state arrays of each weight."""
         return ("mean", "square")
 
     def _terms(self, step: StepValues, *, coupled_decay: float = 0.0, decoupled_decay: float = 0.0) -> AdamTerms:
@@ -142,12 +149,12 @@ class _AdamRule:
 class Adam(_AdamRule):
     """Adam: mean and uncentred variance of the gradient, both corrected for their start at zero.
 
-    `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW is the one that decays the weights.
-    Kingma & Ba 2015, algorithm 1.
+    `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW decays the weights instead. Kingma & Ba
+    2015, algorithm 1.
     """
 
     def terms(self, step: StepValues) -> AdamTerms:
-        """The numbers that compiled kernels apply this rule with."""
+        """Return the coefficients for compiled kernels."""
         return self._terms(step, coupled_decay=self.weight_decay)
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
@@ -157,15 +164,15 @@ class Adam(_AdamRule):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam whose weights shrink by `lr * weight_decay` each step, apart from the gradient.
+    """Adam whose weights shrink by `lr * weight_decay` each step, independent of the gradient.
 
-    Loshchilov & Hutter 2019, algorithm 2, with the decay multiplied by the learning rate as is usual in practice.
+    Loshchilov & Hutter 2019, algorithm 2, with the decay multiplied by the learning rate, as is usual in practice.
     """
 
     weight_decay: float = 0.01
 
     def terms(self, step: StepValues) -> AdamTerms:
-        """The numbers that compiled kernels apply this rule with."""
+        """Return the coefficients for compiled kernels."""
         return self._terms(step, decoupled_decay=self.weight_decay)
 
 
@@ -181,11 +188,11 @@ class LAMB(_AdamRule):
     weight_decay: float = 0.01
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Change the state of `part`, and put the direction of the update in the place of its gradient."""
+        """Update the state of `part`, and write the direction of the update to its gradients."""
         kernels.lamb_direction(part, self._terms(step, decoupled_decay=self.weight_decay))
 
     def trust_ratio(self, weight_norm: float, direction_norm: float) -> float:
-        """The factor on the learning rate for a layer whose weights and direction have these L2 norms."""
+        """Return the factor on the learning rate for a layer whose weights and direction have these L2 norms."""
         return weight_norm / direction_norm if weight_norm > 0 and direction_norm > 0 else 1.0
 
 
@@ -195,7 +202,7 @@ def _require_rule_value(who: str, name: str, value: float, holds: bool, expected
 
 
 def check_rule(rule: object) -> None:
-    """Raise ConfigurationError for what is no rule."""
+    """Raise ConfigurationError if `rule` is not a rule."""
     if isinstance(rule, type) or not isinstance(rule, Rule):
         raise ConfigurationError(
             f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"

@@ -1,6 +1,6 @@
 """Learning-rate schedules: the factor on the rule's `lr` at each step, counted from 0.
 
-Any function from step to factor will do; these are the usual ones.
+Any function from step to factor can be used; these are common ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Fall from 1 to `floor` along half a cosine over `total_steps`, then stay.
+    """Decrease from 1 to `floor` along half a cosine over `total_steps`, then stay at `floor`.
 
     Loshchilov & Hutter 2017, without restarts.
     """
@@ -61,10 +61,10 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Rise in a straight line from `start` to `scale` over `steps`, then follow `scale * after(step - steps)`.
+    """Increase linearly from `start` to `scale` over `steps`, then follow `scale * after(step - steps)`.
 
-    With `scale=rt.size()` and `start=1.0` this is the gradual warm-up of Goyal et al. 2017: the rule's `lr` suits
-    one worker, and k workers end at k times that rate. `start=0.0` begins from nothing, as is usual with Adam.
+    With `scale=rt.size()` and `start=1.0` this is the gradual warm-up of Goyal et al. 2017: the rule's `lr` is for one
+    worker, and k workers end at k times that rate. `start=0.0` begins at zero, as is usual with Adam.
     """
 
     steps: int

@@ -1,8 +1,8 @@
-"""Names of the arrays in what `HostOptimizer.state_dict` returns, besides the slots of its rule."""
+"""Names of the arrays in the result of `HostOptimizer.state_dict`, besides the slots of its rule."""
 
 from typing import Final
 
 WEIGHTS: Final = "weights"
-MASTER: Final = "master"  # float32 of weights of half precision
+MASTER: Final = "master"  # float32 copies of half-precision weights
 MISSED: Final = "missed"  # number of updates in which a parameter had no gradient
-FEEDBACK: Final = "error_feedback"  # what compression has not sent yet
+FEEDBACK: Final = "error_feedback"  # rounding errors of compression, added to the next message

@@ -1,9 +1,9 @@
-"""Parameters one by one, within the elements of a bucket that a rank updates: which rule, and whether at all.
+"""Parameters within the elements of a bucket that a rank updates: their rules, and whether they are updated at all.
 
-No gradient is not a gradient of zeros: a parameter that no rank has a gradient of stays as it is, and so does its
-state. Ranks agree on that with what they send anyway. -0 is what an addition starts from: a rank without a
-gradient contributes nothing but -0, and a sum is -0 only where all have. A gradient that is there never has -0
-where a rank's elements of its parameter begin (`GradientInbox` makes it 0), so a rank looks at that one element of the
+No gradient is not a gradient of zeros: a parameter for which no rank has a gradient does not change, and neither does
+its state. Ranks agree on that without additional messages. -0 is the neutral element of addition: a rank without a
+gradient contributes -0, and a sum is -0 only if all contribute -0. A gradient that is present never has -0 at the first
+element of a rank's part of the parameter (`GradientInbox` replaces it by 0), so a rank reads that one element of the
 sum.
 """
 
@@ -22,11 +22,11 @@ from ringtrain.optim.layout import Bucket, Layout, ParamLocation, ParamSpec
 from ringtrain.optim.rules import FusableUpdateRule, LayerUpdateRule, Rule, StepValues
 
 ABSENT: Final = -0.0
-_UNDONE: Final = 2  # so many updates can be given up
+_UNDONE: Final = 2  # number of updates that can be undone
 
 
 def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
-    """The parameters of the elements `owned` of `bucket`, counted from their start."""
+    """Return the parameters of the elements `owned` of `bucket`, counted from their start."""
     found = []
     for location in bucket.locations:
         low, high = max(location.start, owned.start), min(location.stop, owned.stop)
@@ -36,7 +36,7 @@ def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
 
 
 def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Where, counted from each parameter's start, a rank's elements of it begin."""
+    """Return, by parameter, the offsets at which the ranks' elements of it begin."""
     found = {}
     for bucket in layout.buckets:
         for location in bucket.locations:
@@ -46,13 +46,13 @@ def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def is_gradient_absent(values: Flat) -> bool:
-    """Whether no rank has the gradient whose sum over ranks is `values`, from where a rank's elements begin."""
+    """Return whether no rank has a gradient. `values`: its sum over ranks, from the first element of a rank's part."""
     first = float(values[0])
     return first == 0 and bool(np.signbit(first))
 
 
 class MissedGradients:
-    """In how many updates no rank had a gradient of a parameter: so many it is behind the others.
+    """Number of updates, by parameter, in which no rank had a gradient of it.
 
     A rank counts the parameters of which it updates elements.
     """
@@ -62,7 +62,7 @@ class MissedGradients:
         self._noted: dict[int, set[str]] = {}
 
     def note(self, number: int, name: str) -> None:
-        """Nobody had a gradient of `name` in update `number`."""
+        """Record that no rank had a gradient of `name` in update `number`."""
         noted = self._noted.setdefault(number, set())
         if name not in noted:
             noted.add(name)
@@ -70,20 +70,22 @@ class MissedGradients:
         self._noted.pop(number - _UNDONE, None)
 
     def undo(self, to: int) -> None:
-        """Forget what was noted in updates after `to`."""
+        """Remove the records of updates after `to`."""
         for number in [number for number in self._noted if number > to]:
             for name in self._noted.pop(number):
                 self.counts[name] -= 1
 
     def of(self, name: str) -> int:
-        """How many updates `name` has missed."""
+        """Return the number of updates that `name` has missed."""
         return self.counts.get(name, 0)
 
 
 @dataclass(frozen=True)
 class StepRules:
-    """How update `number` changes parameters. `rules`: one for each group of parameters; `group_of`: by name.
-    `factor`: on each rule's learning rate, of the schedule.
+    """Rules by which update `number` changes parameters.
+
+    `rules`: one for each group of parameters; `group_of`: the index of the group by name. `factor`: the schedule's, on
+    each rule's learning rate.
     """
 
     number: int
@@ -92,11 +94,11 @@ class StepRules:
     group_of: Mapping[str, int]
 
     def rule(self, spec: ParamSpec) -> Rule:
-        """The rule of a parameter."""
+        """Return the rule of a parameter."""
         return self.rules[self.group_of[spec.name]]
 
     def values(self, spec: ParamSpec, missed: MissedGradients, scale: float) -> StepValues:
-        """What the rule must know: the parameter's own number of updates, and its rate."""
+        """Return the rule's arguments: the parameter's own number of updates, and its rate."""
         return StepValues(self.number - missed.of(spec.name), self.rule(spec).lr * self.factor, scale)
 
     def apply(
@@ -107,8 +109,9 @@ class StepRules:
         scale: float,
         kernels: OptimizerKernels,
     ) -> list[ParamLocation]:
-        """Change the weights and the state of `part`; of a `LayerUpdateRule` its state alone, and put directions
-        into the place of its gradients. Return the spans that had a gradient.
+        """Update the weights and the state of `part`. Return the spans that had a gradient.
+
+        For a `LayerUpdateRule`, update only the state and write directions to the gradients.
         """
         present = []
         for span in spans:
@@ -124,7 +127,7 @@ class StepRules:
         return present
 
     def _runs(self, spans: Sequence[ParamLocation], missed: MissedGradients) -> Iterator[list[ParamLocation]]:
-        """Neighbours that one call of a kernel updates."""
+        """Yield groups of adjacent spans that one call of a kernel can update."""
         run: list[ParamLocation] = []
         for span in spans:
             if run and not (
@@ -141,12 +144,12 @@ class StepRules:
 
 
 def rule_is_whole(rule: Rule) -> bool:
-    """Whether the rule wants to be called for one parameter at a time."""
+    """Return whether the rule must be called for one parameter at a time."""
     return bool(getattr(rule, "by_parameter", False))
 
 
 class NativeParameterSpans:
-    """The spans of one bucket's own elements, as compiled code takes them."""
+    """Spans of this rank's elements of one bucket, as arguments of compiled code."""
 
     def __init__(self, spans: Sequence[ParamLocation], group_of: Mapping[str, int]) -> None:
         self._spans = spans
@@ -155,13 +158,13 @@ class NativeParameterSpans:
         self._groups = [group_of[span.spec.name] for span in spans]
 
     def rule(self, step: StepRules, missed: MissedGradients, scale: float) -> NativeRule:
-        """The rules of one update, none of whose gradients is known to be there."""
+        """Return the rules of one update. Compiled code finds out which gradients are absent."""
         made = {}
         for span, group in zip(self._spans, self._groups, strict=True):
             key = group, missed.of(span.spec.name)
             if key not in made:
                 rule = step.rules[group]
-                assert isinstance(rule, FusableUpdateRule), "ask can_fuse first"
+                assert isinstance(rule, FusableUpdateRule), "call can_fuse first"
                 made[key] = native_terms(rule.terms(step.values(span.spec, missed, scale)))
         address = {key: terms.address for key, terms in made.items()}
         missed_of = missed.of
@@ -173,6 +176,6 @@ class NativeParameterSpans:
         return NativeRule(code, self._array, [terms.struct for terms in made.values()])
 
     def note(self, number: int, missed: MissedGradients) -> None:
-        """Count what the update found nobody's gradient of."""
+        """Count the parameters for which the update found no gradient of any rank."""
         for index in np.flatnonzero(self._array["fate"] == STAYS).tolist():
             missed.note(number, self._spans[index].spec.name)

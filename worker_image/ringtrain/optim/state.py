@@ -1,7 +1,7 @@
-"""The whole of an optimizer as plain arrays by parameter name, so that it can be loaded at another world size.
+"""Complete state of an optimizer as plain arrays by parameter name, which can be loaded at another world size.
 
-What compression still owes is part of it. Each rank owes what rounding took from its own gradients (`lost`, as
-long as the weights on every rank), and the owner of a shard what it took from its last change (`lost_change`).
+It includes the rounding errors of compression. Each rank has the errors of its own gradients (`lost`, as long as the
+weights on every rank), and the owner of a shard those of its last change (`lost_change`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,10 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, OptimizerWire
 
 @dataclass(frozen=True)
 class OptimizerStateRequest:
-    """What `gather_state` is asked for. `rule`: the name of the rules. `digest`: of the weights that all ranks
-    have; None: these are not compared."""
+    """Arguments of `gather_state`.
+
+    `rule`: the name of the rules. `digest`: of the weights that all ranks have; None: do not compare them.
+    """
 
     updates: int
     rule: str
@@ -34,21 +36,21 @@ class OptimizerStateRequest:
 
 
 def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[str, Any]:
-    """Gather the state of all ranks on rank `root` (None: on all). The others only take part and get {}.
+    """Gather the state of all ranks on rank `root` (None: on all). The others take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
-    `error_feedback` what compression owes. Where parameters had no gradient in some updates, the slot "missed" has
-    the number of these. Arrays have the parameter's shape; those of a local parameter are
-    stacked by rank, because each rank has its own. Raises MismatchError where ranks pass different arguments or
-    are at different updates, and StateCorrupt where they have different weights.
+    `error_feedback` the rounding errors of compression. If parameters had no gradient in some updates, the slot
+    "missed" has the number of these. Arrays have the parameter's shape; those of a local parameter are stacked by rank,
+    because each rank has its own. Raises MismatchError if ranks pass different arguments or are at different updates,
+    and StateCorrupt if they have different weights.
     """
     keep = wanted.root in (None, context.group.rank)
     asked = _begin_optimizer_agreement(context, wanted)
-    # Copied meanwhile where all is kept; the other ranks have memory for one after the other.
+    # The receiving rank begins all gathers at once; the others need memory for only one at a time.
     slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
     missed = _agreed_state_request(
         context, asked, wanted
-    )  # before any gathers: those that don't agree would leave others to it
+    )  # before any gather, in which ranks that disagree would not take part
     arrays = _filled_optimizer_slots(context.group, slots, keep)
     owed = _filled_optimizer_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
     if not keep:
@@ -60,10 +62,9 @@ def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[
 
 
 def shard_state(context: UpdateContext, updates: int, rule: str, error_feedback: bool) -> dict[str, Any]:
-    """This rank's part of the state, by name, as copies: what all ranks give together is the whole. Not
-    collective.
+    """Return copies of this rank's part of the state by name; the parts of all ranks form the whole. Not collective.
 
-    Weights that all ranks have are dealt out among them, as the rest of the state is.
+    Weights that all ranks have are divided among them like the rest of the state.
     """
     rank = context.group.rank
     arrays: dict[str, dict[str, ArrayPart]] = {}
@@ -92,7 +93,7 @@ def shard_state(context: UpdateContext, updates: int, rule: str, error_feedback:
 
 
 def _missed_of_bucket(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[str, ArrayPart]]:
-    """What parameters of `bucket` have missed, from who updates their first elements."""
+    """Yield the missed updates of parameters of `bucket` from the rank that updates their first elements."""
     own = _own_bucket_cut(context, bucket)
     for at in bucket.locations:
         counts = (bucket.local and context.group.rank == 0) or own.start <= at.start < own.stop
@@ -101,7 +102,7 @@ def _missed_of_bucket(context: UpdateContext, bucket: Bucket) -> Iterator[tuple[
 
 
 def _own_bucket_cut(context: UpdateContext, bucket: Bucket) -> slice:
-    """The elements of `bucket` that this rank saves of what all ranks have; all, of what is its own."""
+    """Return the elements of `bucket` that this rank saves if all ranks have them; all of a local bucket."""
     if bucket.local:
         return slice(0, bucket.size)
     if context.sharded:
@@ -111,9 +112,7 @@ def _own_bucket_cut(context: UpdateContext, bucket: Bucket) -> slice:
 
 
 def _bucket_parts(context: UpdateContext, bucket: Bucket, values: Flat, held: slice) -> dict[str, ArrayPart]:
-    """`values`, which are the elements `held` of `bucket`, by parameter; those of a local one are a row of
-    many.
-    """
+    """Split `values`, the elements `held` of `bucket`, by parameter; a local parameter is one row of a stack."""
     found: dict[str, ArrayPart] = {}
     for location in bucket.locations:
         spec = location.spec
@@ -128,10 +127,10 @@ def _bucket_parts(context: UpdateContext, bucket: Bucket, values: Flat, held: sl
 
 
 def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """Set weights and this rank's part of the state from what `gather_state` gave; return its count of updates,
-    and how many of them parameters have missed.
+    """Set weights and this rank's part of the state from a result of `gather_state`.
 
-    Raises ConfigurationError, before anything is changed, when the state is of another rule or another model.
+    Return its number of updates, and by parameter the number of missed ones. Raises ConfigurationError, before anything
+    is changed, if the state belongs to another rule or model.
     """
     _check_optimizer_state(context, rule, state)
     for bucket in context.layout.buckets:
@@ -146,7 +145,7 @@ def restore_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -
 
 
 def _restore_mirror(context: UpdateContext, mirror: OptimizerShardMirror, state: Mapping[str, Any]) -> None:
-    """Set the copy of another rank's shard."""
+    """Set the replica of another rank's shard."""
     for bucket in mirror.buckets:
         shard = mirror.shard(bucket)
         for slot, values in mirror.values(bucket).items():
@@ -161,8 +160,10 @@ def _own_missed(context: UpdateContext) -> dict[str, int]:
 
 
 def _begin_optimizer_agreement(context: UpdateContext, wanted: OptimizerStateRequest) -> PendingCollective | None:
-    """Begin to meet, also where no array will travel: a call that one rank makes alone must not pass. None: where
-    nothing is shared, a rank may call it alone."""
+    """Begin the exchange of arguments, even if no arrays will be sent, so that a call by only one rank fails.
+
+    Return None if nothing is shared, so that a rank may call it alone.
+    """
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
         return None
     asked = {"updates": wanted.updates, "root": wanted.root, "error_feedback": wanted.error_feedback}
@@ -172,7 +173,7 @@ def _begin_optimizer_agreement(context: UpdateContext, wanted: OptimizerStateReq
 def _agreed_state_request(
     context: UpdateContext, asked: PendingCollective | None, wanted: OptimizerStateRequest
 ) -> dict[str, int]:
-    """Return what parameters have missed, which is known to who updates them, once all ranks agree."""
+    """Return the missed updates by parameter, known to the ranks that update them, after all ranks agree."""
     if asked is None:
         return _own_missed(context)
     reported = asked.wait()
@@ -190,7 +191,7 @@ def _agreed_state_request(
 
 
 def merged_missed_steps(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """What parameters have missed, from what those know who update a part of them."""
+    """Merge the missed updates by parameter that several ranks have counted."""
     merged: dict[str, int] = {}
     for one in counts:
         for name, count in one.items():
@@ -204,7 +205,7 @@ def _bucket_slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
 
 @dataclass(frozen=True)
 class _StateSlotToFill:
-    """A slot of `bucket` with what this rank has of it. `bounds`: of each rank's part; None: it is whole."""
+    """Slot of `bucket` with this rank's elements of it. `bounds`: of each rank's part; None: it is complete."""
 
     bucket: Bucket
     slot: str
@@ -225,7 +226,7 @@ def _feedback_to_fill(context: UpdateContext) -> Iterator[_StateSlotToFill]:
 
 
 def _state_slot_to_fill(context: UpdateContext, bucket: Bucket, slot: str, values: Flat) -> _StateSlotToFill:
-    """A slot of which every rank has all, or a part; what is each rank's own becomes rows by rank."""
+    """Prepare a slot of which every rank has all or a part; values that differ by rank become rows."""
     group, is_own = context.group, bucket.local or slot == LOST
     is_whole = not is_own and (slot == WEIGHTS or not context.sharded)
     if is_own:
@@ -243,7 +244,7 @@ def _state_slot_to_fill(context: UpdateContext, bucket: Bucket, slot: str, value
 def _filled_optimizer_slots(
     group: CollectiveGroup, slots: Iterable[_StateSlotToFill], keep: bool
 ) -> dict[str, dict[str, Flat]]:
-    """Gather `slots`, all at once where they are kept; by slot and by name, nothing where they are not."""
+    """Gather `slots`, all at once if `keep`. Return arrays by slot and name; empty if not `keep`."""
 
     def begin(one: _StateSlotToFill) -> PendingCollective | None:
         return None if one.bounds is None else group.all_gather(one.whole.reshape(-1), one.bounds)
@@ -268,16 +269,16 @@ def _state_by_parameter(bucket: Bucket, whole: Flat) -> dict[str, Flat]:
 
 
 def _compressed_buckets(context: UpdateContext) -> list[tuple[Bucket, OptimizerWire]]:
-    """The buckets that travel in fewer bytes."""
+    """Return the buckets that are sent compressed, with their wire."""
     found = ((bucket, context.wire_of(bucket)) for bucket in context.layout.buckets)
     return [(bucket, wire) for bucket, wire in found if wire is not None]
 
 
 def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Flat]]) -> None:
-    """Owe what was owed when the state was saved; nothing where it holds none.
+    """Restore the error feedback of a saved state; zeros if it has none.
 
-    In a world of another size each rank owes the mean of what the ranks owed, so that the mean over ranks, which
-    weights are updated with, is the same.
+    In a world of another size each rank gets the mean of the saved errors of gradients, so that the mean over ranks,
+    with which weights are updated, is the same.
     """
     rank, ranks = context.group.rank, context.group.size
     for bucket, wire in _compressed_buckets(context):
@@ -295,7 +296,7 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
 
 
 def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
-    """What changes of all of `bucket` are owed; nothing where the state holds none."""
+    """Return the error feedback of the changes of all of `bucket`; zeros if the state has none."""
     change = np.zeros(bucket.size, np.float32)
     for location in bucket.locations:
         if location.spec.name in lost_change:
@@ -307,7 +308,7 @@ def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
 def _fill_optimizer_state(
     context: UpdateContext, bucket: Bucket, by_name: Mapping[str, Flat | ReadableArray], target: Flat, cut: slice
 ) -> None:
-    """Set `target`, the elements `cut` of `bucket`, from arrays by parameter; read no others of them."""
+    """Set `target`, the elements `cut` of `bucket`, from arrays by parameter; read only these elements."""
     for location in bucket.locations:
         low, high = max(location.start, cut.start), min(location.stop, cut.stop)
         if low < high:
@@ -319,13 +320,13 @@ def _fill_optimizer_state(
 def _check_optimizer_state(context: UpdateContext, rule: str, state: Mapping[str, Any]) -> None:
     if absent := [key for key in ("updates", "rule", "arrays") if key not in state]:
         raise ConfigurationError(
-            f"load_state_dict was given {sorted(map(str, state))}, without {absent}; expected what state_dict() "
-            "or shard_dict() has returned: where a checkpoint has it under a name, give that entry alone"
+            f"load_state_dict got {sorted(map(str, state))}, without {absent}; expected the result of state_dict() "
+            "or shard_dict(); if a checkpoint contains it under a name, pass only that entry"
         )
     if state["rule"] != rule:
         raise ConfigurationError(
             f"the saved optimizer state is of {state['rule']} and this optimizer is {rule}; use the same rule, or "
-            f"load the weights alone"
+            f"load only the weights"
         )
     saved = state["arrays"][WEIGHTS]
     here = {spec.name for spec in context.layout.specs}
@@ -351,8 +352,8 @@ def _check_feedback(context: UpdateContext, state: Mapping[str, Any]) -> None:
                 if array is None or array.shape != expected:
                     raise ConfigurationError(
                         f'the saved error feedback "{slot}" of parameter "{name}" is '
-                        f"{'missing' if array is None else array.shape}; expected {expected}: load the state that "
-                        f"state_dict() gave, or leave out its {FEEDBACK!r}"
+                        f"{'missing' if array is None else array.shape}; expected {expected}: load the result of "
+                        f"state_dict(), or remove its {FEEDBACK!r}"
                     )
 
 

@@ -1,8 +1,8 @@
-"""Copies of what an update changes on this rank, so that an update that failed can be undone to the bit.
+"""Copies of values before an update changes them on this rank, so that a failed update can be undone bitwise.
 
-A rank that has ended update k may have to go back to k - 1: another one failed in k's last exchange. It need not
-once it knows that all others have ended k, which is when their gradients for k + 1 have come. So one copy of each
-bucket is enough, made between that moment and the bucket's next change; buckets that may change earlier have two.
+A rank that has ended update k may have to return to k - 1 if another one failed in the last exchange of k. It need not
+once all others have ended k, which it knows when their gradients for k + 1 have arrived. So one copy of each bucket is
+enough, made between that moment and the bucket's next change; buckets that may change earlier have two.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from ringtrain.errors import ConfigurationError, RingtrainError
 
 @dataclass
 class _UndoCopy:
-    """`arrays` from after update `number` (-1: none), of the elements before `count`: others were not changed."""
+    """Copy of `arrays` after update `number` (-1: none); only elements before `count` were changed since."""
 
     arrays: dict[str, Flat]
     count: Flat
@@ -25,9 +25,9 @@ class _UndoCopy:
 
 
 class UpdateHistory:
-    """`live` arrays, equally long, that updates change in place, and copies from before their last changes.
+    """Equally long `live` arrays that updates change in place, and copies from before their last changes.
 
-    `generations`: how many changes can be undone.
+    `generations`: number of changes that can be undone.
     """
 
     def __init__(self, live: Mapping[str, Flat], generations: int) -> None:
@@ -36,10 +36,10 @@ class UpdateHistory:
             _UndoCopy({name: np.empty_like(values) for name, values in live.items()}, np.zeros(1, np.uint64))
             for _ in range(generations)
         ]
-        self.changed_by = -1  # the last update that began to change them; -1: none that can be undone
+        self.changed_by = -1  # last update that began to change them; -1: none can be undone
 
     def keep(self, number: int) -> None:
-        """Copy what update `number` is about to change."""
+        """Copy the values that update `number` is about to change."""
         copy = self._oldest()
         for name, kept in copy.arrays.items():
             np.copyto(kept, self._live[name])
@@ -47,19 +47,19 @@ class UpdateHistory:
         copy.number, self.changed_by = number - 1, number
 
     def room(self, number: int) -> Kept:
-        """Return where update `number` itself puts what it changes."""
+        """Return the buffers into which update `number` itself copies the values that it changes."""
         copy = self._oldest()
         copy.number, self.changed_by = number - 1, number
         return Kept(tuple(copy.arrays.values()), copy.count)
 
     def forget(self) -> None:
-        """The arrays were set to something else: no copy is of any use."""
+        """Discard all copies, because the arrays were set from outside."""
         for copy in self._copies:
             copy.number = -1
         self.changed_by = -1
 
     def restore(self, to: int) -> bool:
-        """Make the arrays those after update `to`. Return whether a later one had begun to change them."""
+        """Restore the arrays after update `to`. Return whether a later update had begun to change them."""
         if self.changed_by <= to:
             return False
         found = next((copy for copy in self._copies if copy.number == to), None)
@@ -73,14 +73,16 @@ class UpdateHistory:
         return True
 
     def _oldest(self) -> _UndoCopy:
-        """The copy that is made anew. What an update that fails here leaves in it is none."""
+        """Return the copy to overwrite, marked as invalid in case the update fails."""
         oldest = min(self._copies, key=lambda copy: copy.number)
         oldest.number, oldest.count[0] = -1, 0
         return oldest
 
 
 class OptimizerUndo:
-    """The histories of all buckets: of what this rank owns (`own`), and of what compression owes (`lost`)."""
+    """Histories of all buckets: of the arrays that this rank owns (`own`), and of compression's error feedback
+    (`lost`).
+    """
 
     def __init__(self, own: Iterable[UpdateHistory], lost: Mapping[int, UpdateHistory]) -> None:
         self._own = tuple(own)
@@ -88,33 +90,35 @@ class OptimizerUndo:
         self._first = 0
 
     def forget(self) -> None:
-        """All arrays were set to something else: no copy is of any use."""
+        """Discard all copies, because all arrays were set from outside."""
         for history in (*self._own, *self._lost.values()):
             history.forget()
 
     def settle_at(self, updates: int) -> None:
-        """The weights after `updates` were set from outside: refuse to go back to what was before. What the update
-        that is under way has rounded since can still be undone."""
+        """Refuse to return to updates before `updates`, because the weights were set from outside.
+
+        Rounding by an update in progress can still be undone.
+        """
         self._first = updates
 
     def keep(self, bucket: int, number: int) -> None:
-        """Call it right before update `number` changes weights and state of `bucket`."""
+        """Copy the values of `bucket`; call it right before update `number` changes them."""
         self._own[bucket].keep(number)
 
     def room(self, bucket: int, number: int) -> Kept:
-        """In the place of `keep`, where what changes the weights keeps them, then the states, by itself."""
+        """Return buffers, instead of `keep`, for code that copies the weights and states itself."""
         return self._own[bucket].room(number)
 
     def keep_lost(self, bucket: int, number: int) -> None:
-        """Call it right before update `number` rounds the gradients of `bucket`."""
+        """Copy the error feedback of `bucket`; call it right before update `number` rounds its gradients."""
         self._lost[bucket].keep(number)
 
     def restore(self, to: int) -> set[int]:
-        """Go back to after update `to`. Return the buckets that a later update had begun to change."""
+        """Restore the values after update `to`. Return the buckets that a later update had begun to change."""
         if to < self._first:
             raise ConfigurationError(
-                f"rollback: to is {to}; expected at least {self._first}, where weights and state were loaded or "
-                "came into this world"
+                f"rollback: to is {to}; expected at least {self._first}, when weights and state were loaded or "
+                "received in this world"
             )
         for lost in self._lost.values():
             lost.restore(to)

@@ -1,4 +1,4 @@
-"""Buckets on the wire in fewer bytes: gradients as they are, weights as what changed, both with error feedback."""
+"""Compressed transfers of buckets: gradients themselves and changes of weights, both with error feedback."""
 
 import contextlib
 import itertools
@@ -24,8 +24,11 @@ LOST, LOST_CHANGE = "lost", "lost_change"
 
 @dataclass(frozen=True)
 class _ErrorFeedback:
-    """Of one bucket. `lost`, `lost_change`: what rounding took from gradients and from the own shard's change.
-    `before`: the own shard's weights before the update."""
+    """Error feedback of one bucket.
+
+    `lost`, `lost_change`: rounding errors of gradients and of the own shard's change. `before`: the own shard's weights
+    before the update.
+    """
 
     lost: Flat
     lost_change: Flat
@@ -33,10 +36,10 @@ class _ErrorFeedback:
 
 
 class OptimizerWire(ABC):
-    """Carries float32 buckets of a sharded optimizer in fewer bytes.
+    """Compressed transfer of the float32 buckets of a sharded optimizer.
 
-    All ranks, the owner of a shard included, apply the rounded change to the weights they had, so that all hold
-    the same bits; what the rounding took away is part of the owner's next change.
+    All ranks, including the owner of a shard, apply the rounded change to their old weights, so that all have bitwise
+    equal weights. The rounding error is part of the owner's next change.
     """
 
     def __init__(
@@ -60,15 +63,15 @@ class OptimizerWire(ABC):
     def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
         """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`.
 
-        `absent`: the parameters of which this rank has no gradient. What it owes of them it goes on owing.
+        `absent`: the parameters of which this rank has no gradient. Their error feedback does not change.
         """
 
     def remember(self, bucket: Bucket) -> None:
-        """Note the weights of the own shard; called before they are updated."""
+        """Store the weights of the own shard; called before they are updated."""
         self._feedback[bucket.index].before[:] = self._own_weights(bucket)
 
     def all_gather(self, bucket: Bucket) -> PendingCollective:
-        """Send what changed in the own shard; all weights are new, and the same on all ranks, after `wait`."""
+        """Send the changes of the own shard; after `wait` all weights are new, and equal on all ranks."""
         feedback, own = self._feedback[bucket.index], self._own_weights(bucket)
         np.subtract(own, feedback.before, out=own)
         encoded, bounds = self._encode_change(bucket, own, feedback.lost_change)
@@ -83,22 +86,27 @@ class OptimizerWire(ABC):
         return FollowedCollective(self._gatherer.all_gather(encoded, bounds), apply)
 
     def lost(self, bucket: Bucket) -> Flat:
-        """What rounding has taken from this rank's gradients of `bucket`, and the next ones will get; writable."""
+        """Return the rounding errors of this rank's gradients of `bucket`, added to the next gradients; writable."""
         return self._feedback[bucket.index].lost
 
     def lost_change(self, bucket: Bucket) -> Flat:
-        """What rounding has taken from the last change of the own shard; writable."""
+        """Return the rounding errors of the last change of the own shard; writable."""
         return self._feedback[bucket.index].lost_change
 
     def round_change(self, before: Flat, weights: Flat, lost: Flat) -> None:
-        """Make of `weights` what they are on all ranks when an update has led from `before` to them, and of `lost`
-        what rounding took from that change: what `remember` and `all_gather` do to an owner's shard."""
+        """Round the change from `before` to `weights` like the owner of the shard does by `remember` and `all_gather`.
+
+        Sets `weights` to the values on all ranks, and `lost` to the rounding error.
+        """
         message = self._encode(weights - before, lost)
         np.add(before, self._decode(message, len(before)), out=weights)
 
     @contextlib.contextmanager
     def _owed_on(self, bucket: Bucket, absent: Collection[str]) -> Iterator[list[slice]]:
-        """Within it nothing is owed of the parameters `absent`; afterwards the same as before. Where they lie."""
+        """Set the error feedback of the parameters `absent` to 0 in the context, and restore it afterwards.
+
+        Yields their places.
+        """
         lost = self.lost(bucket)
         places = [slice(at.start, at.stop) for at in bucket.locations if at.spec.name in absent]
         owed = [lost[place].copy() for place in places]
@@ -110,22 +118,22 @@ class OptimizerWire(ABC):
 
     @abstractmethod
     def _encode(self, change: Flat, lost: Flat) -> Flat:
-        """`change` + `lost` as a message; `lost` gets what that has not."""
+        """Return `change` + `lost` as a message, and write the rounding error to `lost`."""
 
     @abstractmethod
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
-        """A message of all ranks, with the own `change` + `lost` in it, and where each rank's part begins."""
+        """Return the buffer for all ranks' messages, with the own `change` + `lost` in it, and each rank's bounds."""
 
     @abstractmethod
     def _decode(self, message: Flat, length: int) -> Flat:
-        """The `length` float32 values in one rank's part."""
+        """Return the `length` float32 values in one rank's part."""
 
     def _own_weights(self, bucket: Bucket) -> Flat:
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 
 
 class HalfOptimizerWire(OptimizerWire):
-    """`OptimizerWire` of "bf16" and "fp16": half of the bytes."""
+    """Wire for "bf16" and "fp16": half of the bytes."""
 
     def __init__(
         self,
@@ -135,7 +143,7 @@ class HalfOptimizerWire(OptimizerWire):
         arenas: ParameterArenas,
         compression: str,
     ) -> None:
-        """Raises ConfigurationError for an unknown `compression`."""
+        """Allocate the half-precision buffers. Raises ConfigurationError for an unknown `compression`."""
         super().__init__(group, gatherer, layout, arenas)
         self._dtype, sizes = half_dtype(compression), [bucket.size for bucket in self._carried]
         memory, edges = group.allocate(sum(sizes), self._dtype), length_offsets(sizes)
@@ -173,10 +181,10 @@ class HalfOptimizerWire(OptimizerWire):
 
 
 class ByteOptimizerWire(OptimizerWire):
-    """`OptimizerWire` of "int8": a quarter of the bytes.
+    """Wire for "int8": a quarter of the bytes.
 
-    Sums of bytes would overflow: each rank's contributions go to the owners of the shards as they are, and are
-    folded there in float32, in rank order.
+    Sums of bytes would overflow, so each rank's contributions are sent to the owners of the shards, which fold them in
+    float32, in rank order.
     """
 
     def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
@@ -219,7 +227,7 @@ class ByteOptimizerWire(OptimizerWire):
 
 @dataclass(frozen=True)
 class FollowedCollective:
-    """A collective and what follows it on this rank. Waited for once."""
+    """Collective with a function that runs on this rank after it. Wait for it once."""
 
     pending: PendingCollective
     action: Callable[[Any], None]

@@ -41,8 +41,8 @@ def _alone(**settings: Any) -> HostOptimizer:
         (
             "conv1",
             np.zeros((3, 4), np.float32),
-            'rank 0: gradient "conv1" belongs to no parameter; registered are "conv", "bias"; submit it under the '
-            "name that was given to HostOptimizer",
+            'rank 0: gradient "conv1" belongs to no parameter; expected one of "conv", "bias"; submit it under the '
+            "name that was passed to HostOptimizer",
         ),
         (
             "bias",
@@ -85,14 +85,14 @@ def test_memory_of_a_gradient_is_refused_where_it_is_not_the_caller_s() -> None:
     """After it was submitted, and where it has a sum of micro-steps; both steps can be completed."""
     opt = _alone()
     opt.submit("bias", opt.gradient("bias"))
-    with pytest.raises(ConfigurationError, match=r'rank 0: gradient\("bias"\) was asked for after it was submitted'):
+    with pytest.raises(ConfigurationError, match=r'rank 0: gradient\("bias"\) was called after its submit()'):
         opt.gradient("bias")
-    with pytest.raises(ConfigurationError, match='rank 0: gradient "bais" belongs to no parameter; registered are'):
+    with pytest.raises(ConfigurationError, match='rank 0: gradient "bais" belongs to no parameter; expected one of'):
         opt.gradient("bais")
     opt.submit("conv", opt.gradient("conv"))
     opt.step()
     opt.set_backward_passes_per_step(2)
-    with pytest.raises(ConfigurationError, match=r'gradient\("bias"\) was asked for with accumulate=2, where its mem'):
+    with pytest.raises(ConfigurationError, match=r'gradient\("bias"\) was called with accumulate=2, where its mem'):
         opt.gradient("bias")
 
 
@@ -105,7 +105,7 @@ def test_a_missing_gradient_is_named_and_can_be_brought_later(accumulate: int) -
         opt.step()
     assert str(error.value) == (
         'rank 0: step() was called with 1 of 2 gradients missing: "conv"; submit a gradient for every parameter '
-        "(None for one that this batch does not use), or leave the parameter out of the optimizer"
+        "(None for one that this batch does not use), or exclude the parameter from the optimizer"
     )
     opt.submit("conv", np.zeros((3, 4), np.float32))
     assert opt.step() == (accumulate == 1)
@@ -188,7 +188,7 @@ def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup
 @pytest.mark.parametrize(
     ("params", "settings", "message"),
     [
-        ({}, {}, "HostOptimizer was given no parameters; pass the model's arrays by name"),
+        ({}, {}, "HostOptimizer: params is empty; pass the model's arrays by name"),
         (
             [("w", np.zeros(1)), ("w", np.zeros(1))],
             {},
@@ -200,7 +200,7 @@ def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup
             'parameter "w" is int64; expected one of float16, bfloat16, float32, float64',
         ),
         ({"w": np.ma.masked_array([1.0], [True])}, {}, 'parameter "w" is a masked array; expected one without'),
-        ({"w": np.zeros(1)}, {"local": ["x"]}, "local names ['x'] are not parameters; registered are ['w']"),
+        ({"w": np.zeros(1)}, {"local": ["x"]}, "local names ['x'] are not parameters; expected some of ['w']"),
         ({"w": np.zeros(1)}, {"bucket_bytes": 0}, "bucket_bytes is 0; expected at least 1"),
         ({"w": np.zeros(1)}, {"accumulate": 0}, "accumulate is 0; expected at least 1"),
         ({"w": np.zeros(1)}, {"clip_norm": 0.0}, "clip_norm is 0.0; expected a number above 0, or None"),

@@ -161,7 +161,9 @@ def test_a_state_of_something_else_is_refused(params: Any, rule: Rule, message: 
 def test_what_is_no_state_is_refused(given: dict[str, Any]) -> None:
     """A checkpoint that has the state under a name, or the nothing that ranks other than the root get."""
     opt = HostOptimizer({"w": np.ones(3)}, AdamW(), group=_alone())
-    with pytest.raises(ConfigurationError, match=r"without \['updates', .*what state_dict\(\) or shard_dict\(\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"without \['updates', .*the result of state_dict\(\) or shard_dict\(\)"
+    ):
         opt.load_state_dict(given)
 
 
