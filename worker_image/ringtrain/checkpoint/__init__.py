@@ -1,6 +1,6 @@
-"""Checkpoints: `store` and, below a URI, `sharded` are what a trainer holds.
+"""Checkpoints: `store` for a directory, `sharded` for a URI of an object store.
 
-`locations`, `files`, `shards`, `format`: where, how whole, what is in one.
+`locations` finds their folders, `owner` locks a folder, `shards` and `format` define the files.
 """
 
 from ringtrain.checkpoint.locations import attempt_directory, job_directory, job_uri, readable_directories

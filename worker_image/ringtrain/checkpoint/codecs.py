@@ -1,9 +1,9 @@
-"""Types of frameworks in a checkpoint: a codec for each framework, found by entry points.
+"""Codecs for framework types in checkpoints, found by entry points.
 
-* `ringtrain.checkpoint.codecs`: by the name of the package whose types a codec encodes. It is loaded when a value of
-  such a type is saved.
-* `ringtrain.checkpoint.tags`: by the tag, without its `$`, of what a codec has encoded. It is loaded when such a value
-  is read.
+* `ringtrain.checkpoint.codecs`: named by the package whose types the codec encodes. Loaded when a value of such a type
+  is saved.
+* `ringtrain.checkpoint.tags`: named by the tag, without its `$`, that the codec decodes. Loaded when such a value is
+  read.
 """
 
 import functools
@@ -21,11 +21,16 @@ class Codec(Protocol):
     """Encodes values as JSON-safe trees `{"$TAG": content, ...}` that refer to arrays."""
 
     def encode(self, value: Any, keep: Callable[[NDArray[Any]], str]) -> Mapping[str, Any] | None:
-        """Return the tree of `value`, or None for a value that it does not know. `keep` stores an array and returns its
-        name, for use as content."""
+        """Return the tree of `value`, or None if the codec does not support it.
+
+        `keep` stores an array and returns its name, for use as content.
+        """
 
     def decode(self, tag: str, tree: Mapping[str, Any], content: Any) -> Any:
-        """Return the value of `tree`. `tag`: without `$`. `content`: that of the tag, an array in place of its name."""
+        """Return the value of `tree`. `tag`: without `$`.
+
+        `content`: the tag's content, with arrays in place of their names.
+        """
 
 
 @functools.cache
@@ -40,7 +45,7 @@ def _loaded(group: str, name: str) -> Codec:
 
 
 def encoder_of(value: object) -> Codec | None:
-    """Return the codec of the package that `value`'s class, or a class that it is derived from, comes from."""
+    """Return the codec of the package that defines `value`'s class or a base class of it; None if there is none."""
     known = _names(ENCODERS)
     packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     name = next((package for package in packages if package in known), None)
@@ -48,6 +53,8 @@ def encoder_of(value: object) -> Codec | None:
 
 
 def decoder_of(tag: str) -> Codec | None:
-    """Return the codec that decodes `tag`, given without `$`; None: none does. Raises ModuleNotFoundError where its
-    framework is not installed."""
+    """Return the codec that decodes `tag` (without `$`), or None.
+
+    Raises ModuleNotFoundError if its framework is not installed.
+    """
     return _loaded(DECODERS, tag) if tag in _names(DECODERS) else None

@@ -1,7 +1,7 @@
-"""A nested state as one file: numpy's `.npz` without pickle, plus a manifest in JSON.
+"""File format of a checkpoint: numpy's `.npz` without pickle, plus a manifest in JSON.
 
-`numpy.load` reads the arrays of such a file. `manifest.json` in it holds the tree of the state (`tree`), in which
-`{"$array": member}` stands for an array, and of every array the type, shape and SHA-256. Equal states give equal
+`numpy.load` reads the arrays of such a file. Its member `manifest.json` contains the tree of the state (`tree`), in
+which `{"$array": member}` stands for an array, and the type, shape and SHA-256 of every array. Equal states give equal
 files.
 """
 
@@ -25,15 +25,15 @@ from ringtrain.checkpoint.codecs import decoder_of, encoder_of
 from ringtrain.errors import CheckpointError, ConfigurationError
 
 REFERENCE: Final = "$array"
-# Booleans and numbers: types that their name says wholly.
+# Booleans and numbers: dtypes that are fully described by their name.
 _KINDS: Final = "biufc"
 _CONTAINERS: Final[dict[type, str]] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
 _MADE_OF_ITEMS: Final[dict[str, Any]] = {kind: made for made, kind in _CONTAINERS.items()}
-# Of no framework: no codec is looked for.
+# Types that need no codec.
 _PLAIN: Final = frozenset({dict, OrderedDict, list, tuple, np.ndarray, ArrayPart})
 _EXPECTED: Final = (
     "dicts, lists, tuples, sets, arrays of numbers or booleans, dense tensors, numbers, strings, bytes, booleans "
-    "or None; of an object keep its state_dict()"
+    "or None; save an object's state_dict()"
 )
 
 Arrays = dict[str, NDArray[Any]]
@@ -42,14 +42,14 @@ Arrays = dict[str, NDArray[Any]]
 def split(state: Any) -> tuple[Any, Arrays]:
     """Return `state` as a JSON-safe tree, and the arrays that it refers to by name.
 
-    Raises ConfigurationError naming the place of what is not kept.
+    Raises ConfigurationError with the path of a value that cannot be saved.
     """
     arrays: Arrays = {}
     return _split_state(state, arrays, parts=False), arrays
 
 
 def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
-    """As `split`, of a state in which arrays may also be this rank's `ArrayPart`s."""
+    """Return a tree and arrays as `split` does; arrays may also be this rank's `ArrayPart`s."""
     arrays: dict[str, Any] = {}
     return _split_state(state, arrays, parts=True), arrays
 
@@ -59,12 +59,15 @@ def _split_state(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
         return _CheckpointSplitter(arrays, parts).tree(state, ())
     except RecursionError:
         raise ConfigurationError(
-            "checkpoint: the state holds itself, or is nested hundreds of times; save what it is made of"
+            "checkpoint: the state contains itself, or is nested too deeply; save its parts"
         ) from None
 
 
 def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
-    """Return the state that `split` took apart. `lazy`: `arrays` are not read yet, and stand for a framework's, too."""
+    """Return the state that `split` took apart.
+
+    `lazy`: `arrays` are not read yet, and also stand for a framework's tensors.
+    """
     if isinstance(tree, list):
         return [join(one, arrays, lazy) for one in tree]
     if not isinstance(tree, dict):
@@ -83,8 +86,10 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
 
 
 def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy: bool) -> Any:
-    """Return a value that a codec has encoded; its array where that is not to be read yet, or the codec's framework is
-    not installed."""
+    """Return a value that a codec has encoded.
+
+    Returns its array instead if that must not be read yet, or the codec's framework is not installed.
+    """
     content = tree[kind]
     refers = isinstance(content, str) and content in arrays
     if refers and lazy:
@@ -96,12 +101,14 @@ def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy
             return arrays[content]
         raise
     if codec is None:
-        raise ConfigurationError(f"checkpoint: it holds a value of kind {kind!r}, which this ringtrain does not know")
+        raise ConfigurationError(
+            f"checkpoint: found a value of kind {kind!r}, which this version of ringtrain does not support"
+        )
     return codec.decode(kind.removeprefix("$"), tree, arrays[content] if refers else content)
 
 
 class _CheckpointSplitter:
-    """`arrays`: what has been found so far, by name. `parts`: whether a rank's parts of arrays are kept."""
+    """Converter of a state to a tree. `arrays`: receives arrays by name. `parts`: whether `ArrayPart`s are allowed."""
 
     def __init__(self, arrays: dict[str, Any], parts: bool) -> None:
         self._arrays, self._parts = arrays, parts
@@ -132,7 +139,8 @@ class _CheckpointSplitter:
             tree = {"$dict": [[self.tree(key, path), inner] for key, inner in items.items()]}
         if not isinstance(value, OrderedDict):
             return tree
-        # A module's state_dict has the versions of its parts there, which load_state_dict looks at.
+        # A torch module's state_dict has a `_metadata` attribute with versions of its parts, which load_state_dict
+        # reads.
         return {"$ordered": [tree, self.tree(getattr(value, "_metadata", None), path)]}
 
     def _container(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -147,7 +155,7 @@ class _CheckpointSplitter:
             return {"$complex": [value.real, value.imag]}
         if isinstance(value, bytes | bytearray):
             return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, str | int | float):  # a class of one's own, such as an enum: json writes its value
+        if isinstance(value, str | int | float):  # a subclass, such as an enum: json writes its value
             return value
         raise ConfigurationError(
             f"checkpoint: {'.'.join(path) or 'the state'} is {type(value).__name__} {value!r:.80}; expected {_EXPECTED}"
@@ -157,7 +165,7 @@ class _CheckpointSplitter:
         if not self._parts:
             raise ConfigurationError(
                 f"checkpoint: {'.'.join(path)} is a rank's part of an array, which only a checkpoint below a URI "
-                "holds (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
+                "stores (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
             )
         return {REFERENCE: self._keep(value, path)}
 
@@ -168,7 +176,7 @@ class _CheckpointSplitter:
 
 
 def _is_kept_in_checkpoint(value: object) -> TypeGuard[NDArray[Any]]:
-    """Whether it is an array of which a file has everything: it has no place for a mask."""
+    """Return whether a file can store `value` completely: masked arrays are excluded."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         return False
     return _has_kept_dtype(value)
@@ -200,16 +208,16 @@ MANIFEST = "manifest.json"
 
 
 class DamagedCheckpoint(CheckpointError):
-    """The file is there and is not what was written."""
+    """The file exists, but its content differs from what was written."""
 
 
 def checked_checkpoint_step(step: Any) -> int:
-    """`step` as Python's int. Raises ConfigurationError where it is none."""
+    """Return `step` as Python's int. Raises ConfigurationError if it is not a whole number of at least 0."""
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
         raise ConfigurationError(
             f"checkpoint: step is {step!r} ({type(step).__name__}); expected a whole number of at least 0"
         )
-    return int(step)  # JSON does not have numpy's
+    return int(step)  # json does not support numpy's integers
 
 
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
@@ -228,27 +236,29 @@ def write_state(file: BinaryIO, step: int, state: Any) -> None:
 
 
 def read_state(path: Path, step: int | None = None) -> Any:
-    """Return the state in the file at `path`, of `step`. Raises DamagedCheckpoint, or OSError when it cannot be
-    read."""
+    """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError if it cannot be read.
+
+    `step`: the expected step; another one is damage.
+    """
     with path.open("rb") as file:
         return read_state_of(file, str(path), step)
 
 
 def read_state_of(file: BinaryIO, name: str, step: int | None = None) -> Any:
-    """As `read_state`, from an open file; errors call it `name`."""
+    """Return the state in an open file, as `read_state` does. `name`: of the file, for errors."""
     try:
         return _read_checkpoint(file, step)
     except Exception as error:
-        # zipfile takes a disk that refuses the archive's end for another file's end.
+        # If the disk refuses to read the end of the archive, zipfile raises BadZipFile.
         cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
-        if isinstance(cause, OSError) and cause.errno not in (None, errno.EINVAL):  # those of damage
+        if isinstance(cause, OSError) and cause.errno not in (None, errno.EINVAL):  # these come from damage
             raise cause from None
-        # A damaged zip archive makes zipfile and numpy raise nearly anything; all of it means the same.
+        # For a damaged archive zipfile and numpy raise many types; all mean damage.
         raise DamagedCheckpoint(f"{name} is damaged: {str(error) or type(error).__name__}") from error
 
 
 def describe_checkpoint_array(array: NDArray[Any]) -> dict[str, Any]:
-    """Type and shape, JSON-safe; `empty_checkpoint_array` makes such an array again."""
+    """Return dtype and shape, JSON-safe; `empty_checkpoint_array` allocates such an array."""
     return {"dtype": array.dtype.name, "shape": list(array.shape)}
 
 
@@ -269,13 +279,13 @@ def _read_checkpoint(file: BinaryIO, step: int | None) -> Any:
 
 
 def _check_archive_sizes(archive: zipfile.ZipFile, size: int) -> None:
-    """Nothing in a checkpoint is compressed: what is read is never more than the file of `size` bytes."""
+    """Check that no member is compressed, so that reading needs no more memory than the file's `size` bytes."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member.filename} is compressed, which ringtrain never writes")
     told = sum(member.file_size for member in archive.infolist())
     if told > size:
-        raise ValueError(f"its members say that they have {told} bytes, the file has {size}")
+        raise ValueError(f"its members claim {told} bytes, the file has {size}")
 
 
 def _read_stored_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
@@ -292,5 +302,5 @@ def _stored_array_digest(array: NDArray[Any]) -> str:
 
 
 def _storable_array(array: NDArray[Any]) -> NDArray[Any]:
-    """`array` under a type that numpy's format knows: bfloat16 is stored as its 16 bits."""
+    """Return `array` as a dtype that numpy's format supports: bfloat16 is stored as its 16 bits."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array

@@ -1,10 +1,10 @@
-"""Where a job's checkpoints are: a folder for each job on its claim, in it a folder for each attempt.
+"""Layout of a job's checkpoints: a folder for each job on its claim, and in it a folder for each attempt.
 
     <claim>/<job>-<uid>/attempt-0002/ckpt-0000000140.npz
 
-An attempt writes into its own folder alone, so that a gang of an earlier attempt which still runs behind a broken
-network can neither change nor remove what the present one has written. Readers take the newest attempt that has
-any checkpoint, whatever steps earlier ones have reached since. See docs/decisions/0015-a-folder-for-each-job.md.
+An attempt writes only into its own folder. A gang of an earlier attempt that still runs behind a broken network can
+therefore neither change nor remove files of the present one. Readers use the newest attempt that has any checkpoint,
+even if an earlier attempt has reached a later step. See docs/decisions/0015-a-folder-for-each-job.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobCheckpoints(Settings):
-    """The job's checkpoint locations, its attempt, and the job whose checkpoint it begins with."""
+    """Settings: the job's checkpoint locations, its attempt, and the job to restore from."""
 
     directory: Path | None = path(contract.ENV_CHECKPOINT_DIR)
     uri: str = text(contract.ENV_CHECKPOINT_URI, "")
@@ -38,8 +38,8 @@ class JobCheckpoints(Settings):
 class CheckpointLocation:
     """Folders of one `Checkpoints`: `own` is written, `earlier` are read after it, newest first.
 
-    `job_dir` is the job's folder and `below` the path in it, when the job has one and this is in it;
-    `restore_from` is the job whose checkpoints to begin with, or its folder.
+    `job_dir` is the job's folder and `below` the path in it, if the job has one that contains this folder;
+    `restore_from` is the job whose checkpoints are read first, or its folder.
     """
 
     own: Path
@@ -49,9 +49,9 @@ class CheckpointLocation:
     restore_from: str = ""
 
     def sources(self) -> tuple[Path, ...]:
-        """Folders of the job or folder to begin with, newest first; none where none was named.
+        """Return the folders of `restore_from`, newest first; empty if none was named.
 
-        Raises CheckpointError when it is not there, or when several jobs had that name.
+        Raises CheckpointError if the folder does not exist, or if several jobs had that name.
         """
         if not self.restore_from or self.job_dir is None:
             return ()
@@ -62,7 +62,7 @@ class CheckpointLocation:
 class ObjectLocation:
     """Folders of checkpoints in a store: `own` is written, `own_first` are read in this order.
 
-    An empty one is the store itself. `source`: URI of the job's folder to begin with where these hold none.
+    An empty name is the store itself. `source`: URI of the folder of the job to restore from if these contain none.
     """
 
     own: str
@@ -71,9 +71,9 @@ class ObjectLocation:
 
 
 def checkpoint_object_location(store: ObjectStore, config: JobCheckpoints) -> ObjectLocation:
-    """The folders of checkpoints in `store`. Outside the job's own URI that is all there is.
+    """Return the folders of checkpoints in `store`; outside the job's own URI only the store itself.
 
-    Raises StorageError, and CheckpointError when it is not clear which job `restoreFrom` means.
+    Raises StorageError, and CheckpointError if `restoreFrom` matches no job or several.
     """
     if not _is_checkpoint_store_of_job(store, config):
         return ObjectLocation("", ("",))
@@ -86,7 +86,7 @@ def checkpoint_object_location(store: ObjectStore, config: JobCheckpoints) -> Ob
 
 
 def own_folder(store: ObjectStore, config: JobCheckpoints) -> str:
-    """The folder of `checkpoint_object_location` that is written: known without asking the store."""
+    """Return the folder that is written, without a request to the store."""
     return f"attempt-{config.attempt:04d}" if _is_checkpoint_store_of_job(store, config) else ""
 
 
@@ -106,29 +106,29 @@ def _checkpoint_object_source(store: ObjectStore, job: str, name: str) -> str:
         return f"{base.uri}/{found[0]}"
     way_out = "give one of them as checkpoint.restoreFrom" if found else f"there are {', '.join(jobs) or 'none'}"
     raise CheckpointError(
-        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints below "
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints below "
         f"{base.uri} "
         f"({', '.join(found) or 'none'}); {way_out}"
     )
 
 
 def job_uri() -> str:
-    """Return the URI below which the job keeps checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
+    """Return the URI below which the job stores checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
     return JobCheckpoints.from_env(os.environ).uri
 
 
 def job_directory() -> Path | None:
-    """Return where the job keeps checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it keeps none.
+    """Return the directory of the job's checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it has none.
 
-    `Checkpoints` in it makes a folder for each attempt.
+    `Checkpoints` creates a folder in it for each attempt.
     """
     return JobCheckpoints.from_env(os.environ).directory
 
 
 def attempt_directory() -> Path | None:
-    """Return where this attempt may write files of its own format, made if need be; None if the job keeps none.
+    """Return the folder for this attempt's files of other formats, created if needed; None if the job has no directory.
 
-    What earlier attempts wrote is found in `readable_directories`. Raises CheckpointError.
+    `readable_directories` returns the folders of earlier attempts. Raises CheckpointError.
     """
     job = JobCheckpoints.from_env(os.environ)
     if job.directory is None:
@@ -142,8 +142,8 @@ def attempt_directory() -> Path | None:
 
 
 def readable_directories() -> tuple[Path, ...]:
-    """Return where to look for what to go on from, in this order: this attempt's folder, earlier attempts', then
-    those of the job that `spec.checkpoint.restoreFrom` names. Raises CheckpointError.
+    """Return the folders to restore from, in this order: this attempt's folder, earlier attempts', then those of the
+    job that `spec.checkpoint.restoreFrom` names. Raises CheckpointError.
     """
     job = JobCheckpoints.from_env(os.environ)
     if job.directory is None:
@@ -153,7 +153,7 @@ def readable_directories() -> tuple[Path, ...]:
 
 
 def checkpoint_location_of(directory: Path, config: JobCheckpoints) -> CheckpointLocation:
-    """The folders of checkpoints in `directory`. Outside the job's own folder that is all there is."""
+    """Return the folders of checkpoints in `directory`; outside the job's own folder only `directory` itself."""
     job_dir = config.directory
     if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
         return CheckpointLocation(directory)
@@ -168,7 +168,7 @@ def checkpoint_location_of(directory: Path, config: JobCheckpoints) -> Checkpoin
 
 
 def _checkpoint_folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
-    """Folders of attempts (before `below`) in `directory`, newest first, then `directory` itself."""
+    """Return the folders of attempts (before `below`) in `directory`, newest first, then `directory` itself."""
     found: dict[int, Path] = {}
     if directory.is_dir():
         for path in directory.iterdir():
@@ -192,7 +192,7 @@ def _checkpoint_source(job_dir: Path, name: str) -> Path:
         else f"there are {_checkpoint_folder_names(sorted(claim.iterdir()))}"
     )
     raise CheckpointError(
-        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have left checkpoints on the claim "
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints on the claim "
         f"({_checkpoint_folder_names(found)}); {way_out}"
     )
 

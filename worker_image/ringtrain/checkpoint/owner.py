@@ -1,4 +1,4 @@
-"""Who writes checkpoints into a folder: one process at a time, else two would damage each other's files."""
+"""Lock on a folder of checkpoints: only one process may write, else two would damage each other's files."""
 
 import errno
 import fcntl
@@ -16,23 +16,23 @@ from ringtrain._core.process_groups.context import current_or_none
 from ringtrain.errors import CheckpointError
 
 LOCK: Final = ".writer"
-# Longer than a former rank 0 of an elastic world needs to leave that.
+# Longer than the former rank 0 of an elastic world needs to leave it.
 _WAITS_S: Final = 10.0
 _LOOKS_EVERY_S: Final = 0.05
-# What file systems without locks say: there nobody can be kept out.
+# Errors of file systems without locks: there no process can be excluded.
 _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
-# Descriptors, and how many own each, by process and folder. A forked child does not have its parent's locks, and a
-# process has one lock of a file, which goes when it closes any descriptor of that.
+# Descriptors and numbers of owners, by process and folder. A forked child does not inherit locks, and a process has one
+# lock per file, which is released when it closes any descriptor of that file.
 _held: dict[tuple[int, Path], int] = {}
 _owners: Counter[tuple[int, Path]] = Counter()
-_changing = threading.RLock()  # collecting garbage may end an owner anywhere, here too
+_changing = threading.RLock()  # garbage collection may release an owner at any point, here too
 
 
 class CheckpointFolderOwner:
-    """Owns a folder until it takes another, is collected, the world is left, or the process ends, however it does.
+    """Owner of a folder until it takes another, is garbage-collected, the world is left, or the process ends.
 
-    In an elastic world another process may be rank 0 then.
+    In an elastic world another process may then be rank 0.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,10 @@ class CheckpointFolderOwner:
         self._end: weakref.finalize[[tuple[int, Path]], CheckpointFolderOwner] | None = None
 
     def take(self, folder: Path) -> None:
-        """Be the one that writes into `folder`, which is made. Raises CheckpointError with the name of the process
-        that has it, and OSError."""
+        """Lock `folder`, which is created if needed.
+
+        Raises OSError, and CheckpointError with the name of the process that has the lock.
+        """
         key = (os.getpid(), folder)
         if self._key == key:
             return
@@ -59,28 +61,28 @@ class CheckpointFolderOwner:
             world.run_with_set(WORLD, _CheckpointFolderRelease(self))
 
     def give_up(self) -> None:
-        """Let another process write into the folder."""
+        """Release the folder for another process."""
         if self._end is not None:
             self._end()
         self._key = self._end = None
 
 
 class _CheckpointFolderRelease:
-    """What a world ends of an owner, which it does not keep alive."""
+    """Hook of a world that releases an owner's folder, with a weak reference to the owner."""
 
     def __init__(self, owner: CheckpointFolderOwner) -> None:
         self._owner = weakref.ref(owner)
 
     def stop(self) -> None:
-        """What is being written is written."""
+        """Do nothing: a write in progress completes."""
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """The world has been left."""
+        """Release the folder after the world was left."""
         if (owner := self._owner()) is not None:
             owner.give_up()
 
     def in_flight(self) -> str:
-        """No collectives."""
+        """Return an empty description: there are no collectives."""
         return ""
 
 
@@ -118,7 +120,7 @@ def _lock_folder(folder: Path, descriptor: int) -> None:
         if time.monotonic() >= deadline:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
             raise CheckpointError(
-                f"{owner} writes its checkpoints into {folder}; give each training a folder of its own, or end "
+                f"{owner} writes its checkpoints into {folder}; use another folder for this training, or end "
                 "that process"
             )
         time.sleep(_LOOKS_EVERY_S)

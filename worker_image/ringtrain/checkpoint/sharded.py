@@ -1,4 +1,4 @@
-"""Checkpoints below a URI: every rank writes its part, and reads what it needs."""
+"""Checkpoints below a URI: every rank writes its part, and reads the parts that it needs."""
 
 from __future__ import annotations
 
@@ -39,34 +39,35 @@ from ringtrain.shared.storage import ObjectStore
 log = logging.getLogger("ringtrain.checkpoint")
 
 _NAME = re.compile(r"ckpt-(\d{10,})-([0-9a-f]{12})")
-# How long rank 0 waits, in the background, before it looks again whether the others have written.
+# Interval, in the background, at which rank 0 checks whether the others have written.
 _LOOK_FIRST_S = 0.1
 _LOOK_LAST_S = 2.0
 
-# What concurrent.futures ends its own threads with; functions are called in the reverse order.
+# concurrent.futures ends its own threads with this function; callbacks run in reverse order.
 _REGISTER_AT_EXIT = "_register_atexit"
 
 Load = Callable[[Any], object]
 
 
 class ShardedCheckpoints:
-    """The checkpoints below a URI, of which the latest `keep` stay. Every rank takes part in every call.
+    """Checkpoints below a URI; the latest `keep` are retained. Every method but `finish` and `close` is collective.
 
         checkpoints = ShardedCheckpoints("s3://bucket/digits")
         checkpoints.latest(lambda state: opt.load_state_dict(state["optimizer"]))
         checkpoints.save(step, {"optimizer": opt.shard_dict(), "epoch": epoch}, background=True)
 
-    Each rank writes its own objects, rank 0 last of all a manifest; what has no manifest is no checkpoint. Each
-    save has names of its own, and each attempt of a job a folder, so that nobody writes over what another has
-    written.
-
+    Each rank writes its own objects, then rank 0 writes a manifest; without a manifest there is no checkpoint. Each
+    save has unique names, and each attempt of a job its own folder, so that no process overwrites another's objects.
     Maturity: s3 Beta, gs Experimental, az Experimental.
     """
 
     def __init__(
         self, uri: str, *, keep: int = 3, group: CollectiveGroup | None = None, deadline_s: float = 600.0
     ) -> None:
-        """`deadline_s`: for each call to the store, and for rank 0 in the background to wait for the others."""
+        """Open the store. Makes no request.
+
+        `deadline_s`: for each call to the store, and for the wait of rank 0 for the other ranks in the background.
+        """
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
         self.uri = uri
@@ -89,12 +90,12 @@ class ShardedCheckpoints:
     def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
         """Write `state` as the checkpoint of `step`, and remove the oldest. Collective.
 
-        `state` is what `Checkpoints.save` takes. Its arrays are the same on all ranks, each of which writes a part
-        of them, or this rank's parts (`opt.shard_dict()`); of numbers and strings those of rank 0 count.
-        `background`: return when the ranks have agreed, and write on a thread; `state` must stay as it is until
-        the next save() or finish().
-        Raises CheckpointError on every rank, for this save or one in the background before it, naming the rank
-        that could not write; earlier checkpoints are then still there. MismatchError where states differ.
+        `state` is as for `Checkpoints.save`. Its arrays are either equal on all ranks, each of which writes a part of
+        them, or this rank's parts (`opt.shard_dict()`). Numbers and strings are those of rank 0.
+        `background`: return when the ranks have agreed, and write on a thread; do not change `state` until the next
+        save() or finish().
+        Raises CheckpointError on every rank, for this save or an earlier one in the background, with the rank that
+        could not write; earlier checkpoints are retained. Raises MismatchError if states differ.
         """
         tree, arrays = split_parts(state)
         step = checked_checkpoint_step(step)
@@ -104,7 +105,7 @@ class ShardedCheckpoints:
         folder = self._agree(step, described)
         store = self._store.below(folder)
         if background:
-            # Not a daemon: the interpreter waits for it before it ends.
+            # Not a daemon, so that the interpreter waits for it before it exits.
             self._writer = threading.Thread(
                 target=self._write_apart, args=(store, step, tree, described, parts), name="ringtrain-checkpoint"
             )
@@ -118,33 +119,34 @@ class ShardedCheckpoints:
         self._raise_together()
 
     def finish(self) -> None:
-        """Return when what this rank writes in the background is written; raise what made it fail. Not collective:
-        only on rank 0 does it say that the checkpoint is whole."""
+        """Wait for this rank's write in the background, and raise its error. Not collective.
+
+        Only on rank 0 does it mean that the checkpoint is complete.
+        """
         self._join()
         failure, self._failure = self._failure, ""
         if failure:
             raise CheckpointError(failure)
 
     def close(self) -> None:
-        """Wait for what is being written, and give connections back."""
+        """Wait for a write in progress, and close the connections."""
         self._join()
         self._store.close()
 
     def latest(self, load: Load | None = None) -> Saved | None:
-        """Return the newest checkpoint that is whole and unaltered; None when there is none at all. Collective.
+        """Return the newest complete and undamaged checkpoint; None if there is none at all. Collective.
 
-        Without `load` every rank reads all of it. `load(state)` is called with arrays that are not yet read: it
-        takes what this rank needs, as `opt.load_state_dict` does, or `array.read(start, stop)`, or
-        `np.asarray(array)`. Where a rank finds an object that is missing or differs from its checksum, all ranks
-        turn to the checkpoint before it, and `load` is called again; the log says so. Raises CheckpointError on
-        every rank when all are damaged, when the store cannot be read, and when `spec.checkpoint.restoreFrom`
-        names what is not there.
+        Without `load` every rank reads all of it. `load(state)` is called with arrays that are not yet read; it reads
+        what this rank needs by `opt.load_state_dict`, `array.read(start, stop)` or `np.asarray(array)`. If a rank finds
+        an object missing or different from its checksum, all ranks log it and try the previous checkpoint, and `load`
+        is called again. Raises CheckpointError on every rank if all are damaged, if the store cannot be read, and if
+        `spec.checkpoint.restoreFrom` names a job that does not exist.
         """
         self._join()
         damaged: dict[str, str] = {}
         candidates: list[str] = []
         while True:
-            # Anew when all are tried: who saves meanwhile removes the oldest.
+            # List them again after all were tried: a process that saves meanwhile removes the oldest.
             candidates = candidates or [c for c in self._announced_candidates() if c not in damaged]
             if not candidates:
                 self._say_none(list(damaged.values()))
@@ -172,7 +174,9 @@ class ShardedCheckpoints:
             report_start(0, "")
 
     def _attempt_load(self, store: ObjectStore, load: Load | None) -> tuple[Saved | None, str]:
-        """What is in `store`, once all ranks have loaded it; None and why where a rank finds it damaged."""
+        """Return the checkpoint in `store` after all ranks have loaded it; None and the reason if a rank finds it
+        damaged.
+        """
         manifest = self._announced_manifest(store)
         error: Exception | None = None
         saved: Saved | None = None
@@ -213,7 +217,7 @@ class ShardedCheckpoints:
         return announced
 
     def _announced_candidates(self) -> list[str]:
-        """Folders of checkpoints, the newest first, as rank 0 finds them."""
+        """Return the folders of checkpoints, newest first, as found by rank 0."""
         announced: dict[str, Any] = {}
         if self._group.rank == 0:
             try:
@@ -235,13 +239,13 @@ class ShardedCheckpoints:
         found = [f"{source.uri}/{folder}" for place in places for folder in _is_whole_checkpoint(source, place)]
         if not found:
             raise CheckpointError(
-                f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to begin "
-                "without"
+                f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to start "
+                "without one"
             )
         return found
 
     def _agree(self, step: int, described: Mapping[str, Any]) -> str:
-        """Agree on the folder of a save, on what is saved, and that no rank failed before."""
+        """Agree on the folder of a save, on what is saved, and that no rank has failed before."""
         self._join()
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         failure, self._failure = self._failure, ""
@@ -279,9 +283,9 @@ class ShardedCheckpoints:
                 self._wait_for_others(store)
                 self._complete(store, step, tree, described)
         except Exception as error:
-            log.error("%s", error)  # here too, because training may end before anyone asks
+            log.error("%s", error)  # logged here too, because training may end before the next call
             self._failure = str(error) or type(error).__name__
-            if rank:  # rank 0 need not wait for what does not come
+            if rank:  # so that rank 0 stops waiting
                 with suppress(StorageError):
                     store.write(f"rank-{rank:05d}.failed", self._failure.encode())
 
@@ -298,7 +302,7 @@ class ShardedCheckpoints:
                 return
             if time.monotonic() >= deadline:
                 raise CheckpointError(
-                    f"{store.uri} is not whole: {missing[0]}, of {len(missing)} that are missing, was not written "
+                    f"{store.uri} is not complete: {missing[0]} and others, {len(missing)} in all, were not written "
                     f"within {self._deadline_s:g} s; look at that rank's log"
                 )
             time.sleep(pause)
@@ -310,14 +314,16 @@ class ShardedCheckpoints:
         try:
             location = checkpoint_object_location(self._store, self._job)
             latest = _remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
-        except StorageError as error:  # the checkpoint is whole, and the next save tries again
+        except StorageError as error:  # the checkpoint is complete, and the next save tries again
             log.warning("old checkpoints below %s stay: %s", self.uri, error)
         else:
             self._earlier.tell(step, _step_of(latest), self.uri)
 
     def _wait_at_exit(self) -> None:
-        """Have the interpreter wait for the writer before it ends the threads that drivers look up names with, and
-        not after that, as it does for other threads."""
+        """Make the interpreter wait for the writer before it ends concurrent.futures' threads, which store clients use.
+
+        Other threads are joined after that.
+        """
         if self._waits_at_exit:
             return
         self._waits_at_exit = True
@@ -336,7 +342,7 @@ class ShardedCheckpoints:
 
 
 def _ranks_with_other_states(told: Sequence[Any]) -> MismatchError:
-    """The error of ranks that save different states. `told`: by rank, the step and what it saves."""
+    """Build the error for ranks that save different states. `told`: by rank, the step and the saved arrays."""
     step, arrays = told[0]
     rank = next(rank for rank, of_rank in enumerate(told) if of_rank != told[0])
     other_step, others = told[rank]
@@ -359,7 +365,7 @@ def _raise_first_save_failure(failures: list[str]) -> None:
 
 
 def _checkpoint_objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
-    """Names of objects by the checkpoint in `place` that they are of, the newest first."""
+    """Return names of objects by the checkpoint in `place` that contains them, newest first."""
     found: dict[str, list[str]] = {}
     for name in store.names(place):
         folder, _, _ = name.rpartition("/")
@@ -376,8 +382,11 @@ def _is_whole_checkpoint(store: ObjectStore, place: str) -> list[str]:
 def _remove_old_checkpoints(
     store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float
 ) -> str:
-    """Remove all but `newest` and the `keep` latest, and what was begun `patience_s` before `newest` and is not
-    whole: what was begun later another process may be writing. Return the latest that is whole."""
+    """Remove all but `newest` and the `keep` latest. Return the latest complete checkpoint.
+
+    Incomplete ones are removed if their save began `patience_s` before `newest`; another process may still write
+    younger ones.
+    """
     given_up, latest = _save_began_ms(newest) - 1000 * patience_s, ""
     for place in location.own_first:
         for folder, names in _checkpoint_objects(store, place).items():
@@ -386,7 +395,7 @@ def _remove_old_checkpoints(
                 keep -= whole
                 latest = latest or (folder if whole else "")
                 continue
-            # The manifest first: what is half removed is no checkpoint.
+            # The manifest first: a partly removed checkpoint must have none.
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
                 store.remove(name)
             store.remove_folder(folder)
@@ -394,10 +403,10 @@ def _remove_old_checkpoints(
 
 
 def _step_of(folder: str) -> int:
-    """The step of the checkpoint in `folder`, as its name says."""
+    """Return the step in the name of `folder`."""
     return int(folder.rpartition("/")[2].split("-")[1])
 
 
 def _save_began_ms(folder: str) -> int:
-    """When the save into `folder` began, as its name says."""
+    """Return the time in the name of `folder` at which the save began."""
     return int(folder.rpartition("-")[2], 16)

@@ -1,11 +1,11 @@
-"""A checkpoint of several ranks as objects: every rank's files, and one manifest that makes them whole.
+"""Format of a checkpoint of several ranks: objects of every rank, and one manifest that completes it.
 
-    ckpt-0000000140-019f3c2a1b07/rank-00003-0000.safetensors    what rank 3 wrote
+    ckpt-0000000140-019f3c2a1b07/rank-00003-0000.safetensors    arrays of rank 3
     ckpt-0000000140-019f3c2a1b07/rank-00003.json                which elements of which arrays these are
-    ckpt-0000000140-019f3c2a1b07/manifest.json                  all of that and the tree of the state; written last
+    ckpt-0000000140-019f3c2a1b07/manifest.json                  all lists and the tree of the state; written last
 
-A file is a safetensors file, which any tool of that name opens; a tensor in it is a run of elements of an array.
-Files are checked in blocks, so that a part of one can be read and still be known to be what was written.
+A file is in the safetensors format, which other tools read; a tensor in it is a range of elements of an array.
+Checksums cover blocks of a file, so that a part can be read and verified.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ from ringtrain.shared.storage import ObjectStore
 
 VERSION = 1
 MANIFEST = "manifest.json"
-# A file is held in memory as a whole while it is written, and goes in one request: of a request that was cut off
-# nothing stays in the store. 32 MiB: of 16 to 128 MiB the least time, see bench/README.
+# A file is in memory as a whole while it is written, and sent in one request: an aborted request leaves nothing in the
+# store. 32 MiB was the fastest of 16 to 128 MiB, see bench/README.
 FILE_BYTES = 32 << 20
 _FILES_AT_ONCE = 4
-# The least that is read, and checked, of a file.
+# Smallest part of a file that is read and verified.
 BLOCK_BYTES = 4 << 20
-# Blocks that are read by one request, and kept for the next small array.
+# Number of blocks per request, and of the cache for small arrays.
 _BLOCKS_AT_ONCE = 16
-# Of an array that all ranks have, rank 0 alone writes what is shorter.
+# A shorter array that all ranks have is written by rank 0 alone.
 _WORTH_CUTTING = 64 << 10
 
 _TYPES = {
@@ -48,7 +48,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class CheckpointPiece:
-    """Elements `start:stop` of the array `name`; in `file`, from byte `offset` on, once that is known."""
+    """Elements `start:stop` of the array `name`, stored in `file` from byte `offset` on; both empty until written."""
 
     name: str
     start: int
@@ -58,7 +58,9 @@ class CheckpointPiece:
 
 
 def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -> ArrayPart | None:
-    """What `rank` of `size` writes of `array`: its part, or its cut of an array that all ranks have alike."""
+    """Return the part of `array` that `rank` of `size` writes: its own part, or an equal cut of an array that all ranks
+    have.
+    """
     if array.dtype.name not in _TYPES:
         raise ConfigurationError(
             f"checkpoint: array {name} is of {array.dtype.name}; expected one of {', '.join(_TYPES)}"
@@ -72,12 +74,12 @@ def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -
 
 
 def describe_shard_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
-    """Type and shape of each array as a whole, JSON-safe."""
+    """Return dtype and shape of each whole array, JSON-safe."""
     return {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in arrays.items()}
 
 
 def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -> None:
-    """Write the files of `rank`, and then the list of what is in them. Raises StorageError."""
+    """Write the files of `rank`, then the list of their contents. Raises StorageError."""
 
     def write(number: int, group: list[CheckpointPiece]) -> tuple[str, dict[str, Any], list[CheckpointPiece]]:
         file = f"rank-{rank:05d}-{number:04d}.safetensors"
@@ -95,8 +97,10 @@ def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -
 
 
 def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str, Any], size: int) -> None:
-    """Put the lists of all ranks together; with this object the checkpoint is whole. Raises DamagedCheckpoint
-    where elements of an array are missing."""
+    """Merge the lists of all ranks into the manifest, which completes the checkpoint.
+
+    Raises DamagedCheckpoint if elements of an array are missing.
+    """
     files: dict[str, Any] = {}
     pieces: list[list[Any]] = []
     for rank in range(size):
@@ -111,7 +115,7 @@ def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str
 
 
 def read_manifest(store: ObjectStore) -> dict[str, Any]:
-    """What `write_manifest` wrote. Raises DamagedCheckpoint, ObjectMissing, StorageError."""
+    """Return the content of the manifest. Raises DamagedCheckpoint, ObjectMissing, StorageError."""
     data = store.read(MANIFEST)
     try:
         whole = json.loads(data)
@@ -123,12 +127,12 @@ def read_manifest(store: ObjectStore) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: {error}") from error
     if not isinstance(manifest, dict):
-        raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: it holds no object")
+        raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: expected a JSON object")
     return manifest
 
 
 class StoredCheckpointArray:
-    """An array of a checkpoint, of which nothing is read before it is asked for; `np.asarray` reads all of it."""
+    """Array of a checkpoint that is read on demand; `np.asarray` reads all of it."""
 
     def __init__(
         self, files: "StoredCheckpointFiles", name: str, told: Mapping[str, Any], pieces: list[CheckpointPiece]
@@ -141,15 +145,15 @@ class StoredCheckpointArray:
         self._pieces = pieces
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Elements `start:stop`, in C order, as a new 1-d array: only the blocks that have them are read.
+        """Return elements `start:stop`, in C order, as a new 1-d array; reads only the blocks that contain them.
 
-        Raises DamagedCheckpoint where a file is missing or differs from its checksum, ConfigurationError for
-        elements that the array does not have.
+        Raises DamagedCheckpoint if a file is missing or differs from its checksum, ConfigurationError for a range
+        outside the array.
         """
         stop = self.size if stop is None else stop
         if not 0 <= start <= stop <= self.size:
             raise ConfigurationError(
-                f"checkpoint: elements {start}:{stop} of array {self.name}, which has 0:{self.size}"
+                f"checkpoint: elements {start}:{stop} requested of array {self.name}, which has 0:{self.size}"
             )
         found = np.empty(stop - start, self.dtype)
         width = self.dtype.itemsize
@@ -166,7 +170,7 @@ class StoredCheckpointArray:
 
 
 class StoredCheckpointFiles:
-    """The files of a checkpoint, read by blocks, of which the last few are kept. For one thread."""
+    """Reader of a checkpoint's files by blocks, with a cache of the last few blocks. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, manifest: Mapping[str, Any]) -> None:
         self._store = store
@@ -183,7 +187,7 @@ class StoredCheckpointFiles:
             block = self._block(file, index, last)
             taken = min(len(block) - inside, target.size - done)
             if taken <= 0:
-                raise DamagedCheckpoint(f"{self._store.uri}/{file} ends before what it should hold")
+                raise DamagedCheckpoint(f"{self._store.uri}/{file} is shorter than the manifest states")
             target[done : done + taken] = np.frombuffer(block, np.uint8, taken, inside)
             done += taken
 
@@ -212,7 +216,7 @@ class StoredCheckpointFiles:
 
 
 def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, StoredCheckpointArray]:
-    """The arrays of the checkpoint that `manifest` describes."""
+    """Return the arrays of the checkpoint that `manifest` describes, by name."""
     files = StoredCheckpointFiles(store, manifest)
     pieces: dict[str, list[CheckpointPiece]] = {}
     for piece in (CheckpointPiece(*values) for values in manifest["pieces"]):
@@ -224,7 +228,7 @@ def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, 
 
 
 def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
-    """The elements of `parts`, cut and grouped so that no file is longer than FILE_BYTES."""
+    """Yield groups of pieces of `parts`, each at most FILE_BYTES long."""
     group: list[CheckpointPiece] = []
     room = FILE_BYTES
     for name, part in parts.items():
@@ -243,7 +247,7 @@ def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPi
 def _safetensors_header(
     file: str, parts: Mapping[str, ArrayPart], group: list[CheckpointPiece]
 ) -> tuple[bytes, list[CheckpointPiece]]:
-    """A file of safetensors with `group`, and where in it each piece is."""
+    """Return the content of a safetensors file with `group`, and the position of each piece in it."""
     header: dict[str, Any] = {}
     values: list[NDArray[Any]] = []
     length = 0

@@ -1,4 +1,4 @@
-"""Checkpoint before the pod goes: SIGTERM noted, and agreed among the ranks."""
+"""Checkpoint before the pod is deleted: SIGTERM on any rank stops all ranks at the same step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class StopRequest:
-    """Whether any rank was asked to stop, so that all save at the same step.
+    """Agreement of the ranks on a stop after SIGTERM, so that all save at the same step.
 
         with StopRequest() as stop:
             for step in range(first, steps):
@@ -22,14 +22,19 @@ class StopRequest:
                     checkpoints.save(step, {"optimizer": opt.shard_dict()})
                     break
 
-    Within the block SIGTERM does not end this process. Ranks of a job that keeps checkpoints have the pod's
-    `terminationGracePeriodSeconds`, but for some seconds that the agent needs, until they are killed.
+    Within the block SIGTERM does not end this process. Ranks of a job with checkpoints are killed after the pod's
+    `terminationGracePeriodSeconds`, less some seconds that the agent needs.
     """
 
     def __init__(self, group: CollectiveGroup | None = None) -> None:
-        """For the main thread: no other is told of signals."""
+        """Install the handler of SIGTERM.
+
+        Raises ConfigurationError outside the main thread, which alone receives signals.
+        """
         if threading.current_thread() is not threading.main_thread():
-            raise ConfigurationError("StopRequest is for the main thread, which alone is told of signals")
+            raise ConfigurationError(
+                "StopRequest was created outside the main thread, which alone receives signals; create it there"
+            )
         self._group = group or group_of()
         self._asked = False
         self._before = signal.signal(signal.SIGTERM, self._on_signal)
@@ -42,11 +47,11 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether this rank was asked to stop; others may not have been, or not yet."""
+        """Return whether this rank received SIGTERM; other ranks may not have received it yet."""
         return self._asked
 
     def agreed(self) -> bool:
-        """Whether any rank was asked to stop: the same answer on all of them. Collective."""
+        """Return whether any rank received SIGTERM: the same result on all of them. Collective."""
         return any(self._group.allgather_object(self._asked, "StopRequest"))
 
     def _on_signal(self, _: int, __: FrameType | None) -> None:

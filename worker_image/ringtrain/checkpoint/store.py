@@ -1,4 +1,4 @@
-"""Checkpoints of a job: rank 0 writes them, and every rank resumes from the same one."""
+"""Checkpoints of a job in a directory: rank 0 writes them, and every rank resumes from the same one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def checkpoints_by_step(directory: Path, pattern: re.Pattern[str] = NAME) -> dict[int, Path]:
-    """Return the finished checkpoints in `directory`, or others by `pattern`, the newest first. Raises OSError."""
+    """Return the finished checkpoints in `directory`, or the files that match `pattern`, newest first.
+
+    Raises OSError.
+    """
     if not directory.is_dir():
         return {}
     found = {int(match[1]): path for path in directory.iterdir() if (match := pattern.fullmatch(path.name))}
@@ -53,9 +56,9 @@ def checkpoints_by_step(directory: Path, pattern: re.Pattern[str] = NAME) -> dic
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: OnStage) -> None:
-    """Have `write` fill `path`: whoever looks finds the old file or the whole new one, also after a power cut.
+    """Write `path` with `write` atomically: a reader finds the old file or the whole new one, also after a power cut.
 
-    `on_stage` is called after each stage, so that a test can stop the world there.
+    `on_stage` is called after each stage, for tests that stop there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -75,16 +78,18 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: On
 
 
 def set_checkpoint_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint so that it is neither read nor counted again, but can be looked at."""
+    """Rename a damaged checkpoint, which is then neither read nor counted, but can be inspected.
+
+    Return the new path.
+    """
     return path.rename(path.with_name(f"{path.name}.damaged"))
 
 
 def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
-    """Remove what is no longer needed: all but `newest` and the `keep` latest checkpoints, damaged ones older than
-    those, and files that a crash left half-written.
+    """Remove all but `newest` and the `keep` latest checkpoints, older damaged ones, and incomplete files of a crash.
 
-    `folders`: that of `newest`, then those of earlier attempts, newest first. Any checkpoint of an attempt is
-    later than all of those before it. Folders that are empty then are removed.
+    `folders`: that of `newest`, then those of earlier attempts, newest first. Checkpoints of an attempt are later than
+    those of all earlier attempts. Removes folders that become empty.
     """
     for folder in folders:
         found = checkpoints_by_step(folder)
@@ -95,18 +100,18 @@ def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
         stale += list(folder.glob("ckpt-*.npz*.tmp"))
         for path in stale:
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # nothing is lost if a removed file comes back
+        with contextlib.suppress(OSError):  # harmless if a removed file comes back
             sync_directory(folder)
         if folder == newest.parent:
             continue
-        with contextlib.suppress(OSError):  # nothing is lost if it stays
+        with contextlib.suppress(OSError):  # harmless if the folder remains
             if {path.name for path in folder.iterdir()} <= {LOCK}:
                 (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` survive a power cut."""
+    """Flush `directory` so that renames in it survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -119,7 +124,7 @@ log = logging.getLogger("ringtrain.checkpoint")
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was read: the `step` and `state` given to `save`; tensors are in host memory."""
+    """Checkpoint that was read: the `step` and `state` passed to `save`; tensors are in host memory."""
 
     step: int
     state: Any
@@ -127,19 +132,19 @@ class Saved:
 
 
 class EarlierStep:
-    """Tells once that a save is of an earlier step than the latest, which stays the one that is gone on from."""
+    """Warning, once, that a save is of an earlier step than the latest checkpoint, which `latest()` returns."""
 
     def __init__(self) -> None:
         self._told = False
 
     def tell(self, step: int, latest: int, place: object) -> None:
-        """Say so of a save of `step` into `place`, whose latest checkpoint is of step `latest`."""
+        """Log the warning for a save of `step` into `place`, whose latest checkpoint is of step `latest`."""
         if self._told or step >= latest:
             return
         self._told = True
         log.warning(
-            "step %d is saved into %s, which has step %d: latest() goes on from that, and what is saved before it is "
-            "removed first. Give another training a folder of its own, or remove what the former one has left",
+            "step %d is saved into %s, which has step %d: latest() returns that one, and earlier steps are "
+            "removed first. Use another folder for a new training, or remove the old checkpoints",
             step,
             place,
             latest,
@@ -147,17 +152,17 @@ class EarlierStep:
 
 
 class Checkpoints:
-    """The checkpoints in one directory, of which the latest `keep` stay.
+    """Checkpoints in one directory; the latest `keep` are retained.
 
         checkpoints = Checkpoints(directory)
         if saved := checkpoints.latest(): opt.load_state_dict(saved.state["optimizer"])
         checkpoints.save(step, {"optimizer": opt.state_dict(root=0)})
 
-    Only rank 0 touches the directory; it may be on one node only. What rank 0 read is broadcast, so that all ranks
-    resume from the same file whatever they could see of it.
+    Only rank 0 accesses the directory, which may exist on one node only. It broadcasts the checkpoint that it read, so
+    that all ranks resume from the same file.
 
-    In the job's own directory (`job_directory()`, or a folder in it) each attempt of the job writes into a folder
-    of its own, and `latest` takes the newest attempt's. For `keep`, what an earlier attempt wrote is older.
+    In the job's own directory (`job_directory()`, or a folder in it) each attempt of the job writes into its own
+    folder, and `latest` reads the newest attempt's. For `keep`, checkpoints of earlier attempts are older.
     """
 
     def __init__(
@@ -168,11 +173,14 @@ class Checkpoints:
         group: CollectiveGroup | None = None,
         on_stage: OnStage = lambda stage: None,
     ) -> None:
-        """`on_stage`: called by rank 0 when a file has been written, synced and renamed; for scripted faults."""
+        """Define the directory. Makes no access to it.
+
+        `on_stage`: rank 0 calls it when a file has been written, synced and renamed; for fault injection.
+        """
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
         if is_uri(directory):
-            raise ConfigurationError(f"{directory} is a URI and Checkpoints has a directory; use ShardedCheckpoints")
+            raise ConfigurationError(f"{directory} is a URI; Checkpoints expects a directory: use ShardedCheckpoints")
         self.directory = Path(directory)
         self._keep = keep
         self._group = group or group_of()
@@ -186,14 +194,14 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
         """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
 
-        Only rank 0 does anything; the others may pass whatever they have, and return at once. `state` is dicts,
-        lists, tuples, sets, arrays and tensors of numbers or booleans, numbers, strings, bytes, booleans and None:
-        what `state_dict()` of models, optimizers, schedulers and scalers gives. Raises CheckpointError when it
-        cannot be written, or another process writes into the same folder; earlier checkpoints are then still
-        there. ConfigurationError for a step that is no whole number of at least 0.
-        `background`: write on a thread and return at once. The others then need not wait for a slow disk, which
-        they do for RINGTRAIN_TIMEOUT at most. `state` must stay as it is (a `state_dict` does) until the next
-        save() or finish(), which raises what went wrong.
+        Only rank 0 writes; on other ranks the call ignores its arguments and returns at once. `state` consists of
+        dicts, lists, tuples, sets, arrays and tensors of numbers or booleans, numbers, strings, bytes, booleans and
+        None, as returned by `state_dict()` of models, optimizers, schedulers and scalers. Raises CheckpointError if it
+        cannot be written, or if another process writes into the same folder; earlier checkpoints are retained. Raises
+        ConfigurationError for a step that is not a whole number of at least 0.
+        `background`: write on a thread and return at once. The other ranks then need not wait for a slow disk, for
+        which they would wait RINGTRAIN_TIMEOUT at most. Do not change `state` (a `state_dict` does not change) until
+        the next save() or finish(), which raises the error of the write.
         """
         self.finish()
         if self._group.rank != 0:
@@ -203,14 +211,14 @@ class Checkpoints:
         if not background:
             self._write(location, step, state)
             return
-        # Not a daemon: the interpreter waits for it before it ends.
+        # Not a daemon, so that the interpreter waits for it before it exits.
         self._writer = threading.Thread(
             target=self._write_apart, args=(location, step, state), name="ringtrain-checkpoint"
         )
         self._writer.start()
 
     def finish(self) -> None:
-        """Return when a save in the background is done; raise what made it fail."""
+        """Wait for a save in the background to end, and raise its error."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -222,7 +230,7 @@ class Checkpoints:
         try:
             self._write(location, step, state)
         except Exception as error:
-            log.error("%s", error)  # here too, because training may end before anyone asks
+            log.error("%s", error)  # logged here too, because training may end before the next call
             self._failure = error
 
     def _write(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
@@ -241,13 +249,13 @@ class Checkpoints:
             ) from error
 
     def latest(self) -> Saved | None:
-        """Return the newest checkpoint that is whole; None when there is none at all. Collective.
+        """Return the newest undamaged checkpoint; None if there is none at all. Collective.
 
-        Of the job's own none, the newest of the job that `spec.checkpoint.restoreFrom` names; that job's files are
-        left as they are. The launcher is told which it is, for its log and the job's status.
-        A damaged one is logged and renamed to `….damaged`, and the one before it is used. Raises CheckpointError
-        on every rank when all are damaged (better than starting over in silence), when the directory cannot be
-        read, and when a job was named whose checkpoints are not there.
+        If the job has none, reads the newest of the job that `spec.checkpoint.restoreFrom` names, without changes to
+        that job's files. Reports the checkpoint to the launcher, for its log and the job's status.
+        A damaged one is logged and renamed to `….damaged`, and the previous one is read. Raises CheckpointError on
+        every rank if all are damaged (a silent restart from scratch would be worse), if the directory cannot be read,
+        and if the named job has no checkpoints.
         """
         self.finish()
         found: Saved | None = None
@@ -273,20 +281,20 @@ class Checkpoints:
     def _read_latest(self) -> Saved | None:
         for path in (self.directory, *self.directory.parents):
             if path.is_file():
-                raise CheckpointError(f"{self.directory} is no directory: {path} is a file; name another place")
+                raise CheckpointError(f"{self.directory} is not a directory: {path} is a file; choose another path")
         location = checkpoint_location_of(self.directory, self._job)
         found = self._newest_in((location.own, *location.earlier), own=True)
         if found is None and location.restore_from:
             found = self._newest_in(location.sources(), own=False)
             if found is None:
                 raise CheckpointError(
-                    f"checkpoint.restoreFrom is {location.restore_from!r}, which has left no checkpoint in "
-                    f"{location.below}; remove restoreFrom to begin without"
+                    f"checkpoint.restoreFrom is {location.restore_from!r}, which has no checkpoint in "
+                    f"{location.below}; remove restoreFrom to start without one"
                 )
         return found
 
     def _newest_in(self, folders: Sequence[Path], own: bool) -> Saved | None:
-        """The first whole checkpoint of `folders`. Damaged ones are set aside if they are our `own`."""
+        """Return the first undamaged checkpoint of `folders`; None if they have none. Renames damaged ones if `own`."""
         damaged: dict[Path, str] = {}
         try:
             for step, path in (item for folder in folders for item in checkpoints_by_step(folder).items()):

@@ -116,7 +116,7 @@ def test_several_of_one_name(tmp_path: Path) -> None:
 def test_whoever_has_left_none(tmp_path: Path) -> None:
     """A job that is to begin with another's checkpoint does not begin without one in silence."""
     (tmp_path / f"a-{OLD}").mkdir()
-    with pytest.raises(CheckpointError, match="has left no checkpoint"):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
         Attempt(tmp_path, "b", 1, restore_from="a").latest()
 
 

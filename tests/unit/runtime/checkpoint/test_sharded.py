@@ -311,7 +311,7 @@ def test_elements_that_an_array_does_not_have(tmp_path: Path, start: int, stop: 
     _ranks(uri, 1, lambda checkpoints, _: checkpoints.save(1, {"ten": np.arange(10.0)}))
 
     def load(checkpoints: ShardedCheckpoints, _: MemoryGroup) -> None:
-        with pytest.raises(ConfigurationError, match=f"elements {start}:{stop} of array .*, which has 0:10"):
+        with pytest.raises(ConfigurationError, match=f"elements {start}:{stop} requested of array .*, which has 0:10"):
             checkpoints.latest(lambda state: state["ten"].read(start, stop))
 
     _ranks(uri, 1, load)

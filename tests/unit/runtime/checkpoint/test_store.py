@@ -126,7 +126,7 @@ def test_a_save_before_the_latest_step_is_told_once(tmp_path: Path, caplog: pyte
     second = _alone(tmp_path, keep=2)
     for step in (1, 2):
         second.save(step, {"training": "second"})
-    told = f"step 1 is saved into {tmp_path}, which has step 10: latest() goes on from that"
+    told = f"step 1 is saved into {tmp_path}, which has step 10: latest() returns that one"
     assert [text.startswith(told) for text in caplog.messages] == [True]
     assert (found := _alone(tmp_path).latest()) is not None
     assert found.state == {"training": "first"}
@@ -446,7 +446,7 @@ def test_a_checkpoint_under_another_steps_name_is_damaged(tmp_path: Path) -> Non
 def test_a_place_that_is_a_file_is_no_fresh_start(tmp_path: Path, below: str) -> None:
     file = tmp_path / "results"
     file.touch()
-    with pytest.raises(CheckpointError, match=r"is no directory: .*results is a file"):
+    with pytest.raises(CheckpointError, match=r"is not a directory: .*results is a file"):
         _alone(file / below).latest()
 
 
@@ -457,5 +457,5 @@ def test_a_state_that_has_no_end_gets_words(tmp_path: Path) -> None:
     for _ in range(5000):
         deep = [deep]
     for state in (itself, {"deep": deep}):
-        with pytest.raises(ConfigurationError, match="holds itself, or is nested"):
+        with pytest.raises(ConfigurationError, match="contains itself, or is nested"):
             _alone(tmp_path).save(1, state)
