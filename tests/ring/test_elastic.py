@@ -214,7 +214,7 @@ def test_a_rank_that_goes_on_from_an_older_commit_says_so() -> None:
         weights, committed, logged = slots.results()[1]
     assert (weights, committed) == ([6.0], 6)
     assert [line for line in logged if line.startswith("commit")] == [
-        "commit 4 is lost; training goes on from commit 2"
+        "commit 4 is lost; training continues from commit 2"
     ]
 
 
@@ -317,7 +317,7 @@ def test_different_states_are_a_mismatch() -> None:
         slots.form()
         for slot in range(2):
             error = slots.ended(slot).error
-            assert error.startswith("MismatchError: the elastic state is made of {'step': 'value'} on rank 0 and of")
+            assert error.startswith("MismatchError: the elastic state has {'step': 'value'} on rank 0 and")
 
 
 def _counts_updates(lost_at: str, steps: int) -> list[float]:

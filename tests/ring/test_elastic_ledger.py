@@ -142,7 +142,7 @@ def _commit_too_early() -> None:
     optimizer.submit("w", np.ones(3), batch.micro_batches[0].weight)
     assert not optimizer.step()
     for early in (state.commit, state.check_host_updates):
-        with pytest.raises(ConfigurationError, match="'optimizer' has gradients of an update that is not made"):
+        with pytest.raises(ConfigurationError, match="'optimizer' has gradients of an incomplete update"):
             early()
 
 

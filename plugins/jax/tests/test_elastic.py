@@ -97,6 +97,6 @@ def test_a_newcomer_that_broadcasts_first_is_told_at_once() -> None:
     with newcomer_that_calls(elastic_jax.calls_first, "broadcast") as slots:
         outcome = slots.ended(1)
         assert outcome.error is not None
-        assert "leave it to the function that elastic.run enters" in outcome.error
+        assert "call it only in the function that elastic.run calls" in outcome.error
         slots.form()
         assert slots.results() == {0: [1, 1, 1, 1]}

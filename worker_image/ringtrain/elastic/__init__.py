@@ -1,13 +1,13 @@
-"""Training that goes on in living processes while workers are lost, replaced, added and taken away.
+"""Training that continues in living processes while workers are lost, replaced, added and removed.
 
-state = elastic.State(optimizer=optimizer, shard=elastic.shard(dataset, elastic.FixedGlobal(256)))
+    state = elastic.State(optimizer=optimizer, shard=elastic.shard(dataset, elastic.FixedGlobal(256)))
 
-@elastic.run
-def train(state):                    # entered again after each change of the world, with the last committed state
-    for epoch in state.shard.epochs(10):
-        for batch in state.shard:    # exactly the samples that no committed step has used
-            ...
-            state.commit()
+    @elastic.run
+    def train(state):                    # entered again after each change of the world, with the last committed state
+        for epoch in state.shard.epochs(10):
+            for batch in state.shard:    # exactly the samples that no committed step has used
+                ...
+                state.commit()
 
 Maturity: Beta.
 """

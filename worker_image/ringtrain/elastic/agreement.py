@@ -1,4 +1,4 @@
-"""The last committed step that all survivors have, and who gives it to the others."""
+"""Agreement on the last committed step that all survivors have, and on the rank that sends it to the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +11,9 @@ from ringtrain.errors import MismatchError
 
 @dataclass(frozen=True)
 class ElasticStateSummary:
-    """One rank's state as all ranks learn it: its commits, the kinds of its values, and its participants' offers."""
+    """Summary of one rank's state, sent to all ranks: its commits, the kinds of its values, its participants'
+    offers.
+    """
 
     committed: int
     kinds: Mapping[str, str]
@@ -20,8 +22,11 @@ class ElasticStateSummary:
 
 @dataclass(frozen=True)
 class ElasticCommonStep:
-    """`committed`: the step that all go on from. `donor`: the lowest rank that has it. `transfers`: whether any rank
-    does not have it. `offers`: by participant, those of all survivors that are at that step."""
+    """Step from which all ranks continue.
+
+    `committed`: number of the step. `donor`: the lowest rank that has it. `transfers`: whether any rank does not have
+    it. `offers`: by participant, those of all survivors that are at that step.
+    """
 
     committed: int
     donor: int
@@ -30,9 +35,9 @@ class ElasticCommonStep:
 
 
 def agree_on_common_step(world: ProcessGroupContext, own: ElasticStateSummary) -> ElasticCommonStep:
-    """Send this rank's summary to all ranks, and return what all conclude. Collective.
+    """Send this rank's summary to all ranks, and return the conclusion, the same on all. Collective.
 
-    Raises MismatchError if states are made of different values.
+    Raises MismatchError if states consist of different values.
     """
     summaries = [ElasticStateSummary(**one) for one in world.group().allgather_object(asdict(own), "elastic state")]
     _check_elastic_state_kinds(summaries)
@@ -40,9 +45,10 @@ def agree_on_common_step(world: ProcessGroupContext, own: ElasticStateSummary) -
 
 
 def conclude_elastic_step(summaries: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
-    """Return the least step that any survivor has committed: each survivor has it, or is one ahead and can undo that.
+    """Return the smallest step that any survivor has committed: each survivor has it, or is one ahead and can undo
+    that.
 
-    Without survivors it is that of rank 0. Before the first commit all receive it: nobody may have had it yet.
+    Without survivors it is the step of rank 0. Before the first commit all ranks receive it, because maybe none had it.
     """
     counting = former.survivors or [0]
     committed = min(summaries[rank].committed for rank in counting)
@@ -55,6 +61,6 @@ def _check_elastic_state_kinds(summaries: Sequence[ElasticStateSummary]) -> None
     for rank, one in enumerate(summaries):
         if one.kinds != summaries[0].kinds:
             raise MismatchError(
-                f"the elastic state is made of {dict(summaries[0].kinds)} on rank 0 and of {dict(one.kinds)} on rank "
-                f"{rank}; every rank must make the same State"
+                f"the elastic state has {dict(summaries[0].kinds)} on rank 0 and {dict(one.kinds)} on rank "
+                f"{rank}; every rank must construct the same State"
             )

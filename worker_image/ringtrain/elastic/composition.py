@@ -21,10 +21,11 @@ from ringtrain.errors import ConfigurationError, kind_of
 def make_participants(
     attributes: dict[str, Any], values: Mapping[str, Any], pairs: HandlerPairs, foreign: ForeignWireValues | None
 ) -> dict[str, Participant]:
-    """Return the participants of `values` by attribute, and under "" that of all plain ones.
+    """Return the participants of `values` by attribute; the participant of all plain values has the name "".
 
-    `attributes`: those of the state. `pairs`: handlers that come before all others. Optimizers come first in the
-    result: they are restored before what depends on them. Raises ConfigurationError for a value that has no handler.
+    `attributes`: the attributes of the state. `pairs`: handlers that take precedence over all others. Optimizers come
+    first in the result, because they are restored before the values that depend on them. Raises ConfigurationError for
+    a value without a handler.
     """
     foreign = foreign or next((one.wire_values for one in extensions() if one.wire_values is not None), None)
     first = (ParticipantSource, methodcaller("as_participant"))
@@ -47,7 +48,7 @@ def _without(values: Mapping[str, Any], made: Mapping[str, Participant]) -> dict
 
 
 def _refusal(name: str, value: Any, foreign: ForeignWireValues | None) -> ConfigurationError | None:
-    """Return why `value` is not plain; None if it is."""
+    """Return the error for a `value` that is not plain; None if it is plain."""
     try:
         check_sendable(value, repr(name), foreign)
     except ConfigurationError as error:

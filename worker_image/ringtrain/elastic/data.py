@@ -1,4 +1,4 @@
-"""Which samples each rank trains on while the world changes: each once an epoch, counted in committed steps."""
+"""Data shards of an elastic world: each sample is used once per epoch, counted in committed steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ringtrain.errors import ConfigurationError, DataError
 
 @dataclass(frozen=True)
 class FixedGlobal:
-    """All ranks together take `samples` a step, whatever their number: training stays the same.
+    """Global batch of `samples` per step, whatever the number of ranks: training does not depend on the world's size.
 
-    Each rank takes its even part. Where parts differ by a sample, `Batch.weight` makes the averaged gradient that
-    of the whole batch, so a loop must use the weight.
+    Each rank takes an equal part. If parts differ by a sample, `Batch.weight` makes the averaged gradient that of the
+    whole batch, so a loop must use the weight.
 
-    `micro_batch`: samples that a rank has memory for at once. Where its part is larger, a step takes several
-    backward passes: one for each of `Batch.micro_batches`, `ElasticShard.passes` in all, with the optimizer told
-    of their number in each world:
+    `micro_batch`: largest number of samples that fits into a rank's memory. If its part is larger, a step needs several
+    backward passes: one for each of `Batch.micro_batches`, `ElasticShard.passes` in all. Set this number on the
+    optimizer in each world:
 
         state.optimizer.set_backward_passes_per_step(state.shard.passes)
         for batch in state.shard:
@@ -35,105 +35,108 @@ class FixedGlobal:
     micro_batch: int | None = None
 
     def global_batch(self, size: int) -> int:
-        """Samples a step of a world of `size`."""
+        """Return the samples per step in a world of `size` ranks."""
         return self.samples
 
     def passes(self, size: int) -> int:
-        """Micro-batches a step of a world of `size`, the same on every rank."""
+        """Return the micro-batches per step in a world of `size` ranks, the same on every rank."""
         largest_part = -(-self.samples // size)
         return 1 if self.micro_batch is None else -(-largest_part // self.micro_batch)
 
 
 @dataclass(frozen=True)
 class PerRank:
-    """Each rank takes `samples` a step, so that a larger world takes larger steps.
+    """Batch of `samples` per rank and step, so that a larger world has a larger global batch.
 
-    `scale_rate`: called when a world was formed with the factor between its global batch and the first world's, to
-    scale the learning rate; on every rank, newcomers included.
+    `scale_rate`: called in each world, on every rank, with the factor between its global batch and the first world's,
+    to scale the learning rate.
     """
 
     samples: int
     scale_rate: Callable[[float], Any] | None = None
 
     def global_batch(self, size: int) -> int:
-        """Samples a step of a world of `size`."""
+        """Return the samples per step in a world of `size` ranks."""
         return self.samples * size
 
     def passes(self, size: int) -> int:
-        """Micro-batches a step: the whole batch at once."""
+        """Return 1: the whole batch is one micro-batch."""
         return 1
 
 
 class ElasticShard:
-    """This rank's part of a data set in the present world. Iterating yields the batches of the rest of the epoch.
+    """This rank's part of a data set in the current world. Iterating yields the batches of the rest of the epoch.
 
-    A batch counts as used when the loop has got it; a commit of the state makes that last. After a change of the
-    world iteration goes on behind the last committed step, so what was begun or read ahead beyond it is given
-    back, and all ranks together get each sample once an epoch.
+    A batch counts as used when the loop has received it; a commit of the state makes that permanent. After a change of
+    the world, iteration continues behind the last committed step, so that batches of later steps are repeated and all
+    ranks together get each sample once per epoch.
     """
 
     def __init__(self, order: Shard, batch: FixedGlobal | PerRank) -> None:
-        """`order`: the data set and its order; its rank, size and batch size are not looked at."""
+        """Set the position to the beginning of epoch 0.
+
+        `order`: the data set and its order; its rank, size and batch size are ignored.
+        """
         self._order = order
         self.batch = batch
         self._lock = threading.Lock()
         self._epoch = 0
         self._consumed = 0
-        self._first_global = 0  # the global batch of the first world
-        self._step = 0  # the global batch of the last world that it was iterated in
-        self._entered = 0  # counts worlds and loaded positions: an iterator of another one has ended
+        self._first_global = 0  # global batch of the first world
+        self._step = 0  # global batch of the last world in which it was iterated
+        self._entered = 0  # number of worlds and loaded positions: an iterator of an earlier one ends
 
     @property
     def worlds(self) -> int:
-        """Grows with every world and every loaded position: iteration of an earlier one has ended."""
+        """Return a number that grows with every world and every loaded position; iterators of an earlier one end."""
         return self._entered
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch, from 0."""
+        """Return the epoch of the next batch, from 0."""
         return self._epoch
 
     @property
     def consumed(self) -> int:
-        """Samples of the epoch that all ranks together have used."""
+        """Return the samples of the epoch that all ranks together have used."""
         return self._consumed
 
     def steps_since(self, state: Mapping[str, Any]) -> int:
-        """Steps of one epoch from a position to the present one."""
+        """Return the steps from the position `state` to the current one; 1 if that is in another epoch."""
         if self._epoch != state["epoch"]:
             return 1
         return -(-(self._consumed - int(state["consumed"])) // max(1, self._step))
 
     @property
     def steps_left(self) -> int:
-        """Steps of the present world to the end of the epoch."""
+        """Return the steps of the current world up to the end of the epoch."""
         return len(range(*self._starts(self._global_batch())))
 
     @property
     def passes(self) -> int:
-        """Micro-batches a step of the present world, the same on every rank: see `FixedGlobal`."""
+        """Return the micro-batches per step in the current world, the same on every rank: see `FixedGlobal`."""
         return self.batch.passes(current().config.place.size)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the epochs from the present one up to `count`; the next one begins when the loop asks for it."""
+        """Yield the epochs from the current one up to `count`; each begins when the loop requests it."""
         while self._epoch < count:
             yield self._epoch
             self.next_epoch()
 
     def next_epoch(self) -> None:
-        """Go on to the next epoch, whatever is left of this one. A commit makes it last."""
+        """Go to the next epoch and skip the rest of this one. A commit makes that permanent."""
         with self._lock:
             self._epoch, self._consumed = self._epoch + 1, 0
             self._entered += 1
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's batches of the rest of the epoch; each counts as used when the loop has got it."""
+        """Yield this rank's batches of the rest of the epoch; each counts as used when the loop has received it."""
         for batch in self.batches():
             self.used(batch)
             yield batch
 
     def batches(self) -> Iterator[Batch]:
-        """As iterating, for a loop that reads ahead: a batch counts as used once `used` was called with it."""
+        """Yield the same batches for a loop that reads ahead: a batch counts as used after a call of `used` with it."""
         world = current().config
         begun, epoch = self._entered, self._epoch
         step = self._step = self._global_batch()
@@ -144,31 +147,37 @@ class ElasticShard:
             yield self._cut(order[start : start + step], start, (world.place.rank, world.place.size))
 
     def used(self, batch: Batch) -> None:
-        """Count `batch` and those before it as used by all ranks. Raises ConfigurationError for one that was."""
+        """Count `batch` and those before it as used by all ranks. Raises ConfigurationError if it was already used."""
         with self._lock:
             if batch.consumed <= self._consumed:
                 raise ConfigurationError(
-                    f"used: the batch ends at sample {batch.consumed} of the epoch, and {self._consumed} are used "
-                    "already; give it each batch of batches() once, in order"
+                    f"used: the batch ends at sample {batch.consumed} of the epoch, of which {self._consumed} are used "
+                    "already; pass each batch of batches() once, in order"
                 )
             self._consumed = batch.consumed
 
     @property
     def cut(self) -> str:
-        """What decides which samples a rank gets, but for the position: the same on all ranks."""
+        """Return a description of the data set, batch and order, which must be the same on all ranks.
+
+        Omits the position.
+        """
         order, micro_batch = self._order, getattr(self.batch, "micro_batch", None)
         batch = f"{type(self.batch).__name__}({self.batch.samples}{f', {micro_batch}' if micro_batch else ''})"
         return f"shard({order.samples}, {batch}, seed={order.seed}, shuffle={order.shuffle}, last={order.last!r})"
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return the position, global batch and world size in one line."""
         return (
             f"epoch {self._epoch}, {self._consumed} of {self._order.samples} samples used, global batch "
             f"{self._global_batch()} on {current().config.place.size} ranks"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, for a checkpoint as well: any world goes on from it with exactly the samples left."""
+        """Return the position, also for a checkpoint.
+
+        Any world continues from it with exactly the remaining samples.
+        """
         return {
             "epoch": self._epoch,
             "consumed": self._consumed,
@@ -179,19 +188,19 @@ class ElasticShard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position. Raises ConfigurationError for one in another data set or order."""
+        """Continue from a position. Raises ConfigurationError if it belongs to another data set or order."""
         for name in ("samples", "seed", "shuffle"):
             if state[name] != getattr(self._order, name):
                 raise ConfigurationError(
-                    f"the shard's {name} is {getattr(self._order, name)} here and {state[name]} in the state that "
-                    "it goes on from; every rank needs the same data set, seed and shuffle"
+                    f"the shard's {name} is {getattr(self._order, name)} here and {state[name]} in the state to "
+                    "continue from; every rank needs the same data set, seed and shuffle"
                 )
         with self._lock:
             self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
             self._first_global = int(state["first_global"])
             self._entered += 1
         if current_or_none() is None:
-            return  # between two worlds: it is loaded again in the next one
+            return  # between two worlds: the state is loaded again in the next one
         self._first_global = self._first_global or self._global_batch()
         if isinstance(self.batch, PerRank) and self.batch.scale_rate is not None:
             self.batch.scale_rate(self._global_batch() / self._first_global)
@@ -200,17 +209,17 @@ class ElasticShard:
         return self.batch.global_batch(current().config.place.size)
 
     def _starts(self, step: int) -> tuple[int, int, int]:
-        """The range of the positions at which the steps left begin."""
+        """Return the arguments of `range` for the positions at which the remaining steps begin."""
         samples = self._order.samples
         return self._consumed, samples - (step - 1 if self._order.last == "dropped" else 0), step
 
     def _cut(self, pool: Any, start: int, place: tuple[int, int]) -> Batch:
-        """This rank's part of the samples `pool` of a step."""
+        """Return this rank's part of a step's samples, `pool`."""
         rank, size = place
         consumed = start + pool.size
         mine = np.array_split(pool, size)[rank]
         passes = self.batch.passes(size)
-        if mine.size == 0:  # one sample that counts for nothing: a mean over none is NaN
+        if mine.size == 0:  # one sample of weight 0: a mean over none is NaN
             return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, consumed, passes)
         return Batch(mine, np.ones(mine.size, np.bool_), mine.size * size / pool.size, consumed, passes)
 
@@ -223,13 +232,14 @@ def shard(
     shuffle: bool = True,
     last: Literal["weighted", "dropped"] = "weighted",
 ) -> ElasticShard:
-    """Give each rank of whatever world a distinct part of a data set: every sample once an epoch. For `State`.
+    """Return a shard for `State`: in each world every rank gets a distinct part, and each sample is used once per
+    epoch.
 
-    `samples`: how many there are, or the data set itself. `batch`: how the step's size follows from the world's.
-    `last`: what becomes of an epoch's rest that does not fill a step: "weighted" or "dropped", as of
+    `samples`: their number, or the data set itself. `batch`: the rule for the step's size in a world. `last`: treatment
+    of the samples at the end of an epoch that do not fill a step: "weighted" or "dropped", as in
     `ringtrain.data.shard`.
 
-    Raises ConfigurationError for arguments that make no sense, DataError for a data set without a sample.
+    Raises ConfigurationError for invalid arguments, DataError for a data set that is too small for one step.
     """
     count = number_of(samples)
     if not isinstance(batch, FixedGlobal | PerRank) or batch.samples < 1:

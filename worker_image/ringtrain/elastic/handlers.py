@@ -1,4 +1,4 @@
-"""Handlers of values that one rank can send whole: one handler for each value."""
+"""Handlers of values that one rank can send as a whole: one handler for each value."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ringtrain.elastic.participants import Participant
 from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import broadcast
 
-# Pairs of a type and what makes a handler, or a participant, of a value of that type.
+# Pairs of a type and a factory of a handler, or participant, for values of that type.
 HandlerPairs = Sequence[tuple[type, Callable[[Any], Any]]]
 
 
 class StateHandler(ABC):
-    """Copies, restores and sends one value of a `State`. Derive from it for a type that no handler knows, and pass it
-    as `State(handlers=[(MyType, MyHandler)], ...)`.
+    """Handler that copies, restores and sends one value of a `State`.
 
-    Horovod's `sync(self)`, without a rank, works as well. If a handler has a method `refresh(self)`, it is called
-    instead of `sync` when all ranks have the value already and the world has another size.
+    Derive from it for a type without a handler, and pass it as `State(handlers=[(MyType, MyHandler)], ...)`. Horovod's
+    `sync(self)`, without a rank, works too. If a handler has a method `refresh(self)`, it is called instead of `sync`
+    if all ranks have the value already and the world has another size.
     """
 
     def __init__(self, value: Any) -> None:
@@ -31,26 +31,26 @@ class StateHandler(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Copy the value as it is now: a step is committed."""
+        """Copy the current value, because a step is committed."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Make the value what it was at the last `save`."""
+        """Set the value to the copy of the last `save`."""
 
     @abstractmethod
     def sync(self, root: int = 0) -> None:
-        """Make the value that of rank `root`. Collective."""
+        """Set the value to that of rank `root`. Collective."""
 
     def set_value(self, value: Any) -> None:
-        """Handle `value` from now on."""
+        """Replace the handled value by `value`, and save it."""
         self.value = value
         self.save()
 
 
 class StatefulObjectHandler(StateHandler):
-    """For objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position.
+    """Handler of objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position.
 
-    `foreign`: what a framework adds to plain values.
+    `foreign`: a framework's additions to plain values.
     """
 
     def __init__(self, value: StatefulObject, foreign: ForeignWireValues | None = None) -> None:
@@ -73,25 +73,25 @@ class StatefulObjectHandler(StateHandler):
 
 
 class ShardHandler(StatefulObjectHandler):
-    """For a shard of the data: its position."""
+    """Handler of a data shard's position."""
 
     @property
     def kind(self) -> str:
-        """The part of a shard that is the same on all ranks before its position was sent."""
+        """Return the description of the shard that must be the same on all ranks before its position is sent."""
         return str(self.value.cut)
 
     @property
     def steps_ahead(self) -> int:
-        """Steps begun since the last commit."""
+        """Return the number of steps begun since the last commit."""
         return int(self.value.steps_since(self._saved))
 
 
 class HandlerParticipant(Participant):
-    """A value that `handler` copies, restores and sends."""
+    """Participant for a value that `handler` copies, restores and sends."""
 
     def __init__(self, handler: StateHandler) -> None:
         self.handler = handler
-        self._own: dict[str, Any] | None = None  # what the handler had before this rank joined others
+        self._own: dict[str, Any] | None = None  # fields of the handler before this rank joined others
 
     @property
     def value(self) -> Any:
@@ -131,7 +131,7 @@ class HandlerParticipant(Participant):
 
 
 def participants_by_type(values: Mapping[str, Any], pairs: HandlerPairs) -> dict[str, Participant]:
-    """Return the participants of those `values` whose type is in `pairs`, of which the first that fits is taken."""
+    """Return the participants of those `values` whose type is in `pairs`; the first matching pair is used."""
     made = {}
     for name, value in values.items():
         fitting = (make for kind, make in pairs if _is_of_kind(value, kind) and not isinstance(value, type))
@@ -150,11 +150,11 @@ def _fields_of(handler: StateHandler) -> dict[str, Any]:
 
 
 def _sync_handler(handler: StateHandler, root: int) -> None:
-    """Make the handler's value that of rank `root`, whichever `sync` it has. Collective."""
+    """Set the handler's value to that of rank `root`, with or without `root` in its `sync`. Collective."""
     if inspect.signature(handler.sync).parameters:
         handler.sync(root)
         return
-    if root == 0:  # the only rank that Horovod's handlers send from
+    if root == 0:  # Horovod's handlers always send from rank 0
         handler.sync()
         return
     handler.save()

@@ -1,13 +1,13 @@
-"""Exceptions that end a pass through the training function when the world is to change."""
+"""Exception that ends a call of the training function when the world is about to change."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Raised by `State.commit` and `State.check_host_updates`, on all ranks at the same step, when workers are to
-    join or to leave; `elastic.run` handles it. Nothing is lost: the state is committed.
+    """The world is about to change; the state is committed, so nothing is lost. `elastic.run` handles it.
 
-    `skip_sync`: as in Horovod, and always False: every member of a new world takes part in its first exchange.
+    Raised by `State.commit` and `State.check_host_updates`, on all ranks at the same step, if workers join or leave.
+    `skip_sync`: as in Horovod, but always False: every member of a new world takes part in its first exchange.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__("the world is to change; elastic.run goes on in the next one")
+        super().__init__("the world is about to change; elastic.run continues in the next one")
         self.skip_sync = skip_sync

@@ -1,4 +1,4 @@
-"""Optimizers whose state is spread over the ranks, as parts of an elastic state."""
+"""Participants for optimizers whose state is sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 
 @runtime_checkable
 class ElasticOptimizer(Protocol):
-    """An optimizer with state spread over the ranks, which rebuilds what a lost rank had; see `HostOptimizer`."""
+    """Optimizer with state sharded over the ranks, which rebuilds the shards of a lost rank; see `HostOptimizer`."""
 
     @property
     def updates(self) -> int: ...
@@ -37,7 +37,10 @@ class ElasticOptimizer(Protocol):
 
 
 class OptimizerParticipant(Participant):
-    """An `ElasticOptimizer`. A commit copies nothing: the optimizer can undo its last update."""
+    """Participant for an `ElasticOptimizer`.
+
+    A commit copies nothing, because the optimizer can undo its last update.
+    """
 
     def __init__(self, value: ElasticOptimizer) -> None:
         self.value = value
@@ -61,9 +64,9 @@ class OptimizerParticipant(Participant):
     def check(self, name: str, call: str) -> None:
         if self.value.accumulating:
             raise ConfigurationError(
-                f"State.{call}: {name!r} has gradients of an update that is not made, which would be lost with a rank, "
-                f"or as the world changes; call {call}() after the step() that returns True: after as many backward "
-                "passes as set_backward_passes_per_step() or `accumulate` told the optimizer"
+                f"State.{call}: {name!r} has gradients of an incomplete update, which would be lost with a rank "
+                f"or in another world; call {call}() after the step() that returns True: after the number of backward "
+                "passes that set_backward_passes_per_step() or `accumulate` has set"
             )
 
     def wait(self) -> None:
@@ -83,7 +86,7 @@ class OptimizerParticipant(Participant):
         return self._committed
 
     def plan(self, offers: Sequence[int]) -> None:
-        # An optimizer may update after the commit: one rank may have made that update, and another one not.
+        # An optimizer may update after the commit: one rank may have made that update, and another may not.
         self._planned = min(offers)
 
     def go_back(self, world: ProcessGroupContext) -> None:
@@ -91,7 +94,7 @@ class OptimizerParticipant(Participant):
             self.value.rollback(self._planned)
 
     def prepare(self, world: ProcessGroupContext) -> None:
-        is_new = self._made_in is world and not world.former.survivors  # all ranks have made it in this world
+        is_new = self._made_in is world and not world.former.survivors  # all ranks have constructed it in this world
         self._made_in = None
         if not is_new:
             self.value.prepare(world.group(), world.former.ranks)

@@ -1,4 +1,4 @@
-"""The parts of an elastic state, and the one place where frameworks and features add theirs.
+"""Participants of an elastic state, and the registry of extensions for frameworks and features.
 
 A state has one participant for its plain values and one for each other value. All ranks have the same participants in
 the same order. `State.commit` and `State.sync` call them; no participant calls another.
@@ -18,99 +18,102 @@ from ringtrain.elastic.agreement import ElasticCommonStep
 class Participant:
     """Take part in the commits of an elastic state and in its changes of the world.
 
-    Derive from it and replace what the value needs: these methods do nothing. A method is called on every rank, in
-    the order of this class. Only those marked collective may communicate; they raise PeerLost if a rank is lost. A
-    local one that is marked final must not fail, because other participants have done the same already.
+    Derive from it and override the methods that the value needs; the defaults do nothing. Each method is called on
+    every rank, in the order of this class. Only methods marked collective may communicate; they raise PeerLost if a
+    rank is lost. A local method marked final must not fail, because other participants have done the same already.
     """
 
-    value: Any = None  # the object that the state shows as an attribute
+    value: Any = None  # the attribute of the state
 
     def set_value(self, value: Any) -> None:
-        """Take another object as the value: a program has assigned it to the state's attribute. Local."""
+        """Replace the value by an object that the program assigned to the state's attribute. Local."""
 
     # A commit
 
     @property
     def steps_ahead(self) -> int | None:
-        """Steps since the last commit; None if the value does not count them."""
+        """Return the steps since the last commit; None if the value does not count them."""
         return None
 
     @property
     def undoable(self) -> int | None:
-        """Number of steps that `restore` and `go_back` can undo; None if a commit makes a copy."""
+        """Return the number of steps that `restore` and `go_back` can undo; None if a commit makes a copy."""
         return None
 
     def check(self, name: str, call: str) -> None:
-        """Raise ConfigurationError if nothing can be committed now, amid an update. Local.
+        """Raise ConfigurationError if the value cannot be committed now, during an update. Local.
 
-        `name`: the attribute, `call`: the method of the state that the program has called, both for the message.
+        `name`: the attribute; `call`: the method of the state that the program has called; both for the message.
         """
 
     def wait(self) -> None:
-        """Return when the value is that of the last step. May be collective. Raises what made the step fail."""
+        """Wait until the value is that of the last step. May be collective. Raises the error of a failed step."""
 
     def commit(self) -> None:
-        """Make the value as it is now the one that `restore` goes back to. Final, local."""
+        """Save the current value as the one that `restore` returns to. Final, local."""
 
     def finish_commit(self, is_planned: bool) -> None:
-        """Do what the ranks do together once all have committed a step. Collective.
+        """Do the ranks' common work after all have committed a step. Collective.
 
-        Called after each exchange of a commit, and at the end of each `State.sync`, as a lost rank may have prevented
-        it in the former world. `is_planned`: ranks are about to join or to leave.
+        Called after each exchange of a commit, and at the end of each `State.sync`, because a lost rank may have
+        prevented it in the former world. `is_planned`: ranks join or leave next.
         """
 
     def restore(self) -> None:
-        """Make the value what it was at the last commit. Local, on each rank that has left a broken world."""
+        """Set the value to that of the last commit. Local, on each rank that has left a broken world."""
 
     # A change of the world
 
     def hand_over(self, leaving: Collection[int]) -> None:
-        """Send to ranks that stay what only the ranks `leaving` have. Collective, at a commit."""
+        """Send state that only the `leaving` ranks have to ranks that stay. Collective, at a commit."""
 
     def kinds(self, name: str) -> Mapping[str, str]:
-        """Return what must be the same on all ranks, by attribute. Other ranks' kinds raise MismatchError."""
+        """Return descriptions that must be the same on all ranks, by attribute.
+
+        `State.sync` raises MismatchError otherwise.
+        """
         return {name: type(self.value).__name__}
 
     def offer(self) -> Any:
-        """Return plain data that this rank tells all others as they agree on a step. Local."""
+        """Return plain data that is sent to all ranks when they agree on a step. Local."""
         return None
 
     def plan(self, offers: Sequence[Any]) -> None:
-        """Decide what `go_back` goes back to, by the offers of the survivors that are at the agreed step. Local."""
+        """Choose the step that `go_back` returns to, from the offers of the survivors at the agreed step. Local."""
 
     def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
-        """Take the value of rank `agreed.donor` if `agreed.transfers`. Collective.
+        """Receive the value of rank `agreed.donor` if `agreed.transfers`. Collective.
 
-        `restore` still goes back to this rank's own last commit until `commit` follows. `is_undone`: `discard` goes
-        back to it also afterwards, until `adopt`: this rank joins others, whose state is not complete without what
-        `prepare` builds.
+        `restore` still returns to this rank's own last commit until the next `commit`. `is_undone`: `discard` must
+        return to it even after that, until `adopt`, because this rank joins others and its state is incomplete until
+        `prepare`.
         """
 
     def go_back(self, world: ProcessGroupContext) -> None:
-        """Undo what goes beyond the planned step. Final, local; on all ranks when all values were received."""
+        """Undo updates after the planned step. Final, local; called on all ranks when all values were received."""
 
     def prepare(self, world: ProcessGroupContext) -> None:
-        """Build the part of the state that this rank has in `world`. The former part stays in use. Collective."""
+        """Build this rank's part of the state in `world`. The former part stays in use. Collective."""
 
     def adopt(self) -> None:
-        """Go on with what was received and prepared, if anything was. Final, local.
+        """Switch to the received and prepared state, if there is any. Final, local.
 
         Called when all ranks have prepared theirs, or in the next world if any rank has called it in this one.
         """
 
     def discard(self) -> None:
-        """Forget what was received and prepared, if anything was: the world broke before. Final, local."""
+        """Discard the received and prepared state, if there is any: the world broke before `adopt`. Final, local."""
 
 
 @runtime_checkable
 class ParticipantSource(Protocol):
-    """A value that makes its own participant: no handler or extension is asked."""
+    """Value that creates its own participant, without a handler or an extension."""
 
     def as_participant(self) -> Participant: ...
 
 
-# Makes participants of values that have none yet, by attribute. The second argument has all values of the state: a
-# name that is no attribute, as "optimizer.buffers", gives a value a second participant.
+# Factory of participants, by attribute, for values that have none yet. The second argument has all values of the state.
+# A name that is not an attribute, such as "optimizer.buffers", gives a value a second participant.
 ParticipantFactory = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Participant]]
 
 
@@ -125,10 +128,10 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True)
 class StateExtension:
-    """Additions of a framework or a feature to every state that is made after it was registered.
+    """Additions of a framework or feature to every state that is constructed after the registration.
 
-    `participants`: of the values that it knows. `wire_values`: what it adds to plain values. `before_sync`: called
-    before each `State.sync`; collective.
+    `participants`: factory for the values that it supports. `wire_values`: additions to plain values. `before_sync`:
+    called before each `State.sync`; collective.
     """
 
     participants: ParticipantFactory = _no_participants
@@ -140,10 +143,10 @@ _extensions: list[StateExtension] = []
 
 
 def register_extension(extension: StateExtension) -> None:
-    """Add `extension` to every state that is made from now on. On all ranks, in the same order."""
+    """Register `extension` for every state constructed from now on. Call it on all ranks in the same order."""
     _extensions.append(extension)
 
 
 def extensions() -> Sequence[StateExtension]:
-    """Return the extensions that were registered, in order."""
+    """Return the registered extensions in order."""
     return _extensions

@@ -1,4 +1,4 @@
-"""`elastic.run`: a function that is entered again in each world, with the last committed state."""
+"""`elastic.run`: call a function again in each world, with the last committed state."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")
-# So often the same error of ringtrain's own may come without a commit between.
+# Number of times that the same internal error may occur without a commit in between.
 _SAME_ERRORS: Final = 3
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Return `func(state, ...)` as a function that goes on when the world changes.
+    """Return `func(state, ...)` as a function that continues when the world changes.
 
         @elastic.run
         def train(state): ...
 
-    The function is entered when all ranks of a world have met and have the values of the last committed step.
-    When a member is lost, or workers are to join or leave, this rank leaves its world, waits for the next one,
-    calls the state's reset callbacks, and enters again. It returns what `func` returns. Where no agent tells this
-    process its worlds, a loss is raised: the world can't change.
+    The function is called when all ranks of a world have joined and have the values of the last committed step. If a
+    member is lost, or workers join or leave, this rank leaves its world, waits for the next one, runs the state's reset
+    callbacks, and calls the function again. It returns the result of `func`. Without an agent the world cannot change,
+    and a loss is raised.
 
-    No collective may run between `init()` and the call of the function on a rank that joins others: they are
-    waiting for it there.
+    No collective may run between `init()` and the call of the function on a rank that joins others: they wait for it
+    there.
     """
     return run_fn(func, context.init)
 
 
 def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
-    """As `run`, with another `init`: the one of a framework's adapter."""
+    """Return the same function as `run`, with another `init`: the one of a framework's adapter."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
@@ -58,20 +58,20 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                     raise
                 lost = error
             _leave_elastic_world(state, lost)
-            lost, is_reset = None, True  # its traceback holds all that the function held
+            lost, is_reset = None, True  # its traceback references all locals of the function
 
     return wrapper
 
 
 class _ElasticInconsistency:
-    """Tells an error of ringtrain's own, which may follow from a loss, from one that comes in every world."""
+    """Counter of repeated internal errors: one may follow from a loss, but not in every world."""
 
     def __init__(self) -> None:
         self._last: tuple[str, int] | None = None
         self._count = 0
 
     def comes_again(self, error: Exception, committed: int) -> bool:
-        """Whether `error` is the same for the third time without a commit between."""
+        """Return whether `error` is the same for the third time without a commit in between."""
         if type(error) is not RingtrainError:
             return False
         seen = (str(error), committed)
@@ -81,7 +81,7 @@ class _ElasticInconsistency:
 
 
 def _handed_over_state(state: State) -> BaseException | None:
-    """Give what leavers hold to those that stay; what was lost meanwhile, if anything was."""
+    """Send state of leaving ranks to those that stay. Return the loss that prevented it, or None."""
     if own_agent() is None:
         return None
     try:
@@ -94,7 +94,7 @@ def _handed_over_state(state: State) -> BaseException | None:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether `error` tells of a lost member, or follows from that, whatever a framework has made of it."""
+    """Return whether `error` is the loss of a member or follows from one, even if a framework has wrapped it."""
     world = context.current_or_none()
     if isinstance(error, PeerLost) or type(error) is RingtrainError:
         return True
@@ -102,12 +102,12 @@ def _is_loss(error: Exception) -> bool:
 
 
 def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
-    """Give the world back, and have the last committed values."""
+    """Leave the world and restore the last committed values."""
     if lost is not None:
         log.warning("formation %d: %s%s%d", CARRIED.formation, _loss_sentence(lost), GOES_ON, state.committed)
         CARRIED.lost_steps, CARRIED.unshared = state.steps_under_way(), True
     else:
-        log.info("formation %d ends after commit %d: the world is to change", CARRIED.formation, state.committed)
+        log.info("formation %d ends after commit %d: the world is about to change", CARRIED.formation, state.committed)
     _claim_first_state()
     context.shutdown()
     if lost is not None:
@@ -115,14 +115,16 @@ def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
 
 
 def _claim_first_state() -> None:
-    """A state that was made in this world, which none had before, counts in the next one also where a rank was
-    lost before all had agreed on it."""
+    """Record the state made in this world as valid for the next one.
+
+    Needed if no rank had it before and a rank was lost before all had agreed on it.
+    """
     world = context.current_or_none()
     if world is not None and world.config.numbers.formation and not world.former.survivors:
         CARRIED.adopted = FormationPlace(world.config.numbers.formation, world.config.place.rank)
 
 
 def _loss_sentence(error: BaseException) -> str:
-    """What an error says of a lost peer; a framework may have put pages around it."""
+    """Return the line of an error that names the lost peer; a framework may have added pages of text."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if PeerLost.__name__ in line), lines[0])

@@ -1,4 +1,4 @@
-"""The elastic state: values that are committed with a step, restored, and sent to newcomers."""
+"""Elastic state: values that are committed with a step, restored, and sent to newcomers."""
 
 from __future__ import annotations
 
@@ -27,32 +27,36 @@ _COMMIT = WireSignature("commit", (WireTensorSignature(None, "int64", (3,)),))
 
 
 class State:
-    """Values that ranks have alike at each committed step; attributes of this object.
+    """Values that are equal on all ranks at each committed step; attributes of this object.
 
         state = elastic.State(optimizer=optimizer, shard=shard, epoch=0)
 
     Numbers, texts, containers and arrays are copied. Of objects with `state_dict()` and `load_state_dict()` the state
-    is copied. A host optimizer's state stays where it is, spread over the ranks; it needs a commit after every update.
-    Raises ConfigurationError for other values. `ringtrain.elastic.participants` says how a feature adds its own.
+    is copied. A host optimizer's state is not copied and stays sharded over the ranks; it needs a commit after every
+    update. Raises ConfigurationError for other values. `ringtrain.elastic.participants` is the interface for other
+    types.
 
-    Collective: `commit`, `check_host_updates` and `sync`. A step is committed by all ranks or by none: after a loss
-    all survivors have the values of the last step that all of them had committed.
+    Collective: `commit`, `check_host_updates` and `sync`. A step is committed by all ranks or by none: after a loss all
+    survivors have the values of the last step that all of them had committed.
     """
 
-    _foreign: ForeignWireValues | None = None  # what a framework's State adds to plain values
+    _foreign: ForeignWireValues | None = None  # a framework's additions to plain values
 
     def __init__(self, *, handlers: HandlerPairs = (), **values: Any) -> None:
-        """`handlers`: pairs of a type and its handler, which come before those that are known for the type."""
+        """Construct the state from `values`.
+
+        `handlers`: pairs of a type and its handler, which take precedence over the known ones.
+        """
         self._participants: dict[str, Participant] = {}
         self._committed = 0
-        self._own_committed: int | None = None  # before this rank joined others, until it has all that they have
+        self._own_committed: int | None = None  # set while this rank joins others, until it has their whole state
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
-        self._begins_anew = 0  # the step that was committed before all that had the state were lost
+        self._begins_anew = 0  # last committed step if all ranks that had the state were lost
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name in values:
             if hasattr(type(self), name) or name.startswith("_"):
-                raise ConfigurationError(f"State: {name!r} is the state's own; give the value another name")
+                raise ConfigurationError(f"State: {name!r} is an attribute of State; choose another name")
         vars(self).update(values)
         self._participants = make_participants(vars(self), values, handlers, self._foreign)
 
@@ -64,19 +68,21 @@ class State:
 
     @property
     def committed(self) -> int:
-        """How many commits have gone into these values, on whichever ranks."""
+        """Return the number of commits of these values, on any ranks."""
         return self._committed
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Call these after each change of the world, in order, before `sync`: to scale a learning rate with
-        `size()`, for example."""
+        """Register callbacks that run after each change of the world, in order, before `sync`.
+
+        One may scale a learning rate with `size()`, for example.
+        """
         self._reset_callbacks.extend(callbacks)
 
     def commit(self) -> None:
-        """Make the step count: what is lost from now on is restored to here. Collective.
+        """Commit the step: after a later loss the values are restored to those of now. Collective.
 
-        Raises HostsUpdatedInterrupt, on all ranks, if the world is to change; MismatchError if ranks have committed
-        different numbers of steps.
+        Raises HostsUpdatedInterrupt, on all ranks, if the world is about to change; MismatchError if ranks have
+        committed different numbers of steps.
         """
         self._check("commit")
         self._refuse_to_begin_anew()
@@ -85,13 +91,13 @@ class State:
             ahead, undoable = participant.steps_ahead, participant.undoable
             if ahead is not None and undoable is not None and ahead > undoable:
                 raise ConfigurationError(
-                    f"State.commit: {name!r} has made {ahead} updates since the last commit; commit after every "
-                    "update: a host optimizer can undo one, and copies nothing for it. After load_state_dict() call "
+                    f"State.commit: {name!r} has made {ahead} updates since the last commit; call commit() after every "
+                    "update: a host optimizer can undo only one. After load_state_dict() call "
                     "save() of the state first"
                 )
         self._committed += 1
         self.save()
-        # A rank that gets through this exchange knows that all others have saved the step.
+        # A rank that completes this exchange knows that all others have saved the step.
         self._under_way = False
         is_planned = self._exchange()
         self._finish_commit(is_planned)
@@ -104,8 +110,9 @@ class State:
             raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on all ranks, if the world is to change; the present values are committed
-        then. Collective."""
+        """Raise HostsUpdatedInterrupt, on all ranks, if the world is about to change, after a commit of the current
+        values. Collective.
+        """
         self._check("check_host_updates")
         if not self._exchange():
             return
@@ -125,7 +132,7 @@ class State:
             participant.commit()
 
     def restore(self) -> None:
-        """Make all values what they were at the last commit."""
+        """Set all values to those of the last commit."""
         for participant in self._participants.values():
             participant.restore()
         self._show_values()
@@ -133,15 +140,15 @@ class State:
     def sync(self) -> None:
         """Give all ranks the values of the last committed step. Collective, once in each world, on every rank.
 
-        1. Agree: ranks exchange their commits. The least one that a survivor has is the step that all go on from.
+        1. Agree: ranks exchange their commits. All continue from the smallest one that a survivor has.
         2. Send: the lowest rank that has it sends its values to newcomers and to ranks that are a step ahead. After a
-           loss up to here each rank restores its own last commit.
-        3. Restore: ranks undo what goes beyond the step, and save it. After a loss from here on they have that step.
-        4. Adopt: each rank builds its part of what is spread over the ranks, and uses it when all have theirs. If a
-           rank is lost before, the next world learns whether any rank came so far: all do then, or none.
-        5. Commit: ranks do together what follows a commit, as a lost rank may have prevented it.
+          loss in steps 1 and 2 each rank restores its own last commit.
+        3. Restore: ranks undo later updates, and save the step. After a later loss they have that step.
+        4. Adopt: each rank builds its part of the sharded state, and uses it when all have theirs. If a rank is lost
+          before that, the next world finds out whether any rank has adopted: then all do, else none.
+        5. Commit: ranks do their common work after a commit, because a lost rank may have prevented it.
 
-        Raises MismatchError if ranks have made their states of different values, PeerLost if a rank is lost.
+        Raises MismatchError if ranks have constructed different states, PeerLost if a rank is lost.
         """
         for extension in extensions():
             extension.before_sync()
@@ -165,8 +172,10 @@ class State:
         world.state_is_synced = self._under_way = True
 
     def hand_over(self) -> bool:
-        """Have ranks that stay receive what only those that leave have. Collective, when all leave their world at the
-        same commit. Return whether they have it."""
+        """Send state that only the leaving ranks have to ranks that stay. Return whether they have it.
+
+        Collective, when all ranks leave their world at the same commit.
+        """
         agent, group = own_agent(), current().group()
         known = None if agent is None or agent.leaving is None else sorted(agent.leaving)
         everyone = [set(one) for one in group.allgather_object(known, "elastic leavers") if one is not None]
@@ -182,45 +191,48 @@ class State:
         return True
 
     def begin_from(self, what: str) -> None:
-        """Name the checkpoint `what` that this training goes on from, if it was read by other means than
-        `ringtrain.checkpoint`, whose `latest()` does so itself. On any rank, before the first commit."""
+        """Name the checkpoint `what` from which this training continues, if it was not read by `latest()` of
+        `ringtrain.checkpoint`.
+
+        Call it on any rank, before the first commit.
+        """
         CARRIED.restored = what or "a checkpoint"
 
     def reset(self) -> None:
-        """Called after each change of the world, before the callbacks; for classes derived from this one."""
+        """Hook for derived classes: called after each change of the world, before the callbacks."""
 
     def on_reset(self) -> None:
-        """Call `reset`, then the registered callbacks: the world has changed."""
+        """Call `reset`, then the registered callbacks, after a change of the world."""
         self._host_messages = 0
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Have the next commit raise HostsUpdatedInterrupt on all ranks, as an order of the agent does."""
+        """Make the next commit raise HostsUpdatedInterrupt on all ranks, as an order of the agent does."""
         self._host_messages += 1
 
     def steps_under_way(self) -> int:
-        """Return how many steps are lost with what is not committed: 1 unless a shard or optimizer counts them."""
+        """Return the number of uncommitted steps: at most 1 unless a shard or optimizer counts them."""
         if not self._under_way:
             return 0
         counts = [participant.steps_ahead for participant in self._participants.values()]
         return max([count for count in counts if count is not None], default=1)
 
     def _takes_in_parts(self, world: ProcessGroupContext) -> bool:
-        """Return whether this rank takes values from others, and what is spread over them afterwards."""
+        """Return whether this rank receives values from others first and its sharded state afterwards."""
         is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
         return is_new and any(participant.undoable is not None for participant in self._participants.values())
 
     def _settle(self, world: ProcessGroupContext) -> None:
-        """Adopt or discard what was prepared in a world that broke: it counts if any rank has adopted it there."""
+        """Adopt the state prepared in a world that broke if any rank has adopted it there; else discard it."""
         prepared, CARRIED.prepared = CARRIED.prepared, None
         if prepared is not None and prepared.formation == world.former.formation:
             CARRIED.adopted = prepared
             for participant in self._participants.values():
                 participant.adopt()
             return
-        # The values of others without their optimizer's state would be nobody's state.
+        # Values of other ranks without their optimizer's state would be inconsistent.
         for participant in self._participants.values():
             participant.discard()
         if self._own_committed is not None:
@@ -228,7 +240,7 @@ class State:
             self._show_values()
 
     def _adopt(self, world: ProcessGroupContext) -> None:
-        """Go on with the state of this world when all ranks have prepared theirs. Collective."""
+        """Switch to the state of this world when all ranks have prepared theirs. Collective."""
         for participant in self._participants.values():
             participant.prepare(world)
         place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
@@ -250,7 +262,7 @@ class State:
             participant.check(name, call)
 
     def _show_values(self) -> None:
-        """Set the attributes to the participants' values, which may be other objects than before."""
+        """Set the attributes to the participants' values, which may be new objects."""
         shown = vars(self)
         shown.update({name: one.value for name, one in self._participants.items() if name in shown})
 
@@ -266,7 +278,7 @@ class State:
         self._begins_anew = 0 if goes_on else world.config.numbers.committed
         if goes_on and agreed.committed < world.config.numbers.committed:
             log.warning(
-                "commit %d is lost; training goes on from commit %d", world.config.numbers.committed, agreed.committed
+                "commit %d is lost; training continues from commit %d", world.config.numbers.committed, agreed.committed
             )
 
     def _refuse_to_begin_anew(self) -> None:
@@ -277,31 +289,31 @@ class State:
         if not any(read):
             raise NotRestored(
                 (),
-                f"no rank is left that has the state of commit {self._begins_anew}, and this training began "
-                "without a checkpoint; read one with ringtrain.checkpoint before the first commit, or tell "
-                "state.begin_from() which one it goes on from",
+                f"no remaining rank has the state of commit {self._begins_anew}, and this training started "
+                "without a checkpoint; read one with ringtrain.checkpoint before the first commit, or name "
+                "it by state.begin_from()",
             )
-        log.warning("commit %d is lost; training goes on from %s", self._begins_anew, max(read))
+        log.warning("commit %d is lost; training continues from %s", self._begins_anew, max(read))
         self._begins_anew = 0
 
     def _exchange(self) -> bool:
-        """Compare the ranks' commits, and return whether any rank knows of a planned change. Collective."""
+        """Compare the ranks' commits, and return whether any rank expects a planned change. Collective."""
         agent = own_agent()
         is_planned = bool(self._host_messages) or (agent is not None and agent.change_pending)
         numbers = np.array([is_planned, self._committed, -self._committed], np.int64)
         current().group().call(lambda ring: ring.all_reduce(_COMMIT, numbers, numbers, Max))
         if numbers[1] != -numbers[2]:
             raise MismatchError(
-                f"State.commit: rank {current().config.place.rank} is at commit {self._committed}, and ranks are at "
+                f"State.commit: rank {current().config.place.rank} is at commit {self._committed}, other ranks at "
                 f"{-numbers[2]} to {numbers[1]}; every rank must commit the same steps"
             )
         return bool(numbers[0])
 
 
 class ObjectState(State):
-    """A state of plain values, with Horovod's arguments.
+    """State of plain values, with Horovod's arguments.
 
-    `bcast_object`, `get_rank`: accepted as Horovod accepts them, and not used: the world knows its ranks.
+    `bcast_object`, `get_rank`: accepted for compatibility with Horovod and ignored.
     """
 
     def __init__(

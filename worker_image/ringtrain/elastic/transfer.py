@@ -1,4 +1,4 @@
-"""State between the members of a new world: what all say, and what one gives to all."""
+"""Exchange of state between the members of a new world."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from ringtrain.errors import ConfigurationError
 def broadcast(value: Any, root: int, what: str, foreign: ForeignWireValues | None = None) -> Any:
     """Return `value` of rank `root` on every rank; the root gets its own object back. Collective.
 
-    `what`: names it, for messages of ranks that wait. `foreign`: what a framework adds to plain data. Raises
+    `what`: name of the value, for messages of waiting ranks. `foreign`: a framework's additions to plain data. Raises
     ConfigurationError on every rank for a value that can't be sent.
     """
     group = current().group()
@@ -28,11 +28,11 @@ def broadcast(value: Any, root: int, what: str, foreign: ForeignWireValues | Non
 
 
 def check_sendable(value: Any, what: str, foreign: ForeignWireValues | None = None) -> None:
-    """Raises ConfigurationError for a value that other ranks could not get."""
+    """Raise ConfigurationError for a value that cannot be sent to other ranks."""
     try:
         encode_value(value, foreign)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"State: {what}: {error}. Give the state numbers, texts, containers and arrays, or an object with "
+            f"State: {what}: {error}. Pass numbers, texts, containers and arrays, or an object with "
             "state_dict() and load_state_dict()"
         ) from error

@@ -13,14 +13,14 @@ from ringtrain.elastic.transfer import broadcast
 
 
 class PlainValues(Participant):
-    """All plain values of a state. `attributes`: those of the state, of which `names` are plain values.
+    """Participant for all plain values of a state. `attributes`: those of the state, of which `names` are plain values.
 
-    `foreign`: what the state's framework adds to plain values.
+    `foreign`: additions of the state's framework to plain values.
     """
 
     def __init__(self, attributes: dict[str, Any], names: Collection[str], foreign: ForeignWireValues | None) -> None:
         self._attributes, self._names, self._foreign = attributes, names, foreign
-        self._own: dict[str, Any] | None = None  # what this rank had committed before it joined others
+        self._own: dict[str, Any] | None = None  # this rank's last commit before it joined others
         self.commit()
 
     def kinds(self, name: str) -> Mapping[str, str]:
