@@ -1,7 +1,7 @@
-"""The interface of the core for adapters: named collectives, worlds, values, host optimizers, comparison of replicas.
+"""Interface of the core for framework adapters: named collectives, worlds, values, host optimizers, replica checks.
 
-`state` has the handlers and codecs of a framework's values, `devices` the interfaces for a library of collectives on
-devices. An adapter imports these three modules and public ones, and nothing of `ringtrain._core`; docs/adapters.md
+`state` has the handlers and codecs of a framework's values, `devices` the interfaces for a device's library of
+collectives. An adapter imports these three modules and public ones, and nothing of `ringtrain._core`. docs/adapters.md
 describes each name and lists the public modules.
 """
 
@@ -36,7 +36,7 @@ from ringtrain.optim.on_host import HostOptimizerGroups, OnHostOptimizer
 from ringtrain.optim.replicas import OptimizerReplica, OptimizerReplicas
 from ringtrain.optim.state import check_same_model
 
-# Raised by 1 where a name goes, or means something else; new names do not raise it.
+# Incremented if a name is removed or changes its meaning; new names do not increment it.
 ADAPTER_VERSION: Final = 2
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Interfaces for a library of collectives on devices: tensors that exchange themselves, and sums of a node."""
+"""Interfaces for a device's library of collectives: tensors that it exchanges, and sums within a node."""
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls, exchange_values

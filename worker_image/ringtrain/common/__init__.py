@@ -1,1 +1,1 @@
-"""Horovod's `horovod.common`, as far as scripts import from it."""
+"""Modules of `horovod.common` that scripts import."""

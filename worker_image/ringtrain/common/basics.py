@@ -1,4 +1,4 @@
-"""What Horovod's modules have for every framework: the world, process sets, reductions, and what was built."""
+"""Names that Horovod provides for every framework: world, process sets, reductions, and build queries."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -69,11 +69,11 @@ __all__ = [
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Find the world, meet the other ranks, and make `process_sets` usable. A second call changes nothing.
+    """Join the world with the other ranks and create `process_sets`. A second call changes nothing.
 
-    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to make now,
-    the same on every rank; "dynamic" is accepted, and not needed: sets can always be added. A call that is refused
-    leaves nothing behind: neither a world that it met, nor sets.
+    `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to create now, the
+    same on every rank; "dynamic" is accepted and has no effect, because sets can always be added. If the call fails, it
+    leaves neither sets nor a world that it joined. Raises ConfigurationError.
     """
     was_initialized = is_initialized()
     rt.init()
@@ -83,7 +83,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         for process_set in [] if process_sets is None or isinstance(process_sets, str) else process_sets:
             if process_set.process_set_id is None:
                 added.append(add_process_set(process_set))
-    except ConfigurationError:  # every rank's
+    except ConfigurationError:  # raised on every rank
         for process_set in added:
             remove_process_set(process_set)
         if not was_initialized:
@@ -92,22 +92,24 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to record what this rank does, when each named collective was submitted, agreed and run among it;
+    """Start to record this rank's activity, with the times at which named collectives were submitted, agreed and run.
+
     `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
-    `mark_cycles` is accepted and without effect: there are no cycles."""
+    `mark_cycles` is accepted and has no effect: there are no cycles.
+    """
     path, own_rank = Path(file_path), rank()
     own = path if own_rank == 0 else path.with_name(f"{path.stem}-rank{own_rank}{path.suffix}")
     timeline.start(own, own_rank, f"{time.time_ns()}")
 
 
 def stop_timeline() -> None:
-    """End the recording and its file."""
+    """Stop recording and close the file."""
     current_world()
     timeline.stop()
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
+    """Return whether every host has the same number of ranks."""
     return len(set(current_world().local_sizes)) == 1
 
 
@@ -117,8 +119,8 @@ def _check_comm(comm: Any) -> None:
     given, ranks = len(comm) if isinstance(comm, Sequence) else comm.size, size()
     if given != ranks:
         raise ConfigurationError(
-            f"init: comm has {given} ranks and the world {ranks}; pass None here, and the part of the world that "
-            "you mean as a ProcessSet"
+            f"init: comm has {given} ranks and the world {ranks}; pass None, and define the ranks that "
+            "you mean by a ProcessSet"
         )
 
 
@@ -130,11 +132,11 @@ def _absent(reason: str) -> Callable[[], bool]:
     return answer
 
 
-mpi_built = _absent("no part of Ringtrain is compiled against MPI; under `mpirun` the ring is the same.")
-mpi_enabled = _absent("as `mpi_built`.")
-mpi_threads_supported = _absent("Ringtrain makes no MPI call, so mixing it with mpi4py is up to mpi4py alone.")
+mpi_built = _absent("no part of Ringtrain is compiled against MPI; under `mpirun` ranks use the same ring.")
+mpi_enabled = _absent("see `mpi_built`.")
+mpi_threads_supported = _absent("Ringtrain makes no MPI call, so only mpi4py's own rules apply.")
 gloo_built = _absent("collectives are Ringtrain's own, over gRPC and shared memory.")
-gloo_enabled = _absent("as `gloo_built`.")
+gloo_enabled = _absent("see `gloo_built`.")
 ddl_built = _absent("IBM's DDL is not used.")
 ccl_built = _absent("Intel's oneCCL is not used.")
 cuda_built = _absent("Ringtrain has no CUDA code; the framework copies CUDA tensors through pinned memory.")
@@ -142,5 +144,5 @@ rocm_built = _absent("Ringtrain has no ROCm code.")
 
 
 def nccl_built() -> int:
-    """0: tensors of other devices are reduced in host memory."""
+    """Return 0: tensors of other devices are reduced in host memory."""
     return 0

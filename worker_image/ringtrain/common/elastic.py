@@ -1,4 +1,4 @@
-"""States that scripts import from `horovod.common.elastic`, by the same names."""
+"""Elastic states under the names of `horovod.common.elastic`."""
 
 from ringtrain.elastic import ObjectState, State
 

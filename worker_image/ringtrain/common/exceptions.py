@@ -1,11 +1,11 @@
-"""Errors that scripts import from `horovod.common.exceptions`, by the same names."""
+"""Errors under the names of `horovod.common.exceptions`."""
 
 from ringtrain.elastic import HostsUpdatedInterrupt
 from ringtrain.errors import RingtrainError as HorovodInternalError
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Never raised: nothing is compiled against a version of a framework."""
+    """Exception that is never raised, because nothing is compiled against a version of a framework."""
 
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

@@ -1,4 +1,4 @@
-"""What scripts import from `horovod.common.process_sets`, by the same names."""
+"""Process sets under the names of `horovod.common.process_sets`."""
 
 from ringtrain import ProcessSet, add_process_set, global_process_set, remove_process_set
 

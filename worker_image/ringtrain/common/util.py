@@ -1,4 +1,4 @@
-"""Small helpers that scripts import from `horovod.common.util`, by the same names."""
+"""Helpers under the names of `horovod.common.util`."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 from ringtrain import ReduceOp
 from ringtrain.common import basics
 
-# Importing TensorFlow takes some seconds, on a busy machine many.
+# Importing TensorFlow takes some seconds, on a busy machine up to minutes.
 _GPU_DEADLINE_S = 300.0
 _GPU_QUESTIONS = {
     "torch": "import torch; print(torch.cuda.is_available())",
@@ -24,22 +24,23 @@ _GPU_QUESTIONS = {
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
     """Raise ImportError unless the framework of `ext_name` ("ringtrain.torch") is installed.
 
-    The other arguments are accepted for Horovod's sake: there is no extension to build for a framework.
+    The other arguments are accepted for compatibility with Horovod: there is no extension to build.
     """
     framework = ext_name.rpartition(".")[2]
     if not extension_available(framework):
-        raise ImportError(f"{ext_name}: {framework} is not installed; expected it beside ringtrain (pip install)")
+        raise ImportError(f"{ext_name}: {framework} is not installed; install it with pip")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework `ext_base_name` ("torch", "tensorflow") is installed."""
+    """Return whether the framework `ext_base_name` ("torch", "tensorflow") is installed."""
     return importlib.util.find_spec(ext_base_name) is not None
 
 
 @functools.cache
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework `ext_base_name` sees a GPU. Asked in another process, so that nothing is begun in this
-    one; False where it has not answered within some minutes.
+    """Return whether the framework `ext_base_name` sees a GPU; False if it does not answer within 5 minutes.
+
+    Runs in another process, so that this one does not initialize the framework.
     """
     if ext_base_name not in _GPU_QUESTIONS or not extension_available(ext_base_name):
         return False
@@ -54,17 +55,17 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """As `ringtrain.torch.mpi_built`."""
+    """Return `ringtrain.torch.mpi_built()`."""
     return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """As `ringtrain.torch.gloo_built`."""
+    """Return `ringtrain.torch.gloo_built()`."""
     return basics.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """As `ringtrain.torch.nccl_built`."""
+    """Return `ringtrain.torch.nccl_built()`."""
     return basics.nccl_built()
 
 
@@ -76,7 +77,7 @@ def split_list(l: list[Any], n: int) -> list[list[Any]]:  # noqa: E741 (Horovod'
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether Adasum can combine so many ranks."""
+    """Return whether Adasum can combine `num_rank` ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -84,23 +85,23 @@ check_num_rank_power_of_2 = num_rank_is_power_2
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """Return the reduction that `op`, or the deprecated `average`, asks for. Raises ValueError for both."""
+    """Return the reduction that `op`, or the deprecated `average`, names. Raises ValueError if both are set."""
     return ReduceOp.of(op, average)
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """Return `handle_average_backwards_compatibility`. `reduce_ops`: accepted for Horovod's sake."""
+    """Return `handle_average_backwards_compatibility`. `reduce_ops`: accepted for compatibility with Horovod."""
     return handle_average_backwards_compatibility
 
 
 def is_iterable(x: Any) -> bool:
-    """Whether `iter(x)` works."""
+    """Return whether `iter(x)` works."""
     return isinstance(x, Iterable) or hasattr(x, "__getitem__")
 
 
 @contextlib.contextmanager
 def env(**kwargs: Any) -> Iterator[None]:
-    """Within it the environment has these variables; None takes one away. Afterwards it is as before."""
+    """Set environment variables within the context and restore them afterwards; None removes a variable."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
         _set(kwargs)

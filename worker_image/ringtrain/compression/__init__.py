@@ -1,6 +1,6 @@
-"""Fewer bytes on the wire than in memory; what rounding loses is added to the next message of the same tensor.
+"""Compression of messages; rounding errors are added to the next message of the same tensor.
 
-Error feedback after Seide et al. 2014 and Karimireddy et al. 2019. Off unless asked for.
+Error feedback after Seide et al. 2014 and Karimireddy et al. 2019. Off by default.
 """
 
 from ringtrain.compression.casts import CompressionChoices, NoneCompressor, TensorCompressor, run_compressed

@@ -1,4 +1,4 @@
-"""Send gradients of a framework in fewer bytes: the choices for the `compression` argument."""
+"""Compression of a framework's gradients: the choices for the `compression` argument."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 
 class TensorCompressor(Protocol):
-    """How a tensor is made smaller before it travels and restored after."""
+    """Conversion of a tensor before it is sent, and back after it was received."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and what `decompress` needs to know."""
+        """Return the tensor to send, and the context for `decompress`."""
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the received tensor as it would have been without compression."""
+        """Return the received tensor in the type that it had before `compress`."""
 
 
 class NoneCompressor:
-    """Send tensors as they are."""
+    """Send tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class NoneCompressor:
 
 @dataclass(frozen=True)
 class CompressionChoices:
-    """The choices for the `compression` argument. `fp16`, `bf16`: floating-point tensors travel as that."""
+    """Choices for the `compression` argument. `fp16`, `bf16`: floating-point tensors are sent in that type."""
 
     fp16: type[TensorCompressor]
     bf16: type[TensorCompressor]
@@ -43,14 +43,14 @@ class CompressionChoices:
     def of(
         cls, fp16: Any, bf16: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
     ) -> CompressionChoices:
-        """Return the choices of a framework, by its two dtypes. `cast(tensor, dtype)`: the framework's."""
+        """Return the choices of a framework, given its two dtypes. `cast(tensor, dtype)`: the framework's cast."""
         return cls(_half_compressor(fp16, cast, is_floating), _half_compressor(bf16, cast, is_floating))
 
 
 def _half_compressor(
     half: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
 ) -> type[TensorCompressor]:
-    """A compressor that sends floating-point tensors as `half`. `cast(tensor, dtype)`: the framework's."""
+    """Return a compressor that sends floating-point tensors as `half`. `cast(tensor, dtype)`: the framework's cast."""
 
     class HalfCompressor:
         @staticmethod
@@ -68,7 +68,7 @@ def _half_compressor(
 def run_compressed(
     compression: type[TensorCompressor], tensors: Sequence[Any], collective: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """What `collective` returns for `tensors`, which travel as `compression` makes them."""
+    """Return the result of `collective` for `tensors`, compressed before it and decompressed after."""
     small = [compression.compress(tensor) for tensor in tensors]
     results = collective([tensor for tensor, _ in small])
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(results, small, strict=True)]

@@ -1,4 +1,4 @@
-"""Allreduce with compressed messages, for tensors that come back every step."""
+"""Allreduce with compressed messages, for tensors that are reduced in every step."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,25 +20,26 @@ from ringtrain.errors import ConfigurationError, quoted
 
 Flat = NDArray[Any]
 INT8: Final = "int8"
-# From here on a tensor is cut, in short parts at both ends: there is nothing on the wire meanwhile.
+# From this size on a tensor is sent in parts, with short parts at both ends, because nothing is sent during their
+# conversion.
 _CUT_BYTES: Final = 8 << 20
 _CUTS: Final = (1 / 8, 1 / 2, 7 / 8)
 
 
 class Compressor:
-    """Allreduces float32 tensors as "bf16" or "fp16" (half of the bytes) or "int8" (a quarter).
+    """Allreduce of float32 tensors as "bf16" or "fp16" (half of the bytes) or "int8" (a quarter).
 
         compressor = Compressor("bf16")
         compressor.allreduce_(gradient, name="conv1.weight")
 
-    Each named tensor has a memory of its own for what rounding lost; it is added the next time. With the message
-    of a half type, which is kept as well, that is 1.5 times the tensor. All ranks hold the same bits afterwards.
-    Sums are folded in float32, in rank order. Every rank must use the same compression. What rounding lost belongs
-    into each rank's checkpoint: `state_dict`.
+    For each named tensor the rounding error is stored and added the next time. With the message in a half type, which
+    is stored too, that needs 1.5 times the tensor's memory. The results are bitwise equal on all ranks. Sums are folded
+    in float32, in rank order. Every rank must use the same compression. Rounding errors belong into each rank's
+    checkpoint: `state_dict`.
     """
 
     def __init__(self, compression: str) -> None:
-        """Raises ConfigurationError for an unknown `compression`."""
+        """Check `compression`. Raises ConfigurationError if it is unknown."""
         if compression != INT8:
             if compression not in HALVES:
                 allowed = ", ".join([*HALVES, INT8])
@@ -52,15 +53,15 @@ class Compressor:
     def allreduce_(self, x: Flat, op: ReduceOp = Average, *, name: str, process_set: ProcessSet | None = None) -> Flat:
         """Replace `x` (float32, contiguous) by the sum or average over all ranks, and return it.
 
-        `name` tells tensors apart: the same tensor, the same name. Raises ConfigurationError and what
-        `ringtrain.allreduce_` raises.
+        `name` identifies the tensor and its rounding error. Raises ConfigurationError and the errors of
+        `ringtrain.allreduce_`.
         """
         check_writable(x, "Compressor.allreduce_")
         if x.dtype != np.float32 or not x.flags.c_contiguous:
             kind = "" if x.flags.c_contiguous else " and not contiguous"
             raise ConfigurationError(f'tensor "{name}" is {x.dtype}{kind}; expected float32 and contiguous')
         if op not in (Sum, Average):
-            raise ConfigurationError(f"op is {op}; compression knows Sum and Average only")
+            raise ConfigurationError(f"op is {op}; compression supports only Sum and Average")
         values = x.reshape(-1)
         what = WireSignature(f"allreduce as {self.compression}", (tensor_of(x, name),), op.value)
         reduce = self._as_int8 if self.compression == INT8 else self._as_half
@@ -68,9 +69,9 @@ class Compressor:
         return x
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what rounding lost on this rank and is still to be added, by tensor. Every rank has its own.
+        """Return a copy of this rank's rounding errors by tensor. Every rank has its own.
 
-        A training that goes on with it, in a world of the same size, has the bits of one that was not interrupted.
+        A training that restores it, in a world of the same size, is bitwise equal to an uninterrupted one.
         """
         return {
             "compression": self.compression,
@@ -79,11 +80,11 @@ class Compressor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set what is still to be added from this rank's `state_dict`.
+        """Restore the rounding errors from this rank's `state_dict`.
 
-        In a world of another size what int8 lost of results, a part of the whole, begins anew.
+        In a world of another size the errors of int8's results, which are per part of the whole, are reset.
 
-        Raises ConfigurationError, with nothing changed, when it is no such state or of another compression.
+        Raises ConfigurationError, with nothing changed, if `state` is invalid or of another compression.
         """
         if state.get("compression") != self.compression:
             raise ConfigurationError(
@@ -94,7 +95,7 @@ class Compressor:
         self._lost, self._lost_results = lost, results
 
     def _as_half(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
-        # Kept, as what rounding lost is: new memory for each message costs more than the rounding.
+        # Retained like the rounding errors: allocating memory for each message costs more than the rounding.
         half = self._memory(self._halves, what, len(values), half_dtype(self.compression))
         lost = self._memory(self._lost, what, len(values))
         if values.nbytes < _CUT_BYTES:
@@ -102,7 +103,7 @@ class Compressor:
             communicator.all_reduce(what, half, half, op)
             stretch_half(half, values)
             return
-        # A part is rounded, and one that has come is widened, while another is on the wire.
+        # One part is rounded, or a received one widened, while another is sent.
         with ThreadPoolExecutor(1, "ringtrain-compress") as beside:
             cuts = _compressed_parts(len(values))
             rounded = [beside.submit(squeeze, values[cut], lost[cut], half[cut]) for cut in cuts]
@@ -115,8 +116,11 @@ class Compressor:
                 part.result()
 
     def _as_int8(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
-        """Sums of bytes would overflow: contributions go to the owner of each chunk as they are, it folds them in
-        float32, and its result is compressed anew, with a memory of its own."""
+        """Reduce as int8.
+
+        Sums of bytes would overflow, so the owner of each chunk receives the contributions, folds them in float32, and
+        compresses the result again with a separate rounding error.
+        """
         size, position = len(communicator.ranks), communicator.position
         bounds = even_bounds(len(values), size)
         cuts = [slice(bounds[p], bounds[p + 1]) for p in range(size)]
@@ -141,10 +145,10 @@ class Compressor:
 
 
 def _compressor_memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
-    """A copy of one of the dictionaries of a `state_dict`, checked."""
+    """Return a checked copy of one of the dictionaries of a `state_dict`."""
     given = state.get(key)
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f'the state has no "{key}" by tensor: give what state_dict() returned')
+        raise ConfigurationError(f'the state has no dict "{key}"; pass the result of state_dict()')
     memories: dict[str, Flat] = {}
     for name, memory in given.items():
         if not isinstance(memory, np.ndarray) or memory.dtype != np.float32 or memory.ndim != 1:
@@ -155,6 +159,6 @@ def _compressor_memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
 
 
 def _compressed_parts(length: int) -> list[slice]:
-    """Of a tensor of `length` elements, in the order in which they are sent."""
+    """Return the parts of a tensor of `length` elements in the order of sending."""
     cuts = [int(length * cut) for cut in _CUTS]
     return [slice(start, end) for start, end in pairwise([0, *cuts, length])]

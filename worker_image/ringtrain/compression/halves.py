@@ -1,4 +1,4 @@
-"""float32 as bfloat16 or float16, and back."""
+"""Conversion of float32 to bfloat16 or float16, and back."""
 
 import ctypes
 from typing import Any, Final
@@ -11,21 +11,21 @@ from ringtrain._core.wire.dtypes import CODES, dtype_of
 from ringtrain.errors import ConfigurationError
 
 Flat = NDArray[Any]
-# As users write them.
+# Names in the public API.
 HALVES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def half_dtype(compression: str) -> np.dtype[Any]:
-    """The type in which `compression` ("bf16" or "fp16") sends float32. Raises ConfigurationError."""
+    """Return the dtype in which `compression` ("bf16" or "fp16") sends float32. Raises ConfigurationError."""
     if compression not in HALVES:
         raise ConfigurationError(f'compression is "{compression}"; expected one of {", ".join(HALVES)}')
     return dtype_of(HALVES[compression])
 
 
 def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
-    """Round `values + lost` into `half`, and leave in `lost` what the rounding took away. All 1-d, contiguous.
+    """Round `values + lost` into `half`, and write the rounding error to `lost`. All 1-d, contiguous.
 
-    An element that overflows its half type is sent as infinity, and its loss is forgotten.
+    An element that overflows the half type is sent as infinity, and its error is set to 0.
     """
     library = native_library()
     if library is not None:

@@ -1,4 +1,4 @@
-"""float32 as one byte an element and a scale for each block of elements."""
+"""Conversion of float32 to one byte per element and a scale for each block of elements."""
 
 from typing import Any, Final
 
@@ -6,17 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 Flat = NDArray[Any]
-# One outlier costs its block precision, and no other; scales add 4 bytes in 512.
+# An outlier costs only its own block precision; scales add 4 bytes per 512.
 BLOCK: Final = 512
-# Smaller scales have fewer bits: a block's largest value is more than 127 of them, which is no byte.
+# Smaller scales are denormal and imprecise: a block's largest value could exceed 127 times the scale, which is no int8.
 _LEAST_SCALE: Final = np.finfo(np.float32).tiny
 
 
 def encode(values: Flat, lost: Flat) -> Flat:
-    """Return `values + lost` as bytes, and leave in `lost` what they do not hold.
+    """Return `values + lost` as bytes, and write the rounding error to `lost`.
 
-    A block with a value that is not finite arrives as values that are not, and its loss is forgotten. One without
-    a value above 1e-36 arrives as zeros.
+    A block with a value that is not finite arrives as values that are not, and its error is set to 0. A block without a
+    value above 1e-36 arrives as zeros.
     """
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros((blocks, BLOCK), np.float32)
@@ -34,12 +34,12 @@ def encode(values: Flat, lost: Flat) -> Flat:
 
 
 def int8_encoded_length(length: int) -> int:
-    """Bytes of a message with `length` values."""
+    """Return the bytes of a message with `length` values."""
     return length + 4 * -(-length // BLOCK)
 
 
 def decode_int8(message: Flat, length: int) -> Flat:
-    """Return the `length` float32 values of a message of `encode`."""
+    """Return the `length` float32 values of a message from `encode`."""
     blocks = -(-length // BLOCK)
     scales = message[: 4 * blocks].view(np.float32)
     levels = message[4 * blocks :].view(np.int8)

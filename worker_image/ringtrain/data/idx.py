@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ringtrain.errors import DataError
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-# What every version of numpy takes.
+# Supported by every version of numpy.
 _MOST_DIMENSIONS = 32
 _CHUNK = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -35,10 +35,10 @@ class Labelled:
 
 
 def read_idx(path: str | Path) -> NDArray[Any]:
-    """Return the array in the IDX file at `path`, in native byte order. Gzip is recognised by its content, and not
-    unpacked beyond what the header says.
+    """Return the array in the IDX file at `path`, in native byte order.
 
-    Raises DataError naming the file for a wrong magic, a truncated or overlong file, or one that cannot be read.
+    Gzip is recognised by its content, and unpacked only up to the length in the header. Raises DataError with the
+    file's name for a wrong magic, a truncated or overlong file, or one that cannot be read.
     """
     try:
         with _open_idx(Path(path)) as file:
@@ -52,7 +52,7 @@ def read_idx(path: str | Path) -> NDArray[Any]:
 def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
     data = file.read(4)
     if len(data) < 4:
-        raise DataError(f"{path}: {len(data)} bytes; an IDX file begins with a magic of 4: download it again")
+        raise DataError(f"{path}: {len(data)} bytes; expected at least the magic of 4 bytes: download it again")
     kind, dimensions = data[2], data[3]
     if data[:2] != b"\0\0" or kind not in TYPES:
         raise DataError(
@@ -60,7 +60,7 @@ def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
             f"({', '.join(f'{known:02x}' for known in TYPES)}) and the number of dimensions: is it the right file?"
         )
     if dimensions > _MOST_DIMENSIONS:
-        raise DataError(f"{path}: {dimensions} dimensions; an array has at most {_MOST_DIMENSIONS}: download it again")
+        raise DataError(f"{path}: {dimensions} dimensions; expected at most {_MOST_DIMENSIONS}: download it again")
     begin = 4 + 4 * dimensions
     data += file.read(4 * dimensions)
     if len(data) < begin:
@@ -70,16 +70,18 @@ def _read_idx_array(file: BinaryIO, path: str | Path) -> NDArray[Any]:
     expected = begin + prod(shape) * dtype.itemsize
     body, rest = _idx_bytes_at_most(file, expected - begin), file.read(1)
     if rest:
-        raise DataError(f"{path}: longer than its header says, {expected} bytes for {shape}; download it again")
+        raise DataError(f"{path}: longer than {expected} bytes, the size for {shape} in its header; download it again")
     if len(body) != expected - begin:
         length = begin + len(body)
-        raise DataError(f"{path}: truncated, {length} bytes instead of {expected} for {shape}; download it again")
+        raise DataError(f"{path}: truncated: {length} bytes, expected {expected} for {shape}; download it again")
     return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def read_mnist(directory: str | Path) -> tuple[Labelled, Labelled]:
-    """Return MNIST's training and test set from `directory`, under the names of their first publication or with a
-    dot before `idx`, with or without `.gz`. Raises DataError naming what is missing or does not fit.
+    """Return MNIST's training and test set from `directory`.
+
+    Accepts the file names of the first publication, also with a dot before `idx`, with or without `.gz`. Raises
+    DataError for a missing or invalid file.
     """
     return _labelled_images(Path(directory), "train"), _labelled_images(Path(directory), "t10k")
 
@@ -106,7 +108,7 @@ def _find_mnist_file(directory: Path, part: str, what: str, dimensions: int) -> 
     for name in names:
         if (directory / name).is_file():
             return directory / name
-    raise DataError(f"{directory}: none of {', '.join(names)} is there; put MNIST's four files into this directory")
+    raise DataError(f"{directory}: has none of {', '.join(names)}; put MNIST's four files into this directory")
 
 
 def _open_idx(path: Path) -> BinaryIO:
@@ -116,7 +118,10 @@ def _open_idx(path: Path) -> BinaryIO:
 
 
 def _idx_bytes_at_most(file: BinaryIO, length: int) -> bytes:
-    """The next `length` bytes, or all there are. Memory grows with what comes, not with what a header says."""
+    """Return the next `length` bytes, or fewer at the end of the file.
+
+    Memory grows with the data read, not with `length`.
+    """
     parts = []
     while length and (part := file.read(min(length, _CHUNK))):
         parts.append(part)

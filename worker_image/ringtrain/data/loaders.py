@@ -1,4 +1,4 @@
-"""Base classes of loaders that scripts import from `horovod.data`, by the same names."""
+"""Base classes of loaders under the names of `horovod.data`."""
 
 import queue
 import threading
@@ -9,11 +9,13 @@ _END: Final = object()
 
 
 class BaseDataLoader:
-    """An iterable of batches. A subclass gives `__len__` and `_iterate`, and may change each batch in
-    `_process_batch`."""
+    """Iterable of batches.
+
+    A subclass implements `__len__` and `_iterate`, and may change each batch in `_process_batch`.
+    """
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Return the number of batches."""
         raise NotImplementedError(f"{type(self).__name__} has no __len__")
 
     def _iterate(self) -> Iterator[Any]:
@@ -28,11 +30,11 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Put before a `BaseDataLoader`: a thread reads up to `async_loader_queue_size` batches ahead; 0: none.
+    """Mixin for a `BaseDataLoader`: a thread reads up to `async_loader_queue_size` batches ahead; 0: none.
 
         class AsyncLoader(AsyncDataLoaderMixin, MyLoader): ...
 
-    What reading raises is raised where the batch is taken.
+    An error of the thread is raised where the next batch is read.
     """
 
     def __init__(self, *args: Any, async_loader_queue_size: int = 64, **kwargs: Any) -> None:
@@ -42,7 +44,7 @@ class AsyncDataLoaderMixin:
         self._thread: threading.Thread | None = None
 
     def close_async_loader(self) -> None:
-        """End the thread that reads ahead. The next iteration begins another one."""
+        """End the thread that reads ahead. The next iteration starts another one."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -69,12 +71,12 @@ class AsyncDataLoaderMixin:
             for batch in self._iterate():  # type: ignore[attr-defined]
                 if not self._put(ahead, batch):
                     return
-        except Exception as error:  # whoever takes the batch raises it
+        except Exception as error:  # raised where the batch is read
             last = _FailedBatch(error)
         self._put(ahead, last)
 
     def _put(self, ahead: "queue.Queue[Any]", given: Any) -> bool:
-        """Return whether there was a place before the loader was closed."""
+        """Add to the queue. Return False if the loader was closed before there was space."""
         while not self._closing.is_set():
             try:
                 ahead.put(given, timeout=0.1)

@@ -1,4 +1,4 @@
-"""Batches from data workers, by the plugin ringtrain-data-service."""
+"""Batches from data workers, from the plugin ringtrain-data-service."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Which samples each rank trains on: decided from (seed, epoch, rank, size) alone, without talking to anyone."""
+"""Shard of a data set for each rank: computed from (seed, epoch, rank, size), without communication."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Last = Literal["weighted", "padded", "dropped"]
 class Batch:
     """One rank's part of one step.
 
-    `indices`: into the data set; never empty. `mask`: False for a sample that only fills the batch; over all ranks
-    and steps of an epoch, `indices[mask]` names every sample once.
-    `weight`: give it to `HostOptimizer.submit`, or multiply the batch's mean loss by it. It is 1 except with
-    `last="weighted"`, in the last batch, where ranks hold different numbers of samples.
-    `consumed`: samples of the epoch that all ranks together have used after this step. Saved in a checkpoint with
-    the epoch, it lets `Shard.epoch` go on with exactly the samples that are left, at any world size.
+    `indices`: into the data set; never empty. `mask`: False for a sample that is only padding; over all ranks and steps
+    of an epoch, `indices[mask]` contains every sample once.
+    `weight`: pass it to `HostOptimizer.submit`, or multiply the batch's mean loss by it. It is 1 except with
+    `last="weighted"`, in the last batch, where ranks have different numbers of samples.
+    `consumed`: samples of the epoch that all ranks together have used after this step. If it is saved in a checkpoint
+    with the epoch, `Shard.epoch` continues with exactly the remaining samples, at any world size.
     `passes`: backward passes of the step, each with one of `micro_batches`; the same on all ranks.
     """
 
@@ -41,10 +41,10 @@ class Batch:
 
     @property
     def micro_batches(self) -> tuple[Batch, ...]:
-        """`passes` parts of this batch, in its order; the batch itself where there is one pass.
+        """Return `passes` parts of this batch, in its order; the batch itself if there is one pass.
 
-        Weights are such that the mean over ranks and passes of weight times mean gradient is that of all samples
-        of the step: 1 where all parts are equal. A part that has no sample repeats one, with weight 0.
+        Their weights make the mean over ranks and passes of weight times mean gradient that of all samples of the step:
+        1 if all parts are equal. A part without a sample repeats one, with weight 0.
         """
         if self.passes == 1:
             return (self,)
@@ -58,15 +58,16 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """Samples that are not filling."""
+        """Return the number of samples without padding."""
         return int(self.mask.sum())
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's view of a data set of `samples`. Step t of an epoch takes the t-th global batch of the epoch's
-    order, and rank r the r-th part of it: so any world size with the same global batch trains on the same samples
-    at the same step.
+    """One rank's part of a data set of `samples`.
+
+    Step t of an epoch uses the t-th global batch of the epoch's order, and rank r the r-th part of it: any world size
+    with the same global batch trains on the same samples at the same step.
     """
 
     samples: int
@@ -79,17 +80,17 @@ class Shard:
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
+        """Return the samples per step over all ranks."""
         return self.batch_size * self.size
 
     @property
     def steps(self) -> int:
-        """Steps per epoch, the same on every rank."""
+        """Return the steps per epoch, the same on every rank."""
         whole, rest = divmod(self.samples, self.global_batch)
         return whole + (1 if rest and self.last != "dropped" else 0)
 
     def describe(self) -> str:
-        """One line for a person: global batch, steps, and what happens to the rest."""
+        """Return one line of text with the global batch, the steps, and the treatment of the last samples."""
         rest = self.samples % self.global_batch
         tail = f", the last of {rest} samples {self.last}" if rest else ""
         return (
@@ -98,18 +99,18 @@ class Shard:
         )
 
     def epoch(self, epoch: int, start: int = 0, *, consumed: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of `epoch` (from 0): of what is left after `consumed`, from step `start` on.
+        """Yield this rank's batches of `epoch` (from 0): of the samples after `consumed`, from step `start` on.
 
-        `consumed`: `Batch.consumed` of the last step that counts, which a world of another size may have done.
-        Raises ConfigurationError for a number that the epoch does not have.
+        `consumed`: `Batch.consumed` of the last step to retain, which a world of another size may have done. Raises
+        ConfigurationError for a number outside the epoch.
         """
         if epoch < 0 or not 0 <= start <= self.steps:
             raise ConfigurationError(
-                f"epoch is {epoch} and start is {start}; expected an epoch from 0, and a start among its steps, "
-                f"0 to {self.steps}"
+                f"epoch is {epoch} and start is {start}; expected an epoch of at least 0 and a start from "
+                f"0 to {self.steps}, the steps of an epoch"
             )
         if not 0 <= consumed <= self.samples:
-            raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the data set")
+            raise ConfigurationError(f"consumed is {consumed}; expected 0 to {self.samples}, the size of the data set")
         first = consumed + start * self.global_batch
         note_process_group_epoch(self.rank, self.size, self._cut(), f"epoch {epoch} from sample {first} on")
         order = self.order(epoch)
@@ -121,10 +122,10 @@ class Shard:
                 yield self._rest(pool, order)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order in which all ranks together go through the data set in `epoch`.
+        """Return the order in which all ranks together use the data set in `epoch`.
 
-        Samples are sorted by raw words of Philox (Salmon et al. 2011) keyed by (seed, epoch). Raw words are the
-        same in every version of numpy, which numpy does not promise of its own shuffles.
+        Samples are sorted by raw words of Philox (Salmon et al. 2011) keyed by (seed, epoch). Raw words are equal in
+        every version of numpy, which numpy does not guarantee for its shuffles.
         """
         if not self.shuffle:
             return np.arange(self.samples, dtype=np.int64)
@@ -148,7 +149,7 @@ class Shard:
             return Batch(whole.indices, position < pool.size, 1.0, self.samples)
         mine = np.array_split(pool, self.size)[self.rank]
         if mine.size == 0:
-            # One sample that counts for nothing: a model need not cope with an empty batch, whose mean is NaN.
+            # One sample of weight 0, because a model may not accept an empty batch, and its mean is NaN.
             return Batch(pool[:1], np.zeros(1, np.bool_), 0.0, self.samples)
         return Batch(mine, np.ones(mine.size, np.bool_), mine.size * self.size / pool.size, self.samples)
 
@@ -163,19 +164,20 @@ def shard(
     rank: int | None = None,
     size: int | None = None,
 ) -> Shard:
-    """Give each rank a distinct part of a data set, every sample once an epoch, whatever the world size.
+    """Return a shard that gives each rank a distinct part of a data set, every sample once per epoch, at any world
+    size.
 
-    `samples`: how many there are, or the data set itself. `batch_size`: per rank.
+    `samples`: their number, or the data set itself. `batch_size`: per rank.
     `last`: an incomplete global batch is "padded" (filled with samples from the start of the epoch, marked in
-    `Batch.mask`: the loop needs nothing more), "dropped", or "weighted": split evenly, with `Batch.weight` such
-    that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use
-    the weight: `optimizer.submit(name, gradient, batch.weight)`.
-    `rank`, `size`: of `ringtrain.init()` unless given together.
+    `Batch.mask`: no change of the loop is needed), "dropped", or "weighted": split evenly, with `Batch.weight` such
+    that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use the
+    weight: `optimizer.submit(name, gradient, batch.weight)`.
+    `rank`, `size`: pass both or neither; default: those of `ringtrain.init()`.
 
-    Nothing is sent here. Where a HostOptimizer or a DistributedOptimizer trains, ranks compare now and then which
-    epochs they began, and raise MismatchError where their parts are not those of one data set.
+    Sends nothing. With a HostOptimizer or a DistributedOptimizer, ranks periodically compare the epochs that they
+    began, and raise MismatchError if their parts do not belong to one data set.
 
-    Raises ConfigurationError for arguments that make no sense, DataError for a data set without a single step.
+    Raises ConfigurationError for invalid arguments, DataError for a data set that is too small for one step.
     """
     count, batch_size = number_of(samples), whole_shard_argument("batch_size", batch_size)
     rank, size = _shard_place(rank, size)
@@ -196,12 +198,12 @@ def shard(
 
 
 def number_of(samples: int | Sized) -> int:
-    """How many samples there are, in a data set or as a number. Raises ConfigurationError for anything else."""
+    """Return the number of samples of a data set, or the number itself. Raises ConfigurationError for other types."""
     return len(samples) if isinstance(samples, Sized) else whole_shard_argument("samples", samples)
 
 
 def whole_shard_argument(name: str, value: SupportsIndex) -> int:
-    """`value` as an int, also one of numpy's. Raises ConfigurationError: it is no whole number, as 48 / 2."""
+    """Return `value` as an int, also one of numpy's. Raises ConfigurationError if it is not whole, such as 48 / 2."""
     try:
         return operator.index(value)
     except TypeError as error:
