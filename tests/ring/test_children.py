@@ -30,7 +30,7 @@ def test_a_child_of_a_rank_is_told_that_it_has_its_environment() -> None:
     """At once, with the rank and its process. After the rank's shutdown() a child may take its place."""
     for rank, (line, later) in enumerate(run_ranks(what_children_say, 2)):
         assert f"this process has rank {rank}'s environment and is a child of it (process " in line
-        assert "a rank is one process: call init() there alone" in line
+        assert "a rank is one process: call init() only there" in line
         assert later == 0
 
 

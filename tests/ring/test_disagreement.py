@@ -59,7 +59,7 @@ def test_a_rank_whose_weights_are_others_is_named(spoil: Spoil, sharded: bool, t
     """Of three ranks the one, though its own optimizer is as content as the others'."""
     with world_of(3, transport) as world:
         errors = world.errors(lambda rank: _trains(spoil, rank, rule=SGD(0.01), sharded=sharded, bucket_bytes=4000))
-        all_raise(errors, StateCorrupt, f"the weights on ranks [{ODD}] were not those of the others", ranks=(ODD,))
+        all_raise(errors, StateCorrupt, f"the weights on ranks [{ODD}] differed from those of the others", ranks=(ODD,))
 
 
 def test_a_rank_whose_weights_are_others_is_named_at_a_save() -> None:

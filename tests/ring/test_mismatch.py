@@ -179,11 +179,11 @@ def test_a_rank_outside_the_set_learns_of_the_mismatch(transport: str) -> None:
 WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     "dtype": (
         lambda: rt.allreduce(np.ones(2, np.complex64)),
-        "dtype complex64 can't be sent over the ring; it carries",
+        "dtype complex64 can't be exchanged; expected one of",
     ),
     "average-of-integers": (
         lambda: rt.allreduce(np.ones(2, int)),
-        "Average of int64 would have to round; pass op=",
+        "Average of int64 would need rounding; pass op=",
     ),
     "op": (
         lambda: rt.allreduce(np.ones(2), "sum"),
@@ -197,11 +197,11 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "masked": (
         lambda: rt.allreduce(np.ma.array([1.0, 2.0], mask=[0, 1])),
-        "a masked array can't be sent over the ring, which carries no masks",
+        "masked arrays are not supported",
     ),
     "masked-in-place": (
         lambda: rt.allreduce_(np.ma.array([1.0, 2.0], mask=[0, 1])),
-        "a masked array can't be sent over the ring, which carries no masks",
+        "masked arrays are not supported",
     ),
     "splits": (
         lambda: rt.alltoall(np.ones(3), [2]),

@@ -61,7 +61,10 @@ def check_other_values_of_a_rank_are_found():
         if RANK == ODD:
             value = model.trainable_variables[-1]
             value.assign(value + tf.eye(1, 2)[0] * 1e-4)
-        one, two = f"the weights on ranks [{ODD}] were not those of the others", "ranks [0, 1] had different weights"
+        one, two = (
+            f"the weights on ranks [{ODD}] differed from those of the others",
+            "ranks [0, 1] had different weights",
+        )
         words = one if SIZE > 2 else two
         raises_on_every_rank(functools.partial(steps, step, 3, 3 + MOST_UPDATES), words), kind
 

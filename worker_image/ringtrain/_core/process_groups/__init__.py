@@ -1,1 +1,1 @@
-"""Collectives, and the groups that run them in order: communicators with executors; this process's world."""
+"""Collectives, the process groups that run them in order, and this process's world."""

@@ -1,22 +1,22 @@
-"""The collectives that users call, on arrays of any shape and memory layout.
+"""Public collectives, on arrays of any shape and memory layout.
 
-Every rank of `process_set` (None: of the world) makes the same calls in the same order, with the same `name`,
-dtype, `op` and `root_rank`, and with the same shape unless the function says that rows may differ. `name` stands
-in messages and in the timeline, and is compared between ranks.
+Every rank of `process_set` (None: of the world) makes the same calls in the same order, with the same `name`, dtype,
+`op` and `root_rank`, and with the same shape unless the function allows different rows. `name` appears in messages and
+in the timeline, and is compared between ranks.
 
-* **dtypes**: float16, bfloat16, float32, float64, int32, int64, uint8, bool. `Average` and `Adasum` take
-  floating types only. A scalar counts as an array of one row.
-* **Order**: all operations but Adasum fold in rank order, half precision in float32. Between more than 12 pods
-  of several ranks, a pod's ranks are folded in rank order, and the pods in pairs; more than 64 ranks that share
-  no memory are folded in pairs. The same inputs give the same bits on every rank and in every run.
-* **Errors**, of every function here: `NotInitializedError` without a world. `ConfigurationError` for an argument
-  that is wrong, or for a process set without this rank. `MismatchError` on all ranks when ranks call different
-  collectives or differ in what must be the same. `PeerLost` on all other ranks when a rank is lost: a process
-  that does not answer within `RINGTRAIN_TIMEOUT` seconds, or does not come within `RINGTRAIN_STALL_TIMEOUT`
+* **dtypes**: float16, bfloat16, float32, float64, int32, int64, uint8, bool. `Average` and `Adasum` accept only
+  floating types. A scalar counts as an array of one row.
+* **Order**: all operations but Adasum fold in rank order, half precision in float32. Between more than 12 pods of
+  several ranks, a pod's ranks are folded in rank order, and the pods in pairs; more than 64 ranks without shared memory
+  are folded in pairs. Equal inputs give bitwise equal results on every rank and in every run.
+* **Errors**, of every function here: `NotInitializedError` without a world. `ConfigurationError` for a wrong argument,
+  or for a process set without this rank. `MismatchError` on all ranks if ranks call different collectives or pass
+  different values of arguments that must be equal. `PeerLost` on all other ranks if a rank is lost: a process that does
+  not answer within `RINGTRAIN_TIMEOUT` seconds, or does not call the collective within `RINGTRAIN_STALL_TIMEOUT`
   seconds. No function returns a partial result.
 
-A function whose name has `_async` returns a `Handle` at once. Collectives begun this way run in the order of the
-calls. Their arguments must not be changed before `synchronize`, which returns the result or raises the error.
+A function whose name has `_async` returns a `Handle` at once. These collectives run in the order of the calls. Do not
+change their arguments before `synchronize`, which returns the result or raises the error.
 
 The exchange is decision 1 in docs/decisions: a ring allreduce (Patarasuk & Yuan 2009) whose steps are shifts.
 """
@@ -42,9 +42,9 @@ def allreduce(
 ) -> Array:
     """Return the reduction of `x` over all ranks, in a new array of `x`'s shape and dtype.
 
-    `x`: the same shape and dtype on every rank; it is not changed. `op`: `Average`, `Sum`, `Min`, `Max`,
-    `Product` or `Adasum` (Maleki et al. 2020). A sum or product of integers that its dtype can't hold wraps
-    around, as numpy's and MPI's do: 200 and 100 as uint8 are 44.
+    `x`: the same shape and dtype on every rank; it is not changed. `op`: `Average`, `Sum`, `Min`, `Max`, `Product` or
+    `Adasum` (Maleki et al. 2020). A sum or product of integers that overflows its dtype wraps around, as in numpy and
+    MPI: 200 and 100 as uint8 are 44.
     """
     group = group_of(process_set)
     reduced = group.short_allreduce(x, op, name, False)
@@ -54,10 +54,9 @@ def allreduce(
 def allreduce_(
     x: Array, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Array:
-    """Overwrite `x` with the reduction of `x` over all ranks, and return `x`. As `allreduce`, without a new
-    array.
+    """Overwrite `x` with the reduction of `x` over all ranks, and return `x`.
 
-    `x`: a numpy array that can be written. Views with strides are allowed.
+    As `allreduce`, without a new array. `x`: a writable numpy array. Views with strides are allowed.
     """
     group = group_of(process_set)
     reduced = group.short_allreduce(x, op, name, True)
@@ -67,9 +66,9 @@ def allreduce_(
 def allreduce_async(
     x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce`; the handle's result is what `allreduce` returns.
+    """Begin `allreduce`; the handle's result is that of `allreduce`.
 
-    `x` is read until then: what is written to it meanwhile may be summed, or not.
+    Do not write to `x` before `synchronize`: the values may be part of the sum, or not.
     """
     return group_of(process_set).begin(work.allreduce(x, op, name))
 
@@ -77,7 +76,7 @@ def allreduce_async(
 def allreduce_async_(
     x: Array, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce_`; the handle's result is `x`, whose content is undefined until then."""
+    """Begin `allreduce_`; the handle's result is `x`, whose content is undefined until `synchronize`."""
     return group_of(process_set).begin(work.allreduce_in_place(x, op, name))
 
 
@@ -86,8 +85,8 @@ def grouped_allreduce(
 ) -> list[Array]:
     """Return the reduction of each array of `xs` over all ranks, as new arrays in the same order.
 
-    `xs`: as many arrays on every rank, each with its own shape and dtype. Arrays of one dtype travel in one
-    exchange; the bits are those of `allreduce` of each.
+    `xs`: equally many arrays on every rank, each with its own shape and dtype. Arrays of one dtype are sent in one
+    exchange; results are bitwise equal to `allreduce` of each.
     """
     return group_of(process_set).call(work.grouped_allreduce(xs, op, name))
 
@@ -104,8 +103,8 @@ def reducescatter(
 ) -> Array:
     """Return this rank's rows of the reduction of `x` over all ranks, in a new array.
 
-    `x`: shape `(rows, ...)`, the same on every rank. Rank r of n gets `rows // n` rows, the first `rows % n`
-    ranks one more, in rank order. `op`: as in `allreduce`.
+    `x`: shape `(rows, ...)`, the same on every rank. Rank r of n gets `rows // n` rows, the first `rows % n` ranks one
+    more, in rank order. `op`: as in `allreduce`.
     """
     return grouped_reducescatter([x], op, name, process_set)[0]
 
@@ -123,7 +122,7 @@ def grouped_reducescatter(
 ) -> list[Array]:
     """Return this rank's rows of the reduction of each array of `xs`, as new arrays in the same order.
 
-    `xs`: as many arrays on every rank. Arrays of one dtype travel in one exchange; rows are dealt as in
+    `xs`: equally many arrays on every rank. Arrays of one dtype are sent in one exchange; rows are divided as in
     `reducescatter`.
     """
     return group_of(process_set).call(work.grouped_reducescatter(xs, op, name))
@@ -137,10 +136,10 @@ def grouped_reducescatter_async(
 
 
 def allgather(x: ArrayLike, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
-    """Return the rows of `x` of all ranks, one rank after the other in rank order, in a new array.
+    """Return the rows of `x` of all ranks, concatenated in rank order, in a new array.
 
-    `x`: shape `(rows, ...)`; the number of rows may differ between ranks and may be 0, the other dimensions and
-    the dtype are the same. The result has shape `(sum of rows, ...)`.
+    `x`: shape `(rows, ...)`; the number of rows may differ between ranks and may be 0, the other dimensions and the
+    dtype must be equal. The result has shape `(sum of rows, ...)`.
     """
     return grouped_allgather([x], name, process_set)[0]
 
@@ -154,7 +153,7 @@ def allgather_async(x: ArrayLike, name: str | None = None, process_set: ProcessS
 def grouped_allgather(
     xs: Sequence[ArrayLike], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Array]:
-    """Return the rows of all ranks for each array of `xs`, in one exchange: `allgather` of each."""
+    """Return the result of `allgather` for each array of `xs`, in one exchange."""
     return group_of(process_set).call(work.grouped_allgather(xs, name))
 
 
@@ -168,8 +167,8 @@ def grouped_allgather_async(
 def broadcast(x: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
     """Return `x` of rank `root_rank`, in a new array.
 
-    `x`: the same shape and dtype on every rank; only the root's values count. `root_rank`: a rank of the world,
-    also in a process set. On the root the function returns when all other ranks have the values.
+    `x`: the same shape and dtype on every rank; other ranks' values are ignored. `root_rank`: a rank of the world, also
+    in a process set. On the root the function returns when all other ranks have the values.
     """
     return group_of(process_set).call(work.broadcast(x, root_rank, name))
 
@@ -189,18 +188,18 @@ def broadcast_async(
 def broadcast_async_(
     x: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `broadcast_`; the handle's result is `x`, whose content is undefined until then."""
+    """Begin `broadcast_`; the handle's result is `x`, whose content is undefined until `synchronize`."""
     return group_of(process_set).begin(work.broadcast_in_place(x, root_rank, name))
 
 
 def alltoall(
     x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Send each rank its rows of `x`; return the rows that came from all ranks, and how many came from each.
+    """Send each rank its rows of `x`. Return the received rows, and the number received from each rank.
 
-    `x`: shape `(rows, ...)`; the number of rows may differ between ranks. `splits`: how many rows each rank of
-    the set gets, in rank order, together `rows`; None: every rank the same number, which must divide `rows`.
-    Returns an array of shape `(rows received, ...)` in rank order, and an int64 array of shape `(ranks,)`.
+    `x`: shape `(rows, ...)`; the number of rows may differ between ranks. `splits`: the number of rows for each rank of
+    the set, in rank order, with the sum `rows`; None: equal numbers, which must divide `rows`. Returns an array of
+    shape `(rows received, ...)` in rank order, and an int64 array of shape `(ranks,)`.
     """
     return group_of(process_set).call(work.alltoall(x, splits, name))
 
@@ -213,5 +212,5 @@ def alltoall_async(
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Return when every rank of the set has called `barrier`."""
+    """Wait until every rank of the set has called `barrier`."""
     group_of(process_set).barrier()

@@ -1,4 +1,4 @@
-"""This process's one world: made by `init`, gone with `shutdown`."""
+"""World of this process: created by `init`, ended by `shutdown`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("ringtrain")
 T = TypeVar("T")
 
 
-_RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank, so that its children know
+_RANK_PROCESS = "_RINGTRAIN_RANK_PROCESS"  # set while this process is a rank; children inherit it
 
 _lock = threading.Lock()
 _context: ProcessGroupContext | None = None
@@ -44,14 +44,14 @@ _unfinished: weakref.WeakSet[Drained] = weakref.WeakSet()
 
 
 class Drained(Protocol):
-    """Something that goes on after the call that began it has returned."""
+    """Operation that continues after the call that began it has returned."""
 
     def drain(self) -> None:
-        """Return when that is over, however it ended."""
+        """Wait for the operation to end, successfully or not."""
 
 
 def drain_before_leaving(what: Drained) -> None:
-    """Have `shutdown` wait for `what` before this rank leaves: other ranks need its part of it."""
+    """Make `shutdown` wait for `what` before this rank leaves, because other ranks need its part."""
     _unfinished.add(what)
 
 
@@ -64,17 +64,16 @@ def init(
 ) -> None:
     """Join the world that the environment describes; return when every rank has joined.
 
-    In an elastic job the agent tells a rank its world when there is one: this call waits for it, and ends the
-    process (SystemExit) where the rank is not wanted any more. Elsewhere the environment is the agent's,
-    torchrun's, `TF_CONFIG`, or an MPI launcher's; without any of them this process is a world of one.
+    In an elastic job this call waits for the agent's message about the next world, and ends the process (SystemExit) if
+    the rank is no longer needed. Otherwise it reads the variables of the agent, torchrun, `TF_CONFIG`, or an MPI
+    launcher; without any of them this process is a world of one.
 
-    `timeout`: seconds within which a peer must answer, in the place of `RINGTRAIN_TIMEOUT`. `config`: the
-    configuration, in the place of all that the environment says. `tf_config`: in the place of `TF_CONFIG`, all
-    else is the environment's. `segment_bytes`: the length of the segments that collectives are cut into, the same
-    on all ranks, without effect on results.
+    `timeout`: seconds within which a peer must answer; default: `RINGTRAIN_TIMEOUT`. `config`: replaces the whole
+    environment. `tf_config`: replaces the variable `TF_CONFIG`. `segment_bytes`: length of the segments of collectives,
+    the same on all ranks, without effect on results.
 
-    A second call does nothing. Raises ConfigurationError for a variable or argument that is wrong, PeerLost when
-    a rank does not come in time.
+    A second call does nothing. Raises ConfigurationError for a wrong variable or argument, PeerLost if a rank does not
+    join in time.
     """
     global _context
     with _lock:
@@ -108,7 +107,7 @@ def _timed_config(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
 def _meet_agents_world(
     agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int, env: Mapping[str, str]
 ) -> ProcessGroupContext:
-    """Join the world that `find` tells; in an elastic job the next one, where a member is lost before all met."""
+    """Join the world from `find`; in an elastic job try the next one if a member is lost before all have joined."""
     while True:
         found, process = find(), RankProcessSettings.from_env(with_counterparts(env))
         _show_messages(process.log_level)
@@ -119,7 +118,7 @@ def _meet_agents_world(
             timeline.stop()
             if agent is None:
                 raise
-            log.warning("formation %d has not met: %s", found.numbers.formation, error)
+            log.warning("formation %d did not assemble: %s", found.numbers.formation, error)
         except BaseException:
             timeline.stop()
             raise
@@ -127,10 +126,10 @@ def _meet_agents_world(
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcessSettings(Settings):
-    """Settings of this process that are no part of its world, read if `init` finds that in the environment.
+    """Settings of this process that do not belong to its world, read if `init` uses the environment.
 
-    `log_level`: of ringtrain's own messages, empty if it is not set. `mpi_check_in`: file that tells the agent that a
-    rank of mpirun has a world.
+    `log_level`: of ringtrain's own messages, empty if unset. `mpi_check_in`: file that reports to the agent that a rank
+    of mpirun has a world.
     """
 
     timeline: Path | None = path(contract.ENV_TIMELINE)
@@ -140,7 +139,7 @@ class RankProcessSettings(Settings):
 
 
 def _show_messages(level: str) -> None:
-    """Have ringtrain's own messages from `level` on written, to stderr unless the script has set up logging."""
+    """Enable ringtrain's own messages from `level` on, to stderr unless the script has set up logging."""
     if not level:
         return
     log.setLevel(level.upper())
@@ -154,7 +153,7 @@ def _join_process_groups(
     if not process.tracebacks and config.place.size > 1:
         shorten_lost_peers()
     if agent is not None:
-        CARRIED.formation = config.numbers.formation  # this rank is in it, also if it does not meet the others
+        CARRIED.formation = config.numbers.formation  # this rank is a member, even if it does not reach the others
     context = ProcessGroupContext(config, None, segment_bytes, agent)
     try:
         if process.mpi_check_in is not None:  # mpirun's rank has joined a world, though perhaps not MPI's
@@ -169,18 +168,18 @@ def _join_process_groups(
 
 
 def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
-    """What the environment says, in an elastic job after the agent has told this rank its next world.
+    """Return the configuration from the environment; in an elastic job wait for the agent's next world first.
 
-    Raises ConfigurationError where the environment is another process's, whose world goes on.
+    Raises ConfigurationError if the environment belongs to another process, whose world is still active.
     """
     process, _, rest = os.environ.get(_RANK_PROCESS, "").partition(" ")
     number, _, place = rest.partition(" ")
-    # Under mpirun alone nothing here tells one world from another.
+    # Under mpirun alone no variable distinguishes two worlds.
     if process and process != str(os.getpid()) and place and place == _rank_place(os.environ):
         raise ConfigurationError(
             f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
-            "one process: call init() there alone, under if __name__ == '__main__' where a script starts "
-            "processes, or give the child a world of its own"
+            "one process: call init() only there, under if __name__ == '__main__' if a script starts "
+            "processes, or pass the child another environment"
         )
     if agent is not None:
         os.environ.update(agent.next_world(CARRIED.readiness()))
@@ -189,9 +188,9 @@ def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -
 
 
 def _rank_place(env: Mapping[str, str]) -> str:
-    """A digest of the variables that put a process at its place in a world; empty without any of them.
+    """Return a digest of the variables that define a process's place in a world; empty without any of them.
 
-    They are too long to be kept twice: a child must get all variables of its parent from the kernel.
+    A digest, because the variables are long and the kernel limits the environment of a child.
     """
     names = (
         contract.ENV_RANK, contract.ENV_RING_ADDRESSES, contract.ENV_WORLD_FILE, "TF_CONFIG", "RANK", "MASTER_PORT"
@@ -201,9 +200,9 @@ def _rank_place(env: Mapping[str, str]) -> str:
 
 
 def shutdown() -> None:
-    """Leave the world. Peers that still wait for this rank raise PeerLost. Without a world it does nothing.
+    """Leave the world. Peers that wait for this rank raise PeerLost. Does nothing without a world.
 
-    Called by itself when the interpreter ends.
+    Called automatically when the interpreter exits.
     """
     global _context
     if _context is not None:
@@ -221,7 +220,7 @@ def shutdown() -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked process is no rank: its end must not end the world of the one that it came from."""
+    """Forget the world in a forked child, which is not a rank: its exit must not end the parent's world."""
     global _lock, _context
     if _context is not None:
         _context.disown()
@@ -236,7 +235,7 @@ def _start_timeline(config: WorkerConfig, file: Path | None) -> None:
     if file is None:
         return
     try:
-        # A process alone has no address of its own. All worlds of an elastic job write to one file.
+        # A single process has no address. All worlds of an elastic job write to one file.
         run = (
             f"attempt {config.numbers.attempt} of {_job_name(config)}"
             if config.numbers.formation
@@ -250,78 +249,85 @@ def _start_timeline(config: WorkerConfig, file: Path | None) -> None:
 
 
 def _job_name(config: WorkerConfig) -> str:
-    """The same text for all ranks of a job, and another for another job; tells nothing of the token."""
+    """Return a text that is equal for all ranks of a job and differs between jobs; does not reveal the token."""
     return hashlib.sha256(b"timeline" + (config.trust.token() or config.trust.job_uid.encode())).hexdigest()[:16]
 
 
 def joins_survivors() -> bool:
-    """Whether this world goes on with the state of an earlier one that has not reached this rank: what is made now
-    is made on this rank alone, and gets its state from `elastic.State.sync`."""
+    """Return whether this world continues state of an earlier one that has not reached this rank yet.
+
+    Objects are then constructed on this rank only, and receive their state from `elastic.State.sync`.
+    """
     context = current_or_none()
     return context is not None and bool(context.former.survivors) and not context.state_is_synced
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a world."""
+    """Return whether this process is in a world."""
     return current_or_none() is not None
 
 
 def current() -> ProcessGroupContext:
     """Return this process's context. Raises NotInitializedError."""
-    context = ENTERED.get() or _context  # as `current_or_none`, which takes a twentieth of a short allreduce
+    context = ENTERED.get() or _context  # inlined: calling `current_or_none` costs 5 % of a short allreduce
     if context is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
     return context
 
 
 def attached(kind: type[T]) -> T:
-    """Return the one `kind()` that this world stores, made at the first call. Raises NotInitializedError."""
+    """Return this world's only object of type `kind`, created by the first call. Raises NotInitializedError."""
     return current().attached(kind, kind)
 
 
 def current_or_none() -> ProcessGroupContext | None:
-    """This process's world, if there is one."""
+    """Return this process's world, or None."""
     return ENTERED.get() or _context
 
 
 def rank() -> int:
-    """This process's rank in the world, from 0. Raises NotInitializedError without a world."""
+    """Return this process's rank in the world, from 0. Raises NotInitializedError without a world."""
     return current().config.place.rank
 
 
 def size() -> int:
-    """The number of ranks in the world. Raises NotInitializedError without a world."""
+    """Return the number of ranks in the world. Raises NotInitializedError without a world."""
     return current().config.place.size
 
 
 def local_rank() -> int:
-    """This process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
+    """Return this process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
     return current().config.place.local_rank
 
 
 def local_size() -> int:
-    """The number of ranks on this host or in this pod. Raises NotInitializedError without a world."""
+    """Return the number of ranks on this host or in this pod. Raises NotInitializedError without a world."""
     return current().config.place.local_size
 
 
 def site() -> str:
-    """The name of this rank's site, empty where no sites are known. Raises NotInitializedError without a world."""
+    """Return the name of this rank's site; empty if the job has no sites.
+
+    Raises NotInitializedError without a world.
+    """
     config = current().config
     return config.sites[config.place.rank] if config.sites else ""
 
 
 def sites() -> dict[str, list[int]]:
-    """The ranks of each site by its name, in the order of their first ranks. A site has a fast network of its own
-    (`ringtrain run -H a:4@x,b:4@y`, a label of nodes); without any, all ranks are in one, whose name is empty.
-    Maturity: Experimental."""
+    """Return the ranks of each site by its name, in the order of their first ranks.
+
+    A site is a group of ranks with a fast network between them (`ringtrain run -H a:4@x,b:4@y`, or a label of nodes).
+    Without sites all ranks are in one, whose name is empty. Maturity: Experimental.
+    """
     return current().config.ranks_by_site
 
 
 def cross_rank() -> int:
-    """The rank of this host or pod among those that have a rank with this local rank, from 0."""
+    """Return the index of this host or pod among those that have a rank with this local rank, from 0."""
     return current().config.place.cross_rank
 
 
 def cross_size() -> int:
-    """The number of hosts or pods that have a rank with this local rank."""
+    """Return the number of hosts or pods that have a rank with this local rank."""
     return current().config.place.cross_size

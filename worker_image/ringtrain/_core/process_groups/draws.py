@@ -1,4 +1,4 @@
-"""Finds ranks whose shards of a data set are not parts of one: samples would count twice, and others never."""
+"""Detection of ranks whose shards do not belong to one data set: some samples would be used twice, others never."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,15 +8,18 @@ from typing import Any, Final, NamedTuple
 from ringtrain._core.process_groups.context import current_or_none
 from ringtrain.errors import MismatchError
 
-# Comparisons that an epoch waits for its like on other ranks: one that reads ahead begins an epoch earlier.
+# Number of comparisons for which an epoch waits for the same epoch on other ranks: one may read an epoch ahead.
 _COMPARISONS: Final = 2
-# Of a rank that begins more epochs between two comparisons, the newest are compared.
+# If a rank begins more epochs between two comparisons, only the newest are compared.
 _MOST_KEPT: Final = 64
 
 
 class ProcessGroupEpoch(NamedTuple):
-    """An epoch that a rank began. `number`: counts them on that rank. `cut`: how the data set is cut. `begin`:
-    the epoch, and where in it. `compared`: how many comparisons it went through without its like on all ranks."""
+    """Epoch that a rank began.
+
+    `number`: counts the epochs of that rank. `cut`: description of the data set's partition. `begin`: the epoch and
+    position. `compared`: number of comparisons in which not all ranks had it.
+    """
 
     number: int
     cut: str
@@ -28,21 +31,21 @@ class ProcessGroupEpoch(NamedTuple):
 
 
 class ProcessGroupEpochs:
-    """The epochs that one rank began in its world, and that were not seen to begin on all ranks.
+    """Epochs that one rank began in its world, and that not all ranks are known to have begun.
 
-    Ranks need not keep step here: one may read ahead, and one alone may evaluate. So it is no error that a rank
-    began an epoch that others did not. It is one where two ranks began different epochs of one cut, or where each
-    of the two has cut a data set as the other never did.
+    Ranks need not be synchronous here: one may read ahead, and one may evaluate alone. So it is not an error if a rank
+    began an epoch that others did not. It is an error if two ranks began different epochs of one partition, or if each
+    of the two used a partition that the other never used.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._drawn: list[ProcessGroupEpoch] = []
-        self._cuts: dict[str, None] = {}  # all of them, the newest last
+        self._cuts: dict[str, None] = {}  # all partitions, the newest last
         self._count = 0
 
     def note(self, cut: str, begin: str) -> None:
-        """This rank begins an epoch."""
+        """Record that this rank begins an epoch."""
         with self._lock:
             self._count += 1
             self._drawn = [*self._drawn, ProcessGroupEpoch(self._count, cut, begin, 0)][-_MOST_KEPT:]
@@ -50,15 +53,15 @@ class ProcessGroupEpochs:
             self._cuts = dict.fromkeys([*self._cuts, cut][-_MOST_KEPT:])
 
     def told(self) -> dict[str, list[Any]]:
-        """What this rank tells the others of what it began."""
+        """Return this rank's epochs and partitions, to be sent to all ranks."""
         with self._lock:
             return {"drawn": list(self._drawn), "cuts": list(self._cuts)}
 
     def compare(self, rank: int, told: Sequence[Mapping[str, Iterable[Any]]]) -> None:
-        """Forget what all ranks began. `told`: by rank, what each of them told; this one is `rank`.
+        """Compare the epochs of all ranks, and drop those that all ranks began.
 
-        Raises MismatchError, on every rank, where two ranks told for the second time of epochs that are not of
-        one data set, cut alike.
+        `told`: by rank, the result of its `summary()`; this rank is `rank`. Raises MismatchError, on every rank, if two
+        ranks report for the second time epochs that do not belong to one partition of a data set.
         """
         everyone = [[ProcessGroupEpoch(*one) for one in of_rank["drawn"]] for of_rank in told]
         common = set.intersection(*({str(one) for one in drawn} for drawn in everyone))
@@ -71,7 +74,7 @@ class ProcessGroupEpochs:
 
 
 def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
-    """What this rank began to train on, where `size` ranks are its world; nothing where they are a part of it."""
+    """Return the epochs of this rank if its world has `size` ranks; else an empty object."""
     world = current_or_none()
     if world is None or world.config.place.size != size:
         return ProcessGroupEpochs()
@@ -79,8 +82,7 @@ def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
 
 
 def note_process_group_epoch(rank: int, size: int, cut: str, begin: str) -> None:
-    """The part of `rank` of `size` of a data set begins an epoch. Nothing is compared unless it is this rank's
-    part among all ranks of its world."""
+    """Record that shard `rank` of `size` begins an epoch. Ignored unless it is this rank's shard in its world."""
     world = current_or_none()
     if world is not None and size > 1 and (rank, size) == (world.config.place.rank, world.config.place.size):
         world.attached(ProcessGroupEpochs, ProcessGroupEpochs).note(cut, begin)
@@ -94,6 +96,7 @@ def _refuse_differing_epochs(left: Sequence[Sequence[ProcessGroupEpoch]], cuts: 
                 continue
             if here.cut == there.cut or (here.cut not in cuts[other] and there.cut not in cuts[one]):
                 raise MismatchError(
-                    f"rank {one} trains on {here}, and rank {other} on {there}; ranks must cut one data set "
-                    "alike, or samples count twice and others never: give every rank the same, and the same epoch"
+                    f"rank {one} trains on {here}, and rank {other} on {there}; all ranks must shard one data set "
+                    "equally, else some samples are used twice and others never: pass the same data set and epoch "
+                    "everywhere"
                 )

@@ -1,6 +1,6 @@
-"""What a process of an elastic job carries from one world into the next.
+"""State that a process of an elastic job takes from one world into the next.
 
-The members of a world tell each other of it before anything else, and so learn who comes from where.
+The members of a world exchange it before anything else, and so know each member's rank in the former world.
 """
 
 import os
@@ -13,15 +13,15 @@ from ringtrain._core.world.agent_socket import RankAgentSocket, WorldReadiness, 
 
 
 class BoundProcessSet(Protocol):
-    """A set of ranks as users hold it."""
+    """Process set object of the user."""
 
     def bind(self, context: Any, number: int) -> None:
-        """Be the set of that number in `context`, a world."""
+        """Become the set with that number in `context`, a world."""
 
 
 @dataclass(frozen=True)
 class FormationPlace:
-    """The rank that a process had in a formation."""
+    """Rank of a process in a generation of the world."""
 
     formation: int
     rank: int
@@ -29,12 +29,12 @@ class FormationPlace:
 
 @dataclass
 class ProcessFormationMemory:
-    """The memory of this process between worlds.
+    """Memory of this process between worlds.
 
-    `formation`: the last world that it was in. `adopted`: where the state that it holds was whole and agreed on.
-    `prepared`: the same for a formation whose state is all here, though whether all others have theirs is not
-    known. `unshared`: this process has left its last world and not given to others what it alone may hold.
-    `restored`: the checkpoint that this process has begun from. `sets`: the process sets of the last world.
+    `formation`: the number of its last world. `adopted`: its place in the last world in which its state was complete
+    and agreed on. `prepared`: its place in a world whose state it has completely, while it is unknown whether all
+    others have theirs. `unshared`: it has left its last world without sending state that only it may have. `restored`:
+    the checkpoint from which it started. `sets`: the process sets of the last world.
     """
 
     formation: int = 0
@@ -47,13 +47,13 @@ class ProcessFormationMemory:
     sets: list[tuple[list[int], weakref.ref[Any] | None]] = field(default_factory=list)
 
     def readiness(self) -> WorldReadiness:
-        """What the agent is told."""
+        """Return the message to the agent."""
         lost, self.lost_steps = self.lost_steps, 0
         adopted = self.adopted.formation if self.adopted else 0
         return WorldReadiness(self.formation, self.committed, lost, self.unshared, adopted)
 
     def told(self) -> dict[str, Any]:
-        """What the members of the next world are told."""
+        """Return the message to the members of the next world."""
         return {
             "adopted": _formation_place_fields(self.adopted),
             "prepared": _formation_place_fields(self.prepared),
@@ -66,24 +66,27 @@ CARRIED = ProcessFormationMemory()
 
 @dataclass(frozen=True)
 class FormerFormation:
-    """Who comes from where. `formation`: the one that survivors have their state from, 0: there are none.
-    `ranks`: by rank, the rank there; None for newcomers."""
+    """Former ranks of the members.
+
+    `formation`: the number of the world from which survivors have their state, 0: none. `ranks`: by rank, the former
+    rank; None for newcomers.
+    """
 
     formation: int
     ranks: tuple[int | None, ...]
 
     @property
     def survivors(self) -> list[int]:
-        """The ranks whose state counts."""
+        """Return the ranks whose state is used."""
         return [rank for rank, former in enumerate(self.ranks) if former is not None]
 
 
 def former_process_formation(told: Sequence[dict[str, Any]]) -> FormerFormation:
-    """What the members' words come to.
+    """Determine the survivors from the messages of all members.
 
-    A formation has happened when any member has adopted its state. That member went through a barrier for it, so
-    each other member of that formation had all of its state prepared, and counts, whether or not it got through
-    the barrier as well. Whoever has neither is a newcomer, even with a state of an older formation.
+    A world's state is valid if any member has adopted it. That member passed a barrier before, so each other member of
+    that world had prepared all of its state, and is a survivor, whether or not it passed the barrier too. A rank with
+    neither is a newcomer, even if it has older state.
     """
     adopted = [_place_in_process_formation(one["adopted"]) for one in told]
     prepared = [_place_in_process_formation(one["prepared"]) for one in told]
@@ -95,12 +98,12 @@ def former_process_formation(told: Sequence[dict[str, Any]]) -> FormerFormation:
 
 
 def own_agent() -> RankAgentSocket | None:
-    """The agent that tells this process its worlds; None where the world never changes."""
+    """Return the connection to the agent that changes this process's worlds; None if the world never changes."""
     return agent_of(os.environ)
 
 
 def is_elastic() -> bool:
-    """Whether an agent tells this process its worlds, so that the world may change."""
+    """Return whether this process has an agent that may change its world."""
     return own_agent() is not None
 
 

@@ -1,7 +1,7 @@
-"""A process group: a communicator, and the executor that runs its collectives in the order of their submission.
+"""Process group: a communicator, and the executor that runs its collectives in the order of submission.
 
-The host optimizer, the public collectives and the named queue stand on this. `CollectiveGroup` is what optimizer,
-input and checkpoints need of it; the tests run the same code on a `CollectiveGroup` of threads.
+The host optimizer, the public collectives and the named queue use it. `CollectiveGroup` is the interface for optimizer,
+input and checkpoints; tests run the same code on a `CollectiveGroup` of threads.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """A collective under way, as the `_async` functions return it. `synchronize` gives its result or its error."""
+    """Collective in progress, returned by the `_async` functions.
+
+    `synchronize` returns its result or raises its error.
+    """
 
     def __init__(self, future: Future[T]) -> None:
         self._future = future
 
     def poll(self) -> bool:
-        """Whether `synchronize` would return, or raise, at once."""
+        """Return whether `synchronize` would return or raise at once."""
         return self._future.done()
 
     def synchronize(self) -> T:
-        """Wait for the result. Raises what the collective raised, on every rank; bounded like the collective."""
+        """Wait for the result. Raises the collective's error, on every rank; bounded by the collective's timeout."""
         with REDUCTION:
             return self._future.result()
 
@@ -56,47 +59,49 @@ class Handle(Generic[T]):
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Whether the collective behind `handle` has ended."""
+    """Return whether the collective of `handle` has ended."""
     return handle.poll()
 
 
 def synchronize(handle: Handle[T]) -> T:
-    """Wait for the collective behind `handle`; return its result or raise its error."""
+    """Wait for the collective of `handle`; return its result or raise its error."""
     return handle.synchronize()
 
 
 class ProcessGroupTurn:
-    """The right to run collectives of some groups: one at a time, which is the order that peers must meet in."""
+    """Lock and wait count for the collectives of some groups: one runs at a time, in the order that peers expect."""
 
     def __init__(self) -> None:
         self.held = threading.Lock()
         self.wanted = 0
         self._counting = threading.Lock()
-        self._holder = 0  # the thread that has it
+        self._holder = 0  # the thread that owns the lock
 
     def want(self, step: int = 1) -> None:
-        """Wait for it from now on, or `step` -1: no longer."""
+        """Add `step` to the number of waiting threads."""
         with self._counting:
             self.wanted += step
 
     def disown(self) -> None:
-        """In a forked process: nobody is to have it any more."""
+        """Disable the lock in a forked process."""
         self._counting = threading.Lock()
         self.wanted = 1
 
     def take_if_free(self) -> bool:
-        """Take it unless somebody has it or waits for it. Whoever takes it passes it on."""
+        """Lock it unless it is locked or another thread waits. Return whether it is locked; unlock it by `pass_on`."""
         with self._counting:
             if self.wanted:
                 return False
             self.wanted = 1
-        self.held.acquire()  # compiled code may have it, uncounted as yet
+        self.held.acquire()  # compiled code may own it without being counted
         self._holder = threading.get_ident()
         return True
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """What compiled code, which took it for the calling thread and passes it on, could not end at once."""
+        """Count the calling thread as waiting, for a collective that compiled code began under the lock and has not
+        ended.
+        """
         self.want()
         self._holder = threading.get_ident()
         try:
@@ -107,7 +112,7 @@ class ProcessGroupTurn:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Have it, as soon as who has it passes it on; for those who are counted already."""
+        """Lock it for the context; for threads that are counted already."""
         with self.held:
             self._holder = threading.get_ident()
             yield
@@ -119,16 +124,18 @@ class ProcessGroupTurn:
         self.want(-1)
 
     def await_end(self, timeout_s: float) -> None:
-        """Wait until what runs has ended; not where it runs in this very thread, in whose midst a signal came."""
+        """Wait until the running collective has ended; not if it runs in this thread, which a signal has
+        interrupted.
+        """
         if self._holder != threading.get_ident() and self.held.acquire(timeout=timeout_s):
             self.held.release()
 
 
 class ProcessGroupExecutor:
-    """One collective at a time, first come first served: that is the order peers must meet in.
+    """Executor of one collective at a time, in the order of submission, which peers expect.
 
-    What is submitted runs on a thread of its own. What is called runs in the calling thread if nothing is pending:
-    a hop to another thread and back costs as much as a small collective.
+    Submitted work runs on the executor's thread. `call` runs in the calling thread if nothing is pending, because
+    switching threads twice costs as much as a small collective.
     """
 
     def __init__(self) -> None:
@@ -136,7 +143,7 @@ class ProcessGroupExecutor:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._refusal = ""  # why nothing begins any more
+        self._refusal = ""  # why no more work is accepted
 
     def call(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         if not self.turn.take_if_free():
@@ -160,29 +167,29 @@ class ProcessGroupExecutor:
         return Handle(future)
 
     def stop(self) -> None:
-        """Begin nothing any more; what has not begun fails."""
+        """Accept no more work, and fail the work that has not begun."""
         with self._lock:
             self._refusal = self._refusal or "ringtrain has been shut down; call ringtrain.init() first"
-            self.turn.want()  # nobody gets it without being asked whether this has stopped
+            self.turn.want()  # every later call checks whether this has stopped
             self._queue.put(None)
 
     def disown(self) -> None:
-        """In a forked process: begin nothing. Threads that are not there may have had the locks."""
+        """Refuse all work in a forked process. Threads that do not exist there may have owned the locks."""
         self._lock = threading.Lock()
         self._refusal = "this process was forked from a rank, and is none: only the rank can call its collectives"
         self.turn.disown()
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait for what is under way, in whichever thread. The world must have been left, so that it ends.
+        """Wait for work in progress, in any thread. The world must have been left, so that it ends.
 
-        Work of this very thread is not waited for: a signal's handler may leave the world in the middle of it.
+        Does not wait for work of the calling thread, because a signal handler may leave the world during it.
         """
         self.turn.await_end(timeout_s)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def in_flight(self) -> str:
-        """Nothing: its collectives have no names, and what follows them waits for them."""
+        """Return an empty description: its collectives have no names, and later ones wait for them."""
         return ""
 
     def _run(self) -> None:
@@ -191,7 +198,7 @@ class ProcessGroupExecutor:
             work, future = item
             with self.turn.taken():
                 self._run_one(work, future)
-            del item, work, future  # or the last result would live as long as this thread has nothing to do
+            del item, work, future  # else the last result would stay alive while this thread is idle
             self.turn.want(-1)
 
     def _run_one(self, work: Callable[[], Any], future: Future[Any]) -> None:
@@ -200,7 +207,7 @@ class ProcessGroupExecutor:
             return
         try:
             future.set_result(work())
-        except BaseException as error:  # whoever synchronizes gets it
+        except BaseException as error:  # raised by `synchronize`
             future.set_exception(error)
 
 
@@ -208,14 +215,14 @@ Flat = NDArray[Any]
 
 
 class PendingCollective(Protocol):
-    """A collective under way."""
+    """Collective in progress."""
 
     def wait(self) -> Any:
-        """Return its result when the collective is done on this rank; raise what made it fail."""
+        """Wait until the collective is done on this rank, and return its result or raise its error."""
 
 
 class CollectiveGroup(Protocol):
-    """The ranks that train one model. Every rank calls the same collectives in the same order."""
+    """Ranks that train one model. Every rank calls the same collectives in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -224,77 +231,80 @@ class CollectiveGroup(Protocol):
     def size(self) -> int: ...
 
     def allocate(self, length: int, dtype: Any) -> Flat:
-        """Return zeros for buffers of the collectives below, as all ranks do with the same arguments."""
+        """Return a zeroed buffer for the collectives below. All ranks call it with the same arguments."""
 
     def all_reduce(self, buffer: Flat, op: ReduceOp = Sum) -> PendingCollective:
-        """Fold `buffer` of all ranks in place."""
+        """Reduce `buffer` over all ranks in place."""
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = Sum) -> PendingCollective:
-        """Leave the reduction over ranks of `buffer[bounds[r]:bounds[r + 1]]` on rank r, in place.
+        """Reduce `buffer[bounds[r]:bounds[r + 1]]` over ranks to rank r, in place.
 
-        Every element is folded in one order of the ranks, so its bits do not depend on `bounds`. What the
-        rest of `buffer` holds after that is not defined.
+        Every element is folded in one order of the ranks, so its bits do not depend on `bounds`. The rest of `buffer`
+        is undefined afterwards.
         """
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
-        """Give every rank what rank r holds in `buffer[bounds[r]:bounds[r + 1]]`, in place."""
+        """Send `buffer[bounds[r]:bounds[r + 1]]` of rank r to every rank, in place."""
 
     def parallel_group(self) -> CollectiveGroup | None:
-        """Return a group of the same ranks whose collectives need not wait for this one's. Collective.
+        """Return a group of the same ranks whose collectives need not wait for this one's; None if that is not faster.
 
-        None where that does not pay.
+        Collective.
         """
 
     def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
-        """Send `parts[r]` (1-d) to rank r; `wait` returns what each rank sent here, by rank.
+        """Send `parts[r]` (1-d) to rank r; `wait` returns the received arrays by rank.
 
-        `origins`: on all ranks, those that send this one something, where ranks know.
+        `origins`: on all ranks, the ranks from which this one receives data, if known.
         """
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:
-        """Send `source` (1-d) to rank `to`, and fill `target` with what rank `origin` sends here.
+        """Send `source` (1-d) to rank `to`, and fill `target` with data from rank `origin`.
 
-        Every rank gives to one and gets from one. Lengths may differ between pairs.
+        Every rank sends to one rank and receives from one. Lengths may differ between pairs.
         """
 
     def memory_of(self, rank: int, buffer: Flat) -> Flat | None:
-        """Return the memory of `rank` that is to it what `buffer`, a result of `allocate`, is here; writable.
+        """Return `rank`'s memory for the same `allocate` as `buffer`; writable. None if this process does not map it.
 
-        None where this process does not map it. The same on all ranks.
+        The same on all ranks.
         """
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
+        """Return whether `update` accepts slices of these results of `allocate`. The same on all ranks. Collective."""
 
     def update(self, gradients: Flat, bounds: Sequence[int], op: ReduceOp, change: ChunkUpdate) -> None:
-        """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all.
+        """Reduce rank r's chunk of `gradients` on rank r, apply `change` to it, and write the weights to all ranks.
 
-        The weights of all ranks are new when the next update, or this one if it is the last, returns; `gradients`
-        must not be written before that. The same bits as `reduce_scatter`, the update, `all_gather`.
+        The weights of all ranks are new when the next update, or this one if it is the last, returns; do not write to
+        `gradients` before that. Bitwise equal to `reduce_scatter`, the update, `all_gather`.
         """
 
     def finish_updates(self) -> bool:
-        """Make the weights of the update before new now, no other one follows at once; False: they wait."""
+        """Complete the weights of the previous update now, if no update follows at once.
+
+        Return False if they still wait.
+        """
 
     def broadcast(self, buffer: Flat) -> None:
         """Overwrite `buffer` (1-d) with rank 0's on every rank."""
 
     def broadcast_object(self, value: Any, what: str) -> Any:
-        """Return rank 0's JSON-safe `value` on every rank. `what` it is ranks compare."""
+        """Return rank 0's JSON-safe `value` on every rank. `what`: a description that ranks compare."""
 
     def allgather_object(self, value: Any, what: str) -> list[Any]:
-        """Return every rank's JSON-safe `value`, by rank. `what` it is ranks compare."""
+        """Return every rank's JSON-safe `value`, by rank. `what`: a description that ranks compare."""
 
     def gather_objects(self, value: Any, what: str) -> PendingCollective:
-        """Begin `allgather_object`; `wait` returns what it returns."""
+        """Begin `allgather_object`; `wait` returns its result."""
 
 
 class ProcessGroup:
-    """The ranks of a process set with a communicator of their own. `rank` and roots count within the set.
+    """Ranks of a process set with a separate communicator. `rank` and roots count within the set.
 
-    In-place collectives take 1-d contiguous arrays in native byte order, cut at `bounds`: size + 1 offsets from 0
-    to their length that never decrease. Raises ConfigurationError for others, MismatchError when ranks disagree,
-    PeerLost when one is gone.
+    In-place collectives accept 1-d contiguous arrays in native byte order, cut at `bounds`: size + 1 ascending offsets
+    from 0 to their length. Raises ConfigurationError for others, MismatchError if ranks disagree, PeerLost if one is
+    lost.
     """
 
     def __init__(
@@ -304,8 +314,11 @@ class ProcessGroup:
         open_beside: Callable[[], ProcessGroup],
         closed: Callable[[], None],
     ) -> None:
-        """`open_beside`: makes another group of the same ranks, on an executor of its own; collective. `closed`:
-        gives back what the group had, once nothing begins in it any more."""
+        """Use an open communicator and executor.
+
+        `open_beside`: opens another group of the same ranks with another executor; collective. `closed`: releases the
+        group's resources after it accepts no more work.
+        """
         self._closed = closed
         self.communicator = communicator
         self._executor = executor
@@ -317,20 +330,20 @@ class ProcessGroup:
         self.size = len(communicator.ranks)
 
     def call(self, work: Callable[[Communicator], T]) -> T:
-        """Do `work` after everything that was begun before it, and return its result."""
+        """Run `work` after all work begun before, and return its result."""
         return self._executor.call(work, self.communicator)
 
     def begin(self, work: Callable[[Communicator], T]) -> Handle[T]:
-        """Do `work` after everything that was begun before it; return a handle for its result."""
+        """Run `work` after all work begun before; return a handle for its result."""
         return self._executor.submit(lambda: work(self.communicator))
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called it."""
         if not short_barrier(self.short_allreduce):
             self.call(barrier())
 
     def close(self) -> None:
-        """Begin nothing any more, also in the groups beside this one, and give memory and descriptors back."""
+        """Accept no more work, also in the parallel groups, and release memory and descriptors."""
         self._executor.stop()
         for group in self._parallel_groups:
             group.close()
@@ -342,7 +355,7 @@ class ProcessGroup:
         return memory.view(kind)
 
     def all_reduce(self, buffer: Flat, op: ReduceOp = Sum, name: str | None = None) -> Handle[None]:
-        """Fold `buffer` of all ranks in place."""
+        """Reduce `buffer` over all ranks in place."""
         what = flat_signature("all_reduce", buffer, name, op)
         return self.begin(lambda communicator: communicator.all_reduce(what, buffer, buffer, op))
 
@@ -418,5 +431,5 @@ def _group_objects(value: Any, what: str) -> Work[list[Any]]:
 
 
 def _group_updater(communicator: Communicator) -> UpdatingCommunicator:
-    """`communicator`, of which `can_update` was asked first: to look at its protocol again takes 10 us."""
+    """Cast `communicator`, for which `can_update` was called before; checking its protocol again would take 10 us."""
     return cast(UpdatingCommunicator, communicator)

@@ -1,4 +1,4 @@
-"""Plain values between ranks: broadcast and allgather of what JSON can say, of arrays and of bytes."""
+"""Broadcast and allgather of plain values: JSON types, arrays and bytes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def broadcast_object(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Return `value` of rank `root_rank` (a rank of the world); what other ranks pass is ignored.
+    """Return `value` of rank `root_rank` (a rank of the world); other ranks' values are ignored.
 
-    Types that travel: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays, scalars
-    and dtypes, paths, dates and times, ranges, namespaces, dataclasses and named tuples. Other types need
+    Supported types: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays, scalars and
+    dtypes, paths, dates and times, ranges, namespaces, dataclasses and named tuples. Other types need
     `allow_pickle=True` on every rank. Every rank then trusts the root, because unpickling runs code that the root
-    chose. Raises ConfigurationError, on every rank, for a value that can't travel, and what every collective
-    raises.
+    chose. Raises ConfigurationError, on every rank, for an unsupported value, and the errors of all collectives.
     """
     group = group_of(process_set)
     ranks = group.ranks
@@ -53,7 +52,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return `value` of every rank, in a list in rank order.
 
-    Types that travel, `allow_pickle` and errors are those of `broadcast_object`.
+    Supported types, `allow_pickle` and errors are those of `broadcast_object`.
     """
     group = group_of(process_set)
     ranks = group.ranks

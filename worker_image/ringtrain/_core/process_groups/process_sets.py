@@ -18,19 +18,19 @@ from ringtrain.errors import ConfigurationError
 
 
 class ProcessSet:
-    """World ranks that run collectives together, once `add_process_set` has returned on all ranks.
+    """World ranks that run collectives together, after `add_process_set` has returned on all ranks.
 
-    Made from a list of world ranks, or an mpi4py communicator. Until it is added, after it is removed, and when
+    Constructed from a list of world ranks, or an mpi4py communicator. Before it is added, after it is removed, and when
     its world has ended, `process_set_id`, `size()`, `rank()` and `included()` are None.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self._added: tuple[weakref.ref[ProcessGroupContext], int] | None = None  # to which world, under which number
+        self._added: tuple[weakref.ref[ProcessGroupContext], int] | None = None  # the world, and the number in it
         self._ranks = _ranks_of(ranks_or_comm)
 
     @property
     def process_set_id(self) -> int | None:
-        """0 for the set of all ranks, more for others."""
+        """Return 0 for the set of all ranks, a larger number for others; None if it is not in use."""
         context = current_or_none()
         if context is None or self._added is None or self._added[0]() is not context:
             return None
@@ -38,26 +38,26 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int] | None:
-        """World ranks of the members, ascending."""
+        """Return the world ranks of the members, ascending."""
         return list(self._ranks)
 
     def bind(self, context: ProcessGroupContext, number: int) -> None:
-        """Be the set of that number in `context`, which calls this."""
+        """Become the set with that number in `context`, which calls this."""
         self._added = weakref.ref(context), number
 
     def size(self) -> int | None:
-        """Number of members."""
+        """Return the number of members."""
         return None if self.process_set_id is None else len(self.ranks or [])
 
     def rank(self) -> int | None:
-        """This process's place among the members; -1 if it is none. Roots are given by world rank all the same."""
+        """Return this process's index among the members; -1 if it is not a member. Roots are always world ranks."""
         if self.process_set_id is None:
             return None
         own, ranks = current().config.place.rank, self.ranks or []
         return ranks.index(own) if own in ranks else -1
 
     def included(self) -> bool | None:
-        """Whether this process is a member."""
+        """Return whether this process is a member; None if the set is not in use."""
         rank = self.rank()
         return None if rank is None else rank >= 0
 
@@ -68,10 +68,10 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks, whatever the world."""
+    """Set of all ranks of any world."""
 
     def __init__(self) -> None:
-        """Added to every world by itself."""
+        """Do nothing: every world has this set."""
 
     @property
     def process_set_id(self) -> int | None:
@@ -95,17 +95,17 @@ global_process_set = _GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Make a set of ranks usable and return it. Every rank of the world calls this with the same ranks.
+    """Create a set of ranks and return it. Every rank of the world calls this with the same ranks.
 
-    Raises ConfigurationError for ranks that are not there and for a set that exists already, MismatchError when
-    ranks add different sets.
+    Raises ConfigurationError for ranks outside the world and for a set that exists already, MismatchError if ranks add
+    different sets.
     """
     context = current()
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks, size = added.ranks or [], context.config.place.size
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
-    # The world before this one had it: newcomers add what the others have, and who enters its function again, too.
+    # The former world had it: newcomers add the existing sets, and so do ranks that enter their function again.
     if (left := context.left_set(ranks)) is not None:
         context.bind_set(added, left)
         return added
@@ -122,8 +122,10 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def process_set_of(ranks: Sequence[int]) -> ProcessSet:
-    """The set of these ranks (ascending) that is in use, added where none is. Every rank of the world calls this
-    with the same ranks. Raises as `add_process_set`."""
+    """Return the set of these ranks (ascending); it is added if there is none.
+
+    Every rank of the world calls this with the same ranks. Raises the same errors as `add_process_set`.
+    """
     context = current()
     if list(ranks) == global_process_set.ranks:
         return global_process_set
@@ -136,10 +138,10 @@ def process_set_of(ranks: Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this.
+    """Remove a set and return True; False if it is the global one or not in use. Every rank calls this.
 
-    Raises ConfigurationError, on every rank, while a named collective of the set is in flight on any of them; the
-    set stays in use.
+    Raises ConfigurationError, on every rank, while a named collective of the set is in flight on any of them; the set
+    stays in use.
     """
     number = process_set.process_set_id
     if not number:
@@ -160,22 +162,23 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def group_of(process_set: ProcessSet | None = None) -> ProcessGroup:
-    """The group of `process_set` (default: all ranks) that the public collectives run on.
+    """Return the group of `process_set` (default: all ranks) for the public collectives.
 
-    Raises NotInitializedError without a world, ConfigurationError for a set that is not in use or without this
-    rank.
+    Raises NotInitializedError without a world, ConfigurationError for a set that is not in use or without this rank.
     """
     return current().groups[WORLD if process_set is None else number_of(process_set)]
 
 
 def open_group(process_set: ProcessSet) -> ProcessGroup:
-    """Open another group of the ranks of `process_set`, whose collectives need not wait for any other. Its ranks
-    open the same in the same order."""
+    """Open another group of the ranks of `process_set`, whose collectives need not wait for any other.
+
+    Its ranks open the same groups in the same order.
+    """
     return current().open_group(number_of(process_set))
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """The number of a set in use that this rank belongs to. Raises ConfigurationError for any other set."""
+    """Return the number of a set in use that has this rank. Raises ConfigurationError for any other set."""
     number = process_set.process_set_id
     if number is None:
         raise ConfigurationError(
@@ -189,14 +192,17 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def members(process_set: ProcessSet) -> int:
-    """The number of ranks in a set that this rank belongs to."""
+    """Return the number of ranks in a set that has this rank."""
     number_of(process_set)
     return len(process_set.ranks or [])
 
 
 def trains_alone(process_set: ProcessSet) -> bool:
-    """Whether this rank shares gradients with no other: it is the only member of `process_set`, or, as in Horovod,
-    none of it. Raises ConfigurationError for a set that is not in use."""
+    """Return whether this rank shares gradients with no other rank.
+
+    It is the only member of `process_set`, or, as in Horovod, not a member. Raises ConfigurationError for a set that is
+    not in use.
+    """
     if process_set.included() is False:
         return True
     return members(process_set) == 1

@@ -1,4 +1,4 @@
-"""A rank in its world: what it has opened there, and how it leaves."""
+"""Context of a rank in its world: its groups and communicators, and how it leaves."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ T = TypeVar("T")
 
 
 class CollectiveRunner(Protocol):
-    """Something of a world that runs collectives on a thread of its own."""
+    """Part of a world that runs collectives on a separate thread."""
 
     def stop(self) -> None:
-        """Begin nothing any more; what has not begun fails."""
+        """Accept no more work, and fail the work that has not begun."""
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait for what is under way. The world has been left, so that it ends."""
+        """Wait for work in progress. The world has been left, so that it ends."""
 
     def in_flight(self) -> str:
-        """Name what users have begun by name and not got, for messages; empty if that is nothing."""
+        """Return the names of collectives that were begun by name and have not ended, for messages; may be empty."""
 
 
-# What is under way in a group that is closed has ended, unless its step was given up.
+# Time for work in progress in a closed group to end. It has ended already, unless its step was cancelled.
 _CLOSE_S: Final = 2.0
 
 
 class ProcessGroupContext:
-    """A rank in its world: its configuration, its process groups, and what runs collectives in them."""
+    """Rank in its world: its configuration, its process groups, and the threads that run collectives in them."""
 
     def __init__(
         self,
@@ -73,12 +73,14 @@ class ProcessGroupContext:
         chain_pods_most: int = CHAIN_PODS_MOST,
         direct_ranks_most: int = DIRECT_RANKS_MOST,
     ) -> None:
-        """`agent`: who says in an elastic job that a member was lost. `chain_pods_most`: see
-        `HierarchicalCommunicator`; `direct_ranks_most`: more ranks without pods take the tree. Both the same on
-        all ranks."""
+        """Join the world of `config`.
+
+        `agent`: reports lost members in an elastic job. `chain_pods_most`: see `HierarchicalCommunicator`.
+        `direct_ranks_most`: more ranks without pods use the tree. Both must be the same on all ranks.
+        """
         self.config = config
         self.former = FormerFormation(0, (None,) * config.place.size)
-        self.state_is_synced = False  # in an elastic job, since this world was formed
+        self.state_is_synced = False  # in an elastic job: whether this world's state has been synced
         self._segment_bytes = segment_bytes
         self._bounds = chain_pods_most, direct_ranks_most
         place, waits = config.place, config.waits
@@ -89,16 +91,18 @@ class ProcessGroupContext:
         warn_of_strangers_in_group(ring)
         began = None if agent is None else partial(_break_when_lost, agent, config.numbers.formation)
         self._member = WorldMembership.join(ring, transport or _rank_context_transport(ring, config), began)
-        self._executor = ProcessGroupExecutor()  # of all groups of the public collectives: they keep one order
-        self._runners: list[tuple[int, CollectiveRunner]] = [(WORLD, self._executor)]  # with the set they belong to
+        self._executor = ProcessGroupExecutor()  # shared by all groups of the public collectives, which need one order
+        self._runners: list[tuple[int, CollectiveRunner]] = [(WORLD, self._executor)]  # with the number of their set
         self._lock = threading.Lock()
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
-        self._set_objects: dict[int, weakref.ref[Any]] = {}  # what users hold, by set
-        self._left_sets: set[int] = set()  # of the former world, which nobody here has added in this one
-        self.groups: dict[int, ProcessGroup] = {}  # of the public collectives, by set
-        self._communicators: dict[int, Communicator] = {}  # all, by number
-        self._further: Counter[int] = Counter()  # communicators of a set beside those of queue and collectives
+        self._set_objects: dict[int, weakref.ref[Any]] = {}  # process set objects of the user, by number
+        self._left_sets: set[int] = set()  # from the former world, not yet added here
+        self.groups: dict[int, ProcessGroup] = {}  # for the public collectives, by set
+        self._communicators: dict[int, Communicator] = {}  # all communicators, by number
+        self._further: Counter[int] = (
+            Counter()
+        )  # further communicators of a set, besides those of queue and collectives
         self._attached: dict[type[Any], Any] = {}
         self._closing = False
         try:
@@ -108,30 +112,29 @@ class ProcessGroupContext:
             raise
 
     def group(self) -> ProcessGroup:
-        """The group that the public collectives of all ranks run on."""
+        """Return the group of all ranks for the public collectives."""
         return self.groups[WORLD]
 
     def add_set(self, ranks: tuple[int, ...]) -> int:
-        """Return the number of a new set; all ranks add the same sets in the same order. `is_carried`: the next
-        world of an elastic job has it, too."""
-        number = next(self._set_numbers)  # never that of a set that was removed
+        """Add a set and return its number; all ranks add the same sets in the same order."""
+        number = next(self._set_numbers)  # numbers of removed sets are not reused
         self._sets[number] = ranks
         if self.config.place.rank in ranks:
             self.groups[number] = self._open(number, number, self._executor)
         return number
 
     def added_set(self, ranks: Sequence[int]) -> int | None:
-        """The number of the set of these ranks that was added; None: none was."""
+        """Return the number of the added set with these ranks; None if there is none."""
         added = {own: number for number, own in self._sets.items() if number != WORLD}
         return added.get(tuple(ranks))
 
     def bind_set(self, process_set: BoundProcessSet, number: int) -> None:
-        """Have `process_set` be the set of that number, in the next world of an elastic job as well."""
+        """Bind `process_set` to the set with that number, also in the next world of an elastic job."""
         self._set_objects[number] = weakref.ref(process_set)
         process_set.bind(self, number)
 
     def left_set(self, ranks: Sequence[int]) -> int | None:
-        """The set of these ranks that the former world has left to this one; once."""
+        """Return the number of the set with these ranks from the former world, at most once; else None."""
         for number in self._left_sets:
             if list(self._sets[number]) == list(ranks):
                 self._left_sets.discard(number)
@@ -139,9 +142,9 @@ class ProcessGroupContext:
         return None
 
     def join_formation(self, carried: ProcessFormationMemory) -> None:
-        """Learn who comes from where, and make the process sets of the former world again. Collective.
+        """Determine the members' former ranks, and create the process sets of the former world again. Collective.
 
-        A set keeps its rank numbers; one with a rank that this world does not have is given up.
+        A set has the same rank numbers as before; one with a rank that this world does not have is dropped.
         """
         told = self.group().allgather_object(carried.told(), "formation")
         self.former = former_process_formation(told)
@@ -149,7 +152,7 @@ class ProcessGroupContext:
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
             if max(ranks) >= self.config.place.size:
-                log.warning("process set %s is given up: this world has %d ranks", ranks, self.config.place.size)
+                log.warning("process set %s is dropped: this world has only %d ranks", ranks, self.config.place.size)
                 continue
             number = self.add_set(tuple(ranks))
             self._left_sets.add(number)
@@ -158,25 +161,27 @@ class ProcessGroupContext:
                 self.bind_set(process_set, number)
 
     def leave_formation(self, carried: ProcessFormationMemory) -> None:
-        """Note what the next world takes over from this one."""
+        """Record the generation and the sets for the next world."""
         carried.formation = self.config.numbers.formation
         carried.sets = [
             (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
         ]
 
     def ranks_of_set(self, process_set: int) -> list[int] | None:
-        """World ranks of a set; None if there is no such set."""
+        """Return the world ranks of a set; None if there is no such set."""
         ranks = self._sets.get(process_set)
         return None if ranks is None else list(ranks)
 
     def in_flight(self, process_set: int) -> str:
-        """Name what this rank has begun by name in a set and not got; empty if that is nothing."""
+        """Return the names of collectives that this rank has begun by name in a set and that have not ended; may be
+        empty.
+        """
         with self._lock:
             runners = [runner for number, runner in self._runners if number == process_set]
         return ", ".join(filter(None, (runner.in_flight() for runner in runners)))
 
     def remove_set(self, process_set: int) -> None:
-        """Close what a set has; nothing may be under way in it."""
+        """Close the groups of a set; nothing may be in progress in it."""
         ranks = self._sets.pop(process_set)
         self._left_sets.discard(process_set)
         self._set_objects.pop(process_set, None)
@@ -193,51 +198,54 @@ class ProcessGroupContext:
         further = range(
             further_communicator_number(process_set, 0), further_communicator_number(process_set, PER_SET - 1) + 1
         )
-        with self._lock:  # a queue's thread may open a communicator of another set meanwhile
+        with self._lock:  # a queue's thread may open a communicator of another set at the same time
             of_set = [number for number in self._communicators if number == process_set or number in further]
             closed = [self._communicators.pop(number) for number in of_set]
         for communicator in closed:
             communicator.close()
 
     def open_group(self, process_set: int, ranks: tuple[int, ...] | None = None) -> ProcessGroup:
-        """Return another group of a set's ranks, with an executor of its own. Its ranks open the same in the same
-        order. `ranks`: of these alone, this one included; each rank of the set opens one then."""
+        """Return another group of a set's ranks with a separate executor.
+
+        Its ranks open the same groups in the same order.
+
+        `ranks`: only these ranks, including this one; each rank of the set then opens one group.
+        """
         return self._open_further(process_set, ranks)[0]
 
     def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCommunicatorCalls]:
-        """Return `open_group`, and what its ranks call a library of others with."""
+        """Return `open_group`, and the interface by which its ranks call a foreign library."""
         group, number = self._open_further(process_set, ranks)
         return group, ForeignCommunicatorCalls(self._member, number, ranks)
 
     def open_queue_communicator(self, process_set: int) -> Communicator:
-        """Return the communicator of a set's named queue. Once for each set, whenever its ranks need it."""
+        """Return the communicator of a set's named queue. Called once for each set, when its ranks first need it."""
         return self._communicator(process_set, further_communicator_number(process_set, QUEUE))
 
     def foreign_calls(self, process_set: int) -> ForeignCommunicatorCalls:
-        """What a set's named queue calls a library of others with. Once for each set."""
+        """Return the interface by which a set's named queue calls a foreign library. Once for each set."""
         return ForeignCommunicatorCalls(
             self._member, further_communicator_number(process_set, QUEUE), self._sets[process_set]
         )
 
     def give_up(self, process_set: int, error: BaseException) -> None:
-        """Have all ranks raise that this one can't go on with what it has begun by name in a set, because of
-        `error`."""
+        """Make all ranks raise, because this one can't continue its named collectives of a set after `error`."""
         begun = self.in_flight(process_set) or "named collectives"
         self._member.give_up(RankActivity(begun, process_set, 0), error)
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
-        """Have `details` name what the queue of a set has in flight, for messages of ranks that wait."""
+        """Register `details`, which names the set's collectives in flight, for messages of waiting ranks."""
         self._member.offers.describe(further_communicator_number(process_set, QUEUE), details)
 
     def run_with_set(self, process_set: int, runner: CollectiveRunner) -> None:
-        """Stop `runner` when the set is removed or the world is left."""
+        """Register `runner` to be stopped when the set is removed or the world is left."""
         with self._lock:
             self._runners.append((process_set, runner))
             if self._closing:
                 runner.stop()
 
     def attached(self, kind: type[T], make: Callable[[], T]) -> T:
-        """The one `kind` that a higher layer keeps with this world; made when it is first asked for."""
+        """Return the only object of type `kind` of this world; `make` creates it on the first call."""
         with self._lock:
             if kind not in self._attached:
                 self._attached[kind] = make()
@@ -246,23 +254,23 @@ class ProcessGroupContext:
 
     @property
     def local_sizes(self) -> tuple[int, ...]:
-        """How many ranks the host or pod of each rank has."""
+        """Return the number of ranks on each rank's host or in its pod."""
         return self._member.local_sizes
 
     @property
     def pod(self) -> str:
-        """The same text for ranks of one pod."""
+        """Return a text that is equal for ranks of one pod."""
         return communicator_pod(self.config)
 
     @property
     def is_lost(self) -> bool:
-        """Whether this world has ended because a member was lost."""
+        """Return whether this world has ended because a member was lost."""
         failure = self._member.failure_state.failure
         return failure is not None and failure.kind == "lost"
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[ProcessGroupContext]:
-        """Make this the current world of the calling thread: so that one process can hold several ranks."""
+        """Make this the current world of the calling thread, for a process with several ranks."""
         token = ENTERED.set(self)
         try:
             yield self
@@ -270,13 +278,13 @@ class ProcessGroupContext:
             ENTERED.reset(token)
 
     def disown(self) -> None:
-        """In a forked process: have what groups and optimizers of the rank are asked for there fail there."""
+        """Make calls of the rank's groups and optimizers fail in a forked process."""
         for _, runner in self._runners:
             if isinstance(runner, ProcessGroupExecutor):
                 runner.disown()
 
     def close(self) -> None:
-        """Leave the world. What is under way fails. Calling it again does nothing."""
+        """Leave the world. Work in progress fails. A second call does nothing."""
         with self._lock:
             self._closing = True
             runners = [runner for _, runner in self._runners]
@@ -306,8 +314,10 @@ class ProcessGroupContext:
         return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks), closed)
 
     def _close_further(self, process_set: int, number: int, executor: ProcessGroupExecutor) -> None:
-        """Give back what a group has that was stopped. What is under way ends first; where it does not, because
-        another rank is waited for, the end of the world gives back the rest."""
+        """Release the resources of a stopped group after the work in progress has ended.
+
+        If it does not end because another rank is missing, the end of the world releases the rest.
+        """
         executor.wait_stopped(min(_CLOSE_S, self.config.waits.timeout_s))
         with self._lock:
             self._runners = [entry for entry in self._runners if entry != (process_set, executor)]
@@ -322,26 +332,26 @@ class ProcessGroupContext:
             if not self._closing:
                 self._communicators[number] = chosen
                 return chosen
-        chosen.close()  # nobody else would: a queue has opened it while the world was left
+        chosen.close()  # nothing else closes it: a queue has opened it while the world was left
         raise NotInitializedError("ringtrain was shut down while a communicator was opened")
 
 
-# The world of the code that runs, where a process holds several ranks.
+# World of the running code, in a process with several ranks.
 ENTERED: ContextVar[ProcessGroupContext | None] = ContextVar("ringtrain_context", default=None)
 
 
 def _break_when_lost(agent: RankAgentSocket, formation: int, member: WorldMembership) -> None:
-    """Have whatever waits for a member that was lost fail as soon as the agent says that one was."""
+    """Register a callback that makes waits for a lost member fail as soon as the agent reports the loss."""
     agent.while_in(formation, member.break_off)
 
 
 def warn_of_strangers_in_group(ring: RingConfig) -> None:
-    """Say in the log that anyone can take part, where that is so."""
+    """Log a warning if unauthenticated peers can take part in this world."""
     address = ring.addresses[ring.rank]
     if ring.size > 1 and ring.token is None and not is_loopback(address):
         log.warning(
-            "rank %d has no token: whoever reaches %s can take part in this world and change its weights. Give "
-            "all ranks the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN)",
+            "rank %d has no token: every process that reaches %s can take part in this world and change its weights. "
+            "Set the same RINGTRAIN_TOKEN_FILE (or RINGTRAIN_TOKEN) on all ranks",
             ring.rank, address,
         )  # fmt: skip
 
@@ -349,7 +359,7 @@ def warn_of_strangers_in_group(ring: RingConfig) -> None:
 def _rank_context_transport(ring: RingConfig, config: WorkerConfig) -> Transport:
     if ring.size == 1:
         return NoPeersTransport()
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC logs each failed handshake of an unauthenticated peer
     from ringtrain._core.transport.rpc import RpcTransport
 
     near = {rank for rank, name in enumerate(config.sites) if name == config.sites[config.place.rank]}
@@ -360,7 +370,10 @@ def _rank_context_transport(ring: RingConfig, config: WorkerConfig) -> Transport
 
 
 def _rank_context_tls(config: WorkerConfig) -> TlsIdentity | None:
-    """What ranks encrypt with, where they are to. Raises ConfigurationError where they can't."""
+    """Return the certificates for encryption between ranks; None without it.
+
+    Raises ConfigurationError if it is impossible.
+    """
     if config.trust.encrypt == "none":
         return None
     if config.ways.transport in ("mpi", "torch"):
@@ -370,8 +383,8 @@ def _rank_context_tls(config: WorkerConfig) -> TlsIdentity | None:
         )
     if not config.trust.job_uid:
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are known by the "
-            "name worker.<uid>.ringtrain in their certificates"
+            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are identified by "
+            "the name worker.<uid>.ringtrain in their certificates"
         )
     from ringtrain.shared.tls import TlsIdentity
 

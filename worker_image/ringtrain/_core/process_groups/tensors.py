@@ -1,4 +1,4 @@
-"""From arrays of any shape and layout to the flat buffers that communicators take, and back."""
+"""Conversion of arrays of any shape and layout to flat buffers for communicators, and back."""
 
 import functools
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from ringtrain.errors import ConfigurationError
 
 Array = NDArray[Any]
 
-# In native byte order: an array in another one has an unequal dtype.
+# Native byte order only: a dtype in another order compares unequal.
 _USUAL: Final = frozenset(np.dtype(kind) for kind in ("f4", "f8", "f2", "i4", "i8", "u1", "?"))
 
 
 def as_array(x: ArrayLike) -> Array:
-    """Return `x` as a contiguous array in native byte order, copying only if it is not one already."""
+    """Return `x` as a contiguous array in native byte order; copies only if necessary."""
     if type(x) is np.ndarray and x.dtype in _USUAL and x.flags.c_contiguous and x.flags.aligned:
-        return x  # a model's gradients are hundreds of these
+        return x  # fast path: a model has hundreds of gradients
     _check_no_mask(x)
     array = np.asarray(x)
-    dtype_name(array.dtype)  # raises for a type that can't travel
-    # Aligned, because compiled code reads numbers and not bytes.
+    dtype_name(array.dtype)  # raises for an unsupported type
+    # Aligned, because compiled code reads whole numbers.
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"]).reshape(array.shape)
 
 
@@ -51,13 +51,13 @@ def tensor_of(array: Array, name: str | None) -> WireTensorSignature:
     return _tensor(name, dtype_name(array.dtype), array.shape)
 
 
-@functools.lru_cache(maxsize=4096)  # they come back every step; making one takes 1 us
+@functools.lru_cache(maxsize=4096)  # the same ones are needed in every step; making one takes 1 us
 def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> WireTensorSignature:
     return WireTensorSignature(name, dtype, shape)
 
 
 def rows_of(array: Array, name: str | None) -> WireTensorSignature:
-    """The tensor with a number of rows that may differ between ranks."""
+    """Return the signature of a tensor whose number of rows may differ between ranks."""
     return WireTensorSignature(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
 
 
@@ -73,13 +73,13 @@ def check_writable(x: object, function: str) -> Array:
 
 
 def _check_no_mask(x: object) -> None:
-    """Values under a mask would count like all others."""
+    """Raise ConfigurationError for a masked array, because masked values would be reduced like all others."""
     if isinstance(x, np.ma.MaskedArray):
-        raise ConfigurationError("a masked array can't be sent over the ring, which carries no masks; pass filled()")
+        raise ConfigurationError("masked arrays are not supported, because masks are not sent; pass filled()")
 
 
 def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> WireSignature:
-    """The signature of a collective on `buffer`. Raises ConfigurationError for what is no such buffer."""
+    """Return the signature of a collective on `buffer`. Raises ConfigurationError for an unsuitable buffer."""
     array = check_writable(buffer, kind)
     if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
         raise ConfigurationError(
@@ -92,7 +92,7 @@ def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None
 
 
 def checked_collective_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
-    """`bounds` as integers. Raises ConfigurationError where they do not cut `buffer` for `size` ranks."""
+    """Return `bounds` as integers. Raises ConfigurationError if they do not cut `buffer` for `size` ranks."""
     cuts = tuple(int(bound) for bound in bounds)
     if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a rank prints when it ends because it lost a peer: one line, beside the first failure's whole traceback."""
+"""Output of a rank that ends because it lost a peer: one line, because the failed rank prints the full traceback."""
 
 import re
 import sys
@@ -10,15 +10,15 @@ from types import TracebackType
 from ringtrain.errors import PeerLost
 
 _PACKAGE = str(Path(__file__).parents[2])
-# TensorFlow makes of what an operation raises in a graph an error of its own, which quotes it below the graph.
+# TensorFlow wraps an error of an operation in a graph, and quotes it after the graph.
 _IN_A_GRAPH = re.compile(rf"\b{PeerLost.__name__}: (.*)$", re.MULTILINE)
 
 
 def shorten_lost_peers() -> None:
-    """From now on have a PeerLost that nobody catches print its last line, and where the script was.
+    """Install a hook that prints only the last line and the script's position for an uncaught PeerLost.
 
-    Every other error keeps its traceback, and so does a PeerLost that came while another error was handled. A hook
-    that the script has set stays.
+    Every other error prints its traceback, and so does a PeerLost raised while another error was handled. A hook that
+    the script has set is not replaced.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_uncaught
@@ -34,7 +34,7 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def _lost_peer(error: BaseException) -> str:
-    """The message of a PeerLost; empty for another error."""
+    """Return the message of a PeerLost; empty for another error."""
     if isinstance(error, PeerLost):
         return str(error)
     found = _IN_A_GRAPH.search(str(error)) if type(error).__module__.startswith("tensorflow.") else None
@@ -42,7 +42,7 @@ def _lost_peer(error: BaseException) -> str:
 
 
 def _follows_another(error: BaseException) -> bool:
-    """Whether the script was handling an error of another kind: that one may be what the user looks for."""
+    """Return whether the script was handling another error, which may be the actual cause."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while before is not None:
         frames = traceback.extract_tb(before.__traceback__)
@@ -53,7 +53,7 @@ def _follows_another(error: BaseException) -> bool:
 
 
 def _script_of_uncaught(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of the script itself, the innermost first."""
+    """Return the traceback's frames in the script itself, the innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<")
     own = [f for f in frames if not f.filename.startswith(libraries) and "site-packages" not in f.filename]

@@ -1,6 +1,6 @@
-"""What each collective does with a communicator.
+"""Implementation of each collective as a function of a communicator.
 
-Arguments are checked when the work is made, before it is queued.
+Arguments are checked when the function is created, before it is queued.
 """
 
 import functools
@@ -39,7 +39,7 @@ from ringtrain.errors import ConfigurationError
 T = TypeVar("T")
 Work = Callable[[Communicator], T]
 
-_COUNT_BYTES = 8  # of a number of rows, as int64
+_COUNT_BYTES = 8  # size of a number of rows, int64
 
 
 def allreduce(x: ArrayLike, op: ReduceOp, name: str | None) -> Work[Array]:
@@ -62,12 +62,15 @@ def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
 def grouped_allreduce(
     xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: WireSignature | None = None
 ) -> Work[list[Array]]:
-    """`signature`: what ranks compare, instead of names, dtypes and shapes that they have agreed on already."""
+    """Return the work of `ringtrain.grouped_allreduce`.
+
+    `signature`: compared between ranks, instead of names, dtypes and shapes that they have already agreed on.
+    """
     sources = [as_array(x) for x in xs]
     what = signature or reduction_signature("allreduce", sources, op, name)
 
     def work(communicator: Communicator) -> list[Array]:
-        if not sources:  # nothing to send, and still every rank must call it
+        if not sources:  # nothing to send, but every rank must call it
             communicator.barrier(what)
         if op is Adasum:
             return [
@@ -94,9 +97,9 @@ def grouped_allreduce(
 
 
 def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
-    """Reduce what `pieces`, flat and of one dtype, are one behind the other into `target`.
+    """Return work that reduces the concatenation of `pieces`, flat and of one dtype, into `target`.
 
-    Each piece may lie at its own place in `target`; ranks need not be alike in that.
+    Each piece may already be at its place in `target`; this may differ between ranks.
     """
 
     def work(communicator: Communicator) -> None:
@@ -126,7 +129,7 @@ def grouped_reducescatter(xs: Sequence[ArrayLike], op: ReduceOp, name: str | Non
         results: list[Array] = [np.empty(0)] * len(sources)
         for indices in _by_dtype(sources):
             cuts = {i: even_bounds(len(sources[i]), size) for i in indices}
-            # By rank, then by tensor: what a rank gets of all tensors is one chunk.
+            # Sorted by rank, then by tensor, so that a rank's part of all tensors is one chunk.
             pieces = [[sources[i][cuts[i][p] : cuts[i][p + 1]] for i in indices] for p in range(size)]
             bounds = length_offsets([sum(piece.size for piece in row) for row in pieces])
             rows = [flat_collective_array(piece) for row in pieces for piece in row]
@@ -146,7 +149,7 @@ def grouped_allgather(xs: Sequence[ArrayLike], name: str | None) -> Work[list[Ar
     what = WireSignature(
         "allgather", tuple(rows_of(a, _named_of_group(name, i, len(xs))) for i, a in enumerate(sources))
     )
-    # The numbers of rows travel in front: of a tensor with an empty dimension the length does not tell them.
+    # The numbers of rows are sent first: the length does not determine them for a tensor with an empty dimension.
     counts = np.array([len(source) for source in sources], np.int64)
     packed = np.concatenate(
         [collective_array_to_bytes(counts), *(collective_array_to_bytes(source) for source in sources)]
@@ -217,7 +220,7 @@ def _collective_in_place(target: Array, collective: Callable[[Communicator, Arra
     def work(communicator: Communicator) -> Array:
         buffer = as_array(target)
         collective(communicator, buffer)
-        if not np.may_share_memory(buffer, target):  # it was not contiguous: the result is in a copy
+        if not np.may_share_memory(buffer, target):  # not contiguous: the result is in a copy
             target[...] = buffer
         return target
 
@@ -225,7 +228,9 @@ def _collective_in_place(target: Array, collective: Callable[[Communicator, Arra
 
 
 def _adasum(communicator: Communicator, what: WireSignature, source: Array) -> Array:
-    """Every rank gets every tensor and combines them alike: N times the bytes of a sum, for equal bits."""
+    """Gather every tensor on every rank and combine them there: N times the bytes of a sum, but bitwise equal
+    results.
+    """
     error = adasum_error(len(communicator.ranks))
     if error:
         raise ConfigurationError(error)
@@ -242,7 +247,7 @@ def reduction_signature(kind: str, arrays: Sequence[Array], op: ReduceOp, name: 
     return WireSignature(kind, tensors, op.value)
 
 
-@functools.lru_cache(maxsize=4096)  # a loop averages the same number again and again
+@functools.lru_cache(maxsize=4096)  # a loop averages the same tensor in every step
 def _group_reduction_of_one(kind: str, tensor: WireTensorSignature, op: ReduceOp) -> WireSignature:
     check_op(op, tensor.dtype)
     return WireSignature(kind, (tensor,), op.value)
@@ -253,7 +258,7 @@ def _named_of_group(name: str | None, index: int, count: int) -> str | None:
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """Indices of arrays that can share a buffer, in the order of their first."""
+    """Group the indices of arrays by dtype, in order of first occurrence."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, array in enumerate(arrays):
         groups[dtype_name(array.dtype)].append(index)
@@ -261,7 +266,7 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
-    """Cut `indices` into runs of at least `fusion_bytes`, but for the last: each run is one exchange."""
+    """Cut `indices` into runs of at least `fusion_bytes`, except the last: each run is one exchange."""
     runs: list[list[int]] = [[]]
     nbytes = 0  # of the last run
     for index in indices:
@@ -274,14 +279,14 @@ def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int
 
 
 def _collective_signature_part(what: WireSignature, indices: list[int]) -> WireSignature:
-    """The signature of a group's exchange of one dtype: that of the whole group, and which part of it."""
+    """Return the signature of one dtype's exchange in a group: that of the whole group, and the part's first index."""
     if len(indices) == len(what.tensors):
         return what
     return WireSignature(what.kind, what.tensors, what.op, None, (indices[0],))
 
 
 def _unpack_arrays(part: Array, like: Sequence[Array]) -> list[Array]:
-    """Undo the packing of one rank: numbers of rows, then the rows of each tensor."""
+    """Unpack the message of one rank: numbers of rows, then the rows of each tensor."""
     counts = part[: _COUNT_BYTES * len(like)].view(np.int64)
     at = _COUNT_BYTES * len(like)
     tensors = []
@@ -315,15 +320,15 @@ def _position_of(root_rank: int, communicator: Communicator) -> int:
     return communicator.ranks.index(root_rank)
 
 
-# Stands where an operation does, of an array without elements.
+# Used as the operation of a barrier, on an array without elements.
 _BARRIER: Final[Any] = object()
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
 def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) -> ShortAllreduce:
-    """The short way of `communicator`, which has none for most arrays.
+    """Return the fast path of `communicator`, which supports only some arrays.
 
-    It raises ConfigurationError for an operation that has no meaning.
+    The result raises ConfigurationError for an unsupported operation.
     """
     made = (
         communicator.short_allreduce(_short_allreduce_meaning, turn) if isinstance(communicator, ShortReducer) else None
@@ -332,7 +337,7 @@ def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) ->
 
 
 def short_barrier(allreduce: ShortAllreduce) -> bool:
-    """Be a barrier of the ranks that `allreduce` reduces over. False: another way must be taken."""
+    """Run a barrier by the fast path `allreduce`. Return False if the normal path must be used."""
     return allreduce(_NOTHING, _BARRIER, None, True) is not None
 
 
