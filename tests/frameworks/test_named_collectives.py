@@ -58,7 +58,7 @@ def test_members_use_a_set_for_the_first_time_when_they_like(transport: str) -> 
     [
         ("complex256", "allreduce", "complex256 can't be reduced; expected one of float16, "),
         ("uint64", "reducescatter", "uint64 can't be reduced; expected one of float16, "),
-        ("object", "broadcast", "text and objects can't travel as a tensor; send them by broadcast_object"),
+        ("object", "broadcast", "text and objects can't be sent as a tensor; use broadcast_object"),
     ],
 )
 def test_what_cannot_travel_is_named_on_all_ranks(transport: str, dtype: str, kind: str, said: str) -> None:

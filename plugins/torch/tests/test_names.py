@@ -30,7 +30,7 @@ def test_names_of_mpi_ops_and_util():
     assert util.get_average_backwards_compatibility_fun(hvd)(hvd.Sum, None) is hvd.Sum
     with pytest.warns(DeprecationWarning, match="average is deprecated"):
         assert hvd.handle_average_backwards_compatibility(None, False) is hvd.Sum
-    with pytest.raises(ValueError, match="pass op alone"):
+    with pytest.raises(ValueError, match="which replaces average"):
         hvd.handle_average_backwards_compatibility(hvd.Sum, True)
     assert hvd.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
     assert [n for n in range(9) if util.check_num_rank_power_of_2(n)] == [1, 2, 4, 8]

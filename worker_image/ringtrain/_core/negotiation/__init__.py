@@ -1,1 +1,1 @@
-"""Collectives by name, in any order: what the framework adapters share above the ring."""
+"""Collectives paired by name, submitted in any order: used by the framework adapters."""

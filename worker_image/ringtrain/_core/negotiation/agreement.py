@@ -1,6 +1,6 @@
-"""In which order named collectives run: decided from what every rank said, so every rank decides the same.
+"""Order of named collectives: computed from the messages of all ranks, so that every rank gets the same order.
 
-No clock, thread or socket in here: `RequestNegotiation` is fed the same rounds on every rank and returns the same
+Has no clock, thread or socket: `RequestNegotiation` receives the same rounds on every rank and returns the same
 decisions.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ringtrain._core.negotiation.request import KNOWN_MAX, CollectiveKind, NamedRequest, NegotiationRound
 
-# What every kind demands to be equal, in the order in which a difference is reported.
+# Fields that must be equal on all ranks, in the order in which a difference is reported.
 _FIELDS = (
     ("kind", "collective"),
     ("device", "device"),
@@ -21,18 +21,20 @@ _FIELDS = (
     ("prescale", "prescale factor"),
     ("postscale", "postscale factor"),
 )
-# Adapters gather a gradient that is sparse, and reduce one that is dense.
+# Adapters gather sparse gradients and reduce dense ones.
 _SPARSE_AND_DENSE: Final = {CollectiveKind.ALLGATHER, CollectiveKind.ALLREDUCE}
 _SPARSE: Final = (
-    ". A sparse gradient is gathered, and a dense one is reduced: if this is one, make it sparse on all ranks or "
-    "on none, or pass sparse_as_dense=True"
+    ". A sparse gradient is gathered, and a dense one is reduced: if this is a gradient, make it sparse on all ranks "
+    "or on none, or pass sparse_as_dense=True"
 )
 
 
 @dataclass(frozen=True)
 class NegotiatedRequests:
-    """All ranks asked for it: run it, or fail it with `error`. `requests` by world rank; a rank that has joined is
-    absent from it and contributes zeros."""
+    """Collective that all ranks have submitted: run it, or fail it with `error`.
+
+    `requests` by world rank; a rank that has joined is absent and contributes zeros.
+    """
 
     name: str
     requests: Mapping[int, NamedRequest]
@@ -45,7 +47,7 @@ class NegotiatedRequests:
 
 @dataclass(frozen=True)
 class NegotiationDecisions:
-    """What follows from one round. `all_joined`: the last rank to join, once every rank has."""
+    """Result of one round. `all_joined`: the last rank to join, when every rank has joined."""
 
     agreed: tuple[NegotiatedRequests, ...] = ()
     all_joined: int | None = None
@@ -53,7 +55,7 @@ class NegotiationDecisions:
 
 @dataclass
 class RequestNegotiation:
-    """Requests of which some rank's part is still missing. `ranks`: members of the process set by world rank."""
+    """Negotiation of requests that some ranks have not submitted yet. `ranks`: world ranks of the process set."""
 
     ranks: tuple[int, ...]
     _asked: dict[str, dict[int, NamedRequest]] = field(default_factory=dict)
@@ -64,21 +66,23 @@ class RequestNegotiation:
 
     @property
     def must_meet(self) -> bool:
-        """Whether every rank takes part in the next round, whatever it has to say: one name has expired, and the
-        others that wait can only expire in rounds."""
+        """Return whether every rank must take part in the next round, even without new requests.
+
+        One name has expired, and the other waiting names can only expire in rounds.
+        """
         return self._has_expired and bool(self._asked)
 
     def next_round(
         self, requests: Sequence[NamedRequest], joined: bool = False, expired: Sequence[str] = ()
     ) -> NegotiationRound:
-        """Put this rank's new requests into the fewest bytes that the others understand."""
+        """Encode this rank's new requests as briefly as the other ranks can decode."""
         numbers = [self._numbers.get(request, -1) for request in requests]
         new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
         return NegotiationRound(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
 
     def receive(self, rounds: Sequence[NegotiationRound]) -> NegotiationDecisions:
-        """Take in one round (one entry a rank, in the set's order) and return what every rank does now."""
-        if not self._asked and not self._joined and _all_say_known(rounds):  # a usual step's
+        """Process one round (one entry per rank, in the set's order). Return the decisions, the same on every rank."""
+        if not self._asked and not self._joined and _all_say_known(rounds):  # the usual step
             return NegotiationDecisions(tuple(self._known[number] for number in rounds[0].known))
         for rank, said in zip(self.ranks, rounds, strict=True):
             for request in (*(self._known[number].any_request for number in said.known), *said.requests):
@@ -95,7 +99,7 @@ class RequestNegotiation:
         return NegotiationDecisions(agreed, self._take_joined())
 
     def asked_by(self, name: str) -> tuple[list[int], list[int]]:
-        """Which ranks have submitted `name`, and which have not and have not joined either."""
+        """Return the ranks that have submitted `name`, and those that have neither submitted it nor joined."""
         asked = sorted(self._asked.get(name, {}))
         return asked, [rank for rank in self.ranks if rank not in asked and rank not in self._joined]
 
@@ -120,8 +124,8 @@ class RequestNegotiation:
         return NegotiatedRequests(
             name,
             requests,
-            f"{name!r}: submitted by ranks {sorted(requests)} and not by ranks {missing} within the time that "
-            "RINGTRAIN_STALL_TIMEOUT allows; every rank of the process set must submit it, or call join()",
+            f"{name!r}: submitted by ranks {sorted(requests)} and not by ranks {missing} within "
+            "RINGTRAIN_STALL_TIMEOUT; every rank of the process set must submit it, or call join()",
         )
 
     def _take_joined(self) -> int | None:
@@ -133,15 +137,14 @@ class RequestNegotiation:
 
 
 def _all_say_known(rounds: Sequence[NegotiationRound]) -> bool:
-    """Whether all ranks say the same, and nothing but requests that were agreed on before, each once."""
+    """Return whether all ranks send the same round, with only known requests, each once."""
     first = rounds[0]
     is_plain = not (first.requests or first.joined or first.expired)
     return is_plain and all(said == first for said in rounds) and len(set(first.known)) == len(first.known)
 
 
 def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
-    """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is
-    none.
+    """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is none.
 
     `requests`: by world rank. `ranks`: members of the process set, in order.
     """
@@ -173,20 +176,20 @@ def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ..
 
 def _own_error(request: NamedRequest) -> str:
     if not request.dtypes and request.kind is not CollectiveKind.BARRIER:
-        return "no tensor was given; expected one or more"
+        return "got no tensor; expected at least one"
     return request.error
 
 
 def _joined_reason(request: NamedRequest, joined: list[int]) -> str:
-    """Return why `request` cannot run while `joined` ranks have no data; empty if it can."""
+    """Return the reason why `request` cannot run while `joined` ranks have no data; empty if it can."""
     reduces = request.kind is CollectiveKind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
     if reduces or request.kind is CollectiveKind.BARRIER:
         return ""
     what = f"{request.kind} with op {request.op}" if request.op else str(request.kind)
     return (
         f"{request.name!r}: {what} needs data from every rank, and rank {joined[0]} has called join(); after a "
-        "rank has joined, only allreduce with Sum, Average or Adasum can go on. In an elastic job ranks join "
-        "where they wait for newcomers: leave it to the function that elastic.run enters"
+        "rank has joined, only allreduce with Sum, Average or Adasum is possible. In an elastic job ranks join "
+        "while they wait for newcomers: call it only in the function that elastic.run calls"
     )
 
 
@@ -216,5 +219,5 @@ def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[
 
 
 def _short_request_value(value: Any) -> Any:
-    """The one element of a tuple of one: only grouped collectives have more."""
+    """Return the only element of a tuple of one, because only grouped collectives have more; else the value."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -1,4 +1,4 @@
-"""Collectives that ranks pair by name, before their tensors are known: each adapter submits these."""
+"""Collectives that ranks pair by name, described before their tensors are known. Adapters submit these."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ class NamedReduction:
     def of(
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
-        """Return the reduction that the arguments of an allreduce ask for. Raises ConfigurationError."""
+        """Return the reduction for the arguments of an allreduce. Raises ConfigurationError."""
         return _named_reduction(ReduceOp.of(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
-        """Return the same for `series`, which knows Average and Sum alone."""
+        """Return the reduction for `series`, which supports only Average and Sum. Raises ConfigurationError."""
         return _named_reduction(only_sums(ReduceOp.of(op), series), float(prescale), float(postscale), process_set)
 
 
-@functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
+@functools.lru_cache(maxsize=KNOWN_MAX)  # the same ones are needed in every step
 def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_set: ProcessSet) -> NamedReduction:
     return NamedReduction(op.value, process_set, prescale, postscale)
 
 
 @dataclass(frozen=True)
 class NamedCollective:
-    """One rank's part in a named collective. The class methods make it; `name` pairs it with the other ranks' parts.
+    """One rank's part in a named collective. Created by the class methods; `name` pairs it with the other ranks' parts.
 
-    `name`: as the user gave it, None for the next one of `series`, which counts alike on every rank. Grouped
-    collectives have several tensors. `splits`: of an alltoall, the rows for each rank, None for equal parts. `error`:
-    why this rank's arguments are wrong; the collective then fails on every rank with these words.
+    `name`: passed by the user; None: the next one of `series`, which is numbered equally on every rank. Grouped
+    collectives have several tensors. `splits`: for an alltoall, the rows for each rank, None for equal parts. `error`:
+    why this rank's arguments are wrong; the collective then fails on every rank with this message.
     """
 
     request: NamedRequest
@@ -67,7 +67,10 @@ class NamedCollective:
     def allreduce(
         cls, how: NamedReduction, name: str | None = None, series: str = "allreduce", bucket: Sequence[str] = ()
     ) -> NamedCollective:
-        """Reduce tensors. `bucket`: the tensors' names, of one dtype, that are reduced as one and never fused."""
+        """Reduce tensors.
+
+        `bucket`: names of tensors of one dtype that are reduced as one and never fused with others.
+        """
         full = name_for(series, name, how.process_set)
         made = _reducing(how, full, CollectiveKind.ALLREDUCE, tuple(bucket))
         return made if how.op != "Adasum" else replace(made, error=adasum_error(members(how.process_set)))
@@ -76,7 +79,7 @@ class NamedCollective:
     def reducescatter(
         cls, how: NamedReduction, name: str | None = None, series: str = "reducescatter"
     ) -> NamedCollective:
-        """Reduce tensors and keep this rank's rows of each."""
+        """Reduce tensors and return this rank's rows of each."""
         full = name_for(series, name, how.process_set)
         return _reducing(how, full, CollectiveKind.REDUCESCATTER)
 
@@ -95,21 +98,22 @@ class NamedCollective:
     def alltoall(
         cls, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None
     ) -> NamedCollective:
-        """Send `splits[i]` rows of one tensor to rank i of the set. Its results are the rows received and how many
-        came from each rank.
+        """Send `splits[i]` rows of one tensor to rank i of the set.
+
+        Its results are the received rows and the number from each rank.
         """
         request = NamedRequest(CollectiveKind.ALLTOALL, name_for("alltoall", name, process_set))
         return cls(request, process_set, splits=None if splits is None else tuple(splits))
 
     @property
     def name(self) -> str:
-        """The name that ranks agree on."""
+        """Return the name that ranks compare."""
         return self.request.name
 
     def request_of(
         self, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str = "cpu", error: str = ""
     ) -> NamedRequest:
-        """Return the request for tensors of these dtypes and shapes on `device`. `error`: what is wrong with them."""
+        """Return the request for tensors of these dtypes and shapes on `device`. `error`: why they are invalid."""
         full = described(self.request, dtypes, shapes, device)
         wrong = self.error or error or request_tensors_error(full)
         if not wrong and full.kind is not CollectiveKind.ALLTOALL:
@@ -119,7 +123,7 @@ class NamedCollective:
         return replace(full, splits=None if self.splits is None else tuple(int(rows) for rows in self.splits))
 
     def begin(self, arrays: Sequence[Array]) -> NamedSubmission:
-        """Submit `arrays`, which must not change before the result is there."""
+        """Submit `arrays`, which must not change before the result is available."""
         held = [np.asarray(array) for array in arrays]
         request = self.request_of(tuple(name_of(one.dtype) for one in held), tuple(one.shape for one in held))
         return queue_of(self.process_set).submit(request, lambda: held)

@@ -1,9 +1,9 @@
-"""Carry out what was agreed: one collective of the communicator, or several reductions fused into one.
+"""Execution of agreed collectives: one collective of the communicator, or several reductions fused into one.
 
-In the place of numbers that no communicator reduces as they are, others travel, and come back as these. One rule in
-every framework: a sum has its dtype's own arithmetic (integers wrap, as numpy's and torch's do), and
-an average of integers is exact, rounded towards zero, whatever its sum would be. Complex numbers are reduced as
-their real and imaginary parts, by Sum and Average.
+Types that communicators cannot reduce are converted before and after. The rules are the same in every framework: a sum
+has its dtype's own arithmetic (integers wrap, as numpy's and torch's do), and an average of integers is exact, rounded
+towards zero, even if the sum would overflow. Complex numbers are reduced as their real and imaginary parts, by Sum and
+Average.
 """
 
 import functools
@@ -27,12 +27,11 @@ from ringtrain._core.reduction.ops import Average, ReduceOp, Sum
 from ringtrain._core.wire.dtypes import CODES, dtype_of, name_of
 from ringtrain._core.wire.signature import WireSignature
 
-# 64 MiB: what is fused is reduced together, and a handle of it is done when all of it is; a larger fusion only
-# delays the first update.
+# 64 MiB: fused requests complete together, so a larger fusion only delays the first update.
 FUSION_BYTES = 64 << 20
 
-# Tensors of a batch that are no longer than this on average are copied into one buffer, which is reduced in place.
-# The copy of 32 KiB takes as long as the Python that a tensor of its own costs: bench/README has figures.
+# Tensors of a batch that are at most this long on average are copied into one buffer, which is reduced in place.
+# Copying 32 KiB takes as long as the Python code for a separate tensor; bench/README has the measurements.
 _PACKED_BYTES: Final = 32 << 10
 
 Result = list[Any]
@@ -40,8 +39,11 @@ Result = list[Any]
 
 @dataclass(frozen=True, eq=False)
 class FusedRequestBatch:
-    """Entries that share one collective. `names`: theirs. `bounds`: where the numbers of each of their tensors lie
-    in the one buffer into which all are packed; empty where they are not. The same on all ranks."""
+    """Entries that share one collective.
+
+    `names`: theirs. `bounds`: offsets of the tensors in the buffer into which all are packed; empty if they are not
+    packed. The same on all ranks.
+    """
 
     entries: tuple[NegotiatedRequests, ...]
     names: tuple[str, ...]
@@ -53,31 +55,33 @@ class FusedRequestBatch:
 
     @property
     def request(self) -> NamedRequest:
-        """Of any entry: what a batch has in common is the same in all."""
+        """Return the request of any entry: the fields that a batch shares are equal in all."""
         return self.entries[0].any_request
 
     def requests_of(self, ranks: Sequence[int]) -> list[NamedRequest]:
-        """Return the requests of `ranks` for the first entry: of a collective that shares no batch."""
+        """Return the requests of `ranks` for the first entry, for a collective that is not fused."""
         return [self.entries[0].requests[rank] for rank in ranks]
 
     def splits_of(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return the rows that each of `ranks` sends to each, of an alltoall."""
+        """Return, for an alltoall, the rows that each of `ranks` sends to each."""
         return splits_of(self.requests_of(ranks))
 
     def reduce_packed(self, communicator: Communicator, packed: Array) -> Array:
-        """Return the reduction of the entries' tensors, which lie in `packed` one behind the other. `packed` may be
-        changed, and may be what is returned."""
+        """Return the reduction of the entries' tensors, which are concatenated in `packed`.
+
+        May change `packed`, and may return it.
+        """
         return reduce_packed_entries(communicator, self.request, packed)
 
     @functools.cached_property
     def fewest_ranks(self) -> int:
-        """How many ranks have submitted every entry; the others have joined."""
+        """Return the number of ranks that have submitted every entry; the others have joined."""
         return min(len(entry.requests) for entry in self.entries)
 
 
 @runtime_checkable
 class SubmittedTensors(Protocol):
-    """What gives the arrays of a submission, and can also exchange its tensors where they lie."""
+    """Source of the arrays of a submission that may also exchange its tensors without conversion to arrays."""
 
     def __call__(self) -> Sequence[Array]:
         """Return the tensors as arrays."""
@@ -85,12 +89,14 @@ class SubmittedTensors(Protocol):
     def carry_out(
         self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence["SubmittedTensors"]
     ) -> list[Result] | None:
-        """Return the results of a batch, of which `tensors` are this rank's; None where they are to
-        go as arrays. The same on all ranks, or else what is exchanged is the same."""
+        """Return the results of a batch, of which `tensors` are this rank's; None if they must be sent as arrays.
+
+        The decision is the same on all ranks, or both ways exchange the same data.
+        """
 
 
 def fused_request_batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]:
-    """Cut into runs that can share one collective, in order. Pure, so every rank cuts alike."""
+    """Yield batches of requests that can share one collective, in order. Pure, so that every rank gets the same."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
         if fusible is None:
@@ -113,8 +119,9 @@ def run_batch(
     arrays: Sequence[Sequence[Array] | None],
     targets: Sequence[Array | None],
 ) -> list[Result]:
-    """Return the results of each entry of a batch. `arrays`: this rank's tensors, None where it has joined.
-    `targets`: of a bucket, where its results go, if that matters.
+    """Return the results of each entry of a batch.
+
+    `arrays`: this rank's tensors, None if it has joined. `targets`: for a bucket, the array for its results, or None.
     """
     request = batch.request
     if request.members:
@@ -135,8 +142,10 @@ def run_batch(
 
 
 def reduce_packed_entries(communicator: Communicator, request: NamedRequest, packed: Array) -> Array:
-    """Return the reduction of the tensors of a batch, which lie in `packed` one behind the other. `packed` may be
-    changed, and may be what is returned."""
+    """Return the reduction of a batch's tensors, which are concatenated in `packed`.
+
+    May change `packed`, and may return it.
+    """
     op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
     own = scaled(packed, request.prescale)
     as_it_is = request_travels_as_it_is(dtype, op)
@@ -148,12 +157,12 @@ def reduce_packed_entries(communicator: Communicator, request: NamedRequest, pac
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
 def request_tensors_error(request: NamedRequest) -> str:
-    """Return why a collective cannot take tensors of these dtypes and shapes; empty if it can."""
+    """Return why a collective cannot accept tensors of these dtypes and shapes; empty if it can."""
     kind, dtypes, op = request.kind, request.dtypes, request.op
     if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and (error := scalar_error(request.shapes)):
         return error
     if "object" in dtypes:
-        return "text and objects can't travel as a tensor; send them by broadcast_object or allgather_object"
+        return "text and objects can't be sent as a tensor; use broadcast_object or allgather_object"
     reduces = kind in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER)
     known = {**CODES, **WIDER, **COMPLEX}
     strange = [name for name in dtypes if reduces and name not in known]
@@ -164,10 +173,10 @@ def request_tensors_error(request: NamedRequest) -> str:
 
 
 def _entries_packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
-    """`FusedRequestBatch.bounds` of these entries."""
+    """Return the `FusedRequestBatch.bounds` of these entries."""
     request = entries[0].any_request
     fits = sum(_request_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
-    if len(entries) == 1 or not fits or request.op == "Adasum":  # which scales each tensor by its own norm
+    if len(entries) == 1 or not fits or request.op == "Adasum":  # Adasum scales each tensor by its own norm
         return ()
     return length_offsets([math.prod(shape) for entry in entries for shape in entry.any_request.shapes])
 
@@ -177,7 +186,7 @@ def _all_entries_scaled(arrays: list[Array], factor: float) -> list[Array]:
 
 
 def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
-    """`arrays` have one dtype."""
+    """Names, dtypes and shapes were agreed on before, so the signature omits them."""
     dtype, size = arrays[0].dtype, len(communicator.ranks)
     as_it_is = request_travels_as_it_is(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
@@ -190,7 +199,7 @@ def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: 
 def _reduce_bucket_request(
     communicator: Communicator, request: NamedRequest, arrays: Sequence[Array], target: Array | None
 ) -> Array:
-    """Return what `arrays` are one behind the other, reduced: in `target`, if there is one."""
+    """Return the reduction of the concatenation of `arrays`, in `target` if there is one."""
     op = ReduceOp(request.op)
     pieces = [flat_collective_array(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
     buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
@@ -224,7 +233,7 @@ def _run_single_request(communicator: Communicator, agreed: NegotiatedRequests, 
             op = ReduceOp(request.op)
             reduced = (_reducescatter_request(communicator, scaled(a, request.prescale), op) for a in arrays)
             return [scaled(array, request.postscale) for array in reduced]
-    return []  # a barrier: the agreement itself was one
+    return []  # a barrier: the agreement itself is one
 
 
 def _allgather_request(communicator: Communicator, array: Array, rows: int) -> Array:
@@ -233,11 +242,11 @@ def _allgather_request(communicator: Communicator, array: Array, rows: int) -> A
 
 
 def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
-    """Rows received, and how many of each rank as int32. `splits`: of each rank, the rows for each rank."""
+    """Return the received rows, and their number per rank as int32. `splits`: by rank, the rows for each rank."""
     cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_entry_bytes(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(WireSignature("alltoall"), parts)
-    rows = [own[communicator.position] for own in splits]  # of an empty dimension the bytes do not tell them
+    rows = [own[communicator.position] for own in splits]  # for an empty dimension the length does not determine them
     whole = np.concatenate(received).view(array.dtype).reshape(sum(rows), *array.shape[1:])
     return [whole, np.asarray(rows, np.int32)]
 
@@ -272,7 +281,7 @@ def _request_bytes(request: NamedRequest) -> int:
     return sum(math.prod(shape) * dtype_of(name).itemsize for shape, name in pairs)
 
 
-# A type that the ring carries, and that holds sums of the narrow ones.
+# For each dtype, one that the ring supports and that can represent its sums.
 WIDER: Final = {
     "int8": "int32",
     "int16": "int32",
@@ -281,35 +290,35 @@ WIDER: Final = {
     "uint8": "int32",
     "bool": "int32",
 }
-# For averages, whose sums may pass the end of types that the ring carries.
+# For averages, whose sums may overflow the types that the ring supports.
 _WIDER_FOR_AVERAGES: Final = {**WIDER, "int32": "int64"}
 
 COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 
 
 def request_carried_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
-    """The operation that a communicator is asked for: averages of integers are sums, divided afterwards."""
+    """Return the communicator's operation: averages of integers are sums, divided afterwards."""
     return Sum if op is Average and dtype.kind in "iub" else op
 
 
 def request_travels_as_it_is(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Whether `request_carried_array` and `brought_back_to_requested` change nothing."""
+    """Return whether `request_carried_array` and `brought_back_to_requested` change nothing."""
     return name_of(dtype) in CODES and not (op is Average and dtype.kind in "iub")
 
 
 def request_carried_array(array: Array, op: ReduceOp, size: int) -> Array:
-    """Return what `size` ranks reduce in the place of `array`; it may have one more dimension, the last."""
+    """Return the array that `size` ranks reduce instead of `array`; it may have one more dimension, the last."""
     name = name_of(array.dtype)
     if name in COMPLEX:
         return np.asarray(array, order="C")[..., None].view(COMPLEX[name])
-    if op is Average and name == "int64":  # no wider type: quotients and remainders do not pass its end
+    if op is Average and name == "int64":  # no wider type, but quotients and remainders do not overflow
         return np.stack([array // size, array % size], axis=-1)
     wider = _WIDER_FOR_AVERAGES if op is Average else {} if name in CODES else WIDER
     return array.astype(dtype_of(wider.get(name, name)), copy=False)
 
 
 def brought_back_to_requested(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
-    """Return the result of `dtype`, from what was reduced in its place."""
+    """Convert the reduced array back to `dtype`."""
     if dtype.kind == "c":
         return np.asarray(np.asarray(reduced, order="C").view(dtype)[..., 0])
     if op is not Average or dtype.kind not in "iub":
@@ -319,5 +328,5 @@ def brought_back_to_requested(reduced: Array, op: ReduceOp, dtype: np.dtype[Any]
         whole, rest = quotient + remainder // size, remainder % size
     else:
         whole, rest = reduced // size, reduced % size
-    # Arithmetic makes a number of an array without dimensions.
+    # Arithmetic turns an array without dimensions into a number.
     return np.asarray(whole + ((whole < 0) & (rest != 0))).astype(dtype, copy=False)

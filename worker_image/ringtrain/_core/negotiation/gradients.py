@@ -1,4 +1,4 @@
-"""Gradients of named collectives, on numpy arrays: the collectives that their backward passes run."""
+"""Gradients of named collectives, on numpy arrays, computed by collectives."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def allreduce_gradient(
     how: NamedReduction,
     name: str | None = None,
 ) -> list[Array]:
-    """Return the gradients of the inputs of an allreduce from those of its outputs, of which every rank has one.
+    """Return the gradients of the inputs of an allreduce from those of its outputs, which every rank has.
 
-    Sums, averages and Adasum: the same reduction of the gradients. Min and Max: the sum, to the ranks that held
-    the value, in equal parts. Product: the sum times the product of the other ranks' inputs.
+    Sums, averages and Adasum: the same reduction of the gradients. Min and Max: the sum, in equal parts to the ranks
+    that had the value. Product: the sum times the product of the other ranks' inputs.
     """
     if how.op in ("Sum", "Average", "Adasum"):
         return NamedCollective.allreduce(how, name, "allreduce_gradient").run(grads)
@@ -49,8 +49,8 @@ def allgather_gradient(
     name: str | None = None,
     op: str = "Average",
 ) -> list[Array]:
-    """Return the gradients of this rank's rows (`rows` of each array): the mean of every rank's, as in Horovod, or
-    their Sum.
+    """Return the gradients of this rank's rows (`rows` of each array): the mean over ranks, as in Horovod, or the
+    sum.
     """
     reduced = NamedCollective.allreduce(NamedReduction(op, process_set), name, "allgather_gradient").run(grads)
     counted = NamedCollective.allgather(process_set, _request_name_of_part(name, "rows"))
@@ -62,7 +62,7 @@ def allgather_gradient(
 def broadcast_gradient(
     grads: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None, op: str = "Average"
 ) -> list[Array]:
-    """Return the mean of every rank's gradients at the root, as in Horovod, or their Sum, and zeros elsewhere."""
+    """Return at the root the mean of all ranks' gradients, as in Horovod, or their sum; zeros elsewhere."""
     reduced = NamedCollective.allreduce(NamedReduction(op, process_set), name, "broadcast_gradient").run(grads)
     return reduced if queue_of(process_set).rank == root else [np.zeros_like(grad) for grad in reduced]
 

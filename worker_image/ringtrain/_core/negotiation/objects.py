@@ -1,4 +1,4 @@
-"""Broadcast and gather Python objects: what the adapters share."""
+"""Broadcast and gather of Python objects by named collectives, for the adapters."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ def broadcast_object(
 ) -> Any:
     """Return `value` of world rank `root` on every rank; the root gets its own object back.
 
-    Raises ConfigurationError on every rank at once where the root's object can't be sent, with the reason.
-    `foreign`: what the framework adds to plain data.
+    Raises ConfigurationError with the reason, on every rank at once, if the root's object can't be sent. `foreign`: the
+    framework's additions to plain data.
     """
     group = queue_of(process_set)
     if root not in group.ranks:
@@ -59,7 +59,7 @@ def allgather_object(
     allow_pickle: bool = False,
     foreign: ForeignWireValues | None = None,
 ) -> list[Any]:
-    """Return every rank's `value`, in rank order. Raises as `broadcast_object`, if any rank's can't be sent."""
+    """Return every rank's `value`, in rank order. Raises like `broadcast_object`, if any rank's can't be sent."""
     group = queue_of(process_set)
     name = name_for("allgather_object", name, process_set)
     message = pack_object(value, allow_pickle, foreign)

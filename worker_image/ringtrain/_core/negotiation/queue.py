@@ -1,9 +1,9 @@
-"""The named queue: collectives submitted by name, in any order and from any thread, run in one agreed order.
+"""Named queue: collectives submitted by name, in any order and from any thread, run in one agreed order.
 
-A rank says in a *round* (one small exchange among the ranks of the set) what it has submitted since the last one;
-what every rank has submitted is agreed and runs, fused where it can be, before the next round. While a round or a
-collective is under way, submissions gather for the next: a backward pass costs a few rounds, not one a tensor.
-Requests that were agreed on before are said as numbers.
+In a *round* (one small exchange among the ranks of the set) each rank sends the requests submitted since the last one.
+Requests that every rank has submitted are agreed and run, fused if possible, before the next round. During a round or a
+collective, new submissions accumulate for the next: a backward pass costs a few rounds, not one per tensor. Requests
+that were agreed on before are sent as numbers.
 """
 
 import logging
@@ -31,16 +31,16 @@ from ringtrain._core.negotiation.submission import Arrays, Finish, NamedSubmissi
 from ringtrain._core.wire.signature import WireSignature
 from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedError, RingtrainError
 
-# After a round that moved nothing, a rank with nothing new to say lets this long pass, doubling to the second
-# figure, before it asks again whether the others have caught up: its own next submission ends the pause at once.
+# After a round without progress, a rank without new requests pauses, doubling from the first to the second value,
+# before the next round. Its own next submission ends the pause.
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.0005, 0.02
 
-# Ranks that wait for a late one say so from then on.
+# Ranks that wait for a late rank log a warning after this time.
 FIRST_WARNING_S = 30.0
 _NAME_CHARACTERS = 300
 
-# For a thousand names that were agreed on before. Of fixed length, because ranks of one pod exchange that through
-# shared memory. More, as in the first step, takes a second exchange.
+# Space for a thousand known names. The length is fixed, because ranks of one pod exchange it through shared memory.
+# Longer messages, such as in the first step, need a second exchange.
 _SLOT_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct("<Q")
 _AGREEMENT: Final = WireSignature("agreement")
@@ -49,9 +49,7 @@ log = logging.getLogger("ringtrain")
 
 
 class NamedQueue:
-    """The collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit
-    it.
-    """
+    """Collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit it."""
 
     def __init__(
         self,
@@ -62,12 +60,14 @@ class NamedQueue:
         give_up: Callable[[Exception], None],
         warning_s: float = FIRST_WARNING_S,
     ) -> None:
-        """`open_communicator` is called on the queue's own thread: ranks need not make their queues together.
-        `give_up`: tells the other ranks that this one can't go on, so that all fail. `warning_s`: after how long
-        late ranks are named."""
+        """Start the queue's thread.
+
+        `open_communicator` is called on that thread, so ranks need not create their queues together. `give_up`: makes
+        all ranks fail because this one can't continue. `warning_s`: time after which late ranks are logged.
+        """
         self.rank = rank
         self.ranks = ranks
-        self.remembered: dict[Hashable, NamedRequest] = {}  # by all that they follow from
+        self.remembered: dict[Hashable, NamedRequest] = {}  # by the arguments that determine them
         self._open_communicator = open_communicator
         self._timeout_s, self._warning_s = timeout_s, warning_s
         self._give_up = give_up
@@ -75,34 +75,34 @@ class NamedQueue:
         self._agreement = RequestNegotiation(ranks)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._promise_kept = threading.Condition()  # of every promise
+        self._promise_kept = threading.Condition()  # shared by all submissions
         self._last: tuple[list[NegotiatedRequests], list[FusedRequestBatch]] = (
             [],
             [],
-        )  # what was agreed on last, and its batches
+        )  # the last agreed requests, and their batches
         self._new: list[NamedRequest] = []
         self._in_flight: dict[str, NamedSubmission] = {}
         self._joining: Future[int] | None = None
-        self._due: dict[str, float] = {}  # after how many seconds to say anew that ranks are late
+        self._due: dict[str, float] = {}  # seconds after which late ranks are logged again
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="ringtrain-named-queue", daemon=True)
         self._thread.start()
 
     def submit(self, request: NamedRequest, arrays: Arrays = tuple, finish: Finish = list) -> NamedSubmission:
-        """Return the promise of `finish(result)`, which the queue's own thread calls.
+        """Submit a request. Return the promise of `finish(result)`, which the queue's own thread calls.
 
-        `arrays` is called by that thread too; what it returns must not change before it is done. The promise
-        raises MismatchError where ranks disagree and PeerLost where one is gone. Raises ConfigurationError
-        for a name that is still in flight on this rank.
+        `arrays` is called by that thread too; its result must not change before the promise is done. The promise raises
+        MismatchError if ranks disagree and PeerLost if one is lost. Raises ConfigurationError for a name that is still
+        in flight on this rank.
         """
         return self.hand_in(NamedSubmission(request, arrays, finish))
 
     def hand_in(self, submission: NamedSubmission) -> NamedSubmission:
-        """As `submit`, of a submission that is made already."""
+        """Submit a submission that was constructed by the caller. Otherwise as `submit`."""
         request = submission.request
         submission.promise_kept = self._promise_kept
         submission.since_ns = time.perf_counter_ns()
-        with self._lock:  # entering the condition itself is a call of Python's
+        with self._lock:  # entering the condition itself would be a call of a Python function
             if self._closed:
                 raise NotInitializedError(f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first")
             if request.name in self._in_flight:
@@ -112,20 +112,20 @@ class NamedQueue:
                 )
             self._in_flight[request.name] = submission
             self._new.append(request)
-            if len(self._new) == 1:  # otherwise the thread has been woken up already
+            if len(self._new) == 1:  # otherwise the thread is already awake
                 self._changed.notify_all()
         if timeline.active is not None:
             timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
         return submission
 
     def remember(self, asked: Hashable, request: NamedRequest) -> None:
-        """Keep in `remembered` what `asked` leads to, so that an adapter need not find it again."""
+        """Store in `remembered` the request for the arguments `asked`, so that an adapter need not build it again."""
         if len(self.remembered) >= KNOWN_MAX:
             self.remembered.clear()
         self.remembered[asked] = request
 
     def join(self) -> int:
-        """Say that this rank has no more data: it contributes zeros until every rank has joined.
+        """Contribute zeros from now on, because this rank has no more data, until every rank has joined.
 
         Returns the world rank of the last rank to join, the same on all ranks.
         """
@@ -137,14 +137,14 @@ class NamedQueue:
         return joining.result()
 
     def stop(self) -> None:
-        """Fail what is in flight, and end the thread once the communicator lets go of it."""
+        """Fail the collectives in flight, and end the thread after the communicator returns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._fail_all(NotInitializedError("ringtrain was shut down while this collective was in flight"))
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until the thread has ended, which the end of its world makes it do."""
+        """Wait until the thread has ended, which happens when its world ends."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -162,16 +162,18 @@ class NamedQueue:
                 said = self._next_round()
             try:
                 moved = self._round(said)
-            except Exception as error:  # whoever waits for a future must get it, whatever it is
+            except Exception as error:  # every waiting thread must get the error, whatever it is
                 if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
-                    self._give_up(error)  # the others wait for this rank, or go on without what it forgets now
+                    self._give_up(
+                        error
+                    )  # other ranks wait for this one, or continue without the requests that it drops now
                 self._agreement, self._last = RequestNegotiation(self.ranks), ([], [])
                 self._fail_all(error if isinstance(error, RingtrainError) else _named_queue_error(error))
                 moved = True
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
 
     def in_flight(self) -> str:
-        """Name what this rank waits for, for messages; empty if that is nothing."""
+        """Return the names of the collectives that this rank waits for, for messages; may be empty."""
         with self._changed:
             waited_for = [repr(name[:_NAME_CHARACTERS]) for name in self._in_flight]
             if self._joining is not None:
@@ -180,7 +182,9 @@ class NamedQueue:
         return f"{waited_for[0]}{more}" if waited_for else ""
 
     def _warn_of_late(self) -> None:
-        """Say which ranks have not submitted what this one waits for; of those who wait, the first one says it."""
+        """Log the ranks that have not submitted a collective that this one waits for; only the first waiting rank
+        logs.
+        """
         now_ns = time.perf_counter_ns()
         with self._changed:
             if not self._due and self._oldest_ns(now_ns) > now_ns - self._warning_s * 1e9:
@@ -194,7 +198,7 @@ class NamedQueue:
             asked, late = self._agreement.asked_by(name)
             if late and asked and asked[0] == self.rank:
                 log.warning(
-                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which go on with other "
+                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which continue with other "
                     "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
                     name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
                 )  # fmt: skip
@@ -208,11 +212,11 @@ class NamedQueue:
         return self._agreement.next_round(requests, self._joining is not None, expired)
 
     def _oldest_ns(self, otherwise_ns: int) -> int:
-        """Since when the first of what is in flight waits, which is in the order of submission."""
+        """Return the submission time of the first collective in flight, which are in order of submission."""
         return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
 
     def _round(self, said: NegotiationRound) -> bool:
-        """Run one round and what it agreed on. Return whether anything was agreed."""
+        """Run one round and the collectives that it agreed on. Return whether any was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
         own = said.encode()
@@ -228,7 +232,7 @@ class NamedQueue:
                 wrong_argument = any(request.error for request in agreed.requests.values())
                 kind = ConfigurationError if wrong_argument else MismatchError
                 self._refuse(agreed, kind(agreed.error))
-        if good != self._last[0]:  # a step like the one before: the same objects, which compare at once
+        if good != self._last[0]:  # same as in the step before: identical objects compare fast
             self._last = good, list(fused_request_batches(good))
         for batch in self._last[1]:
             self._run(self._communicator, batch)
@@ -239,7 +243,7 @@ class NamedQueue:
     def _run(self, communicator: Communicator, batch: FusedRequestBatch) -> None:
         started_ns = time.perf_counter_ns()
         with self._lock:
-            if self._closed:  # zeros in the place of what has been given up would be a wrong sum elsewhere
+            if self._closed:  # sending zeros for cancelled submissions would produce wrong sums on other ranks
                 raise NotInitializedError("ringtrain was shut down")
             own = [self._in_flight.get(name) for name in batch.names]  # None: this rank has joined
         results = self._carry_out_in_place(communicator, batch, own)
@@ -265,7 +269,10 @@ class NamedQueue:
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedRequestBatch, own: Sequence[NamedSubmission | None]
     ) -> list[Result] | None:
-        """The results where a carrier has carried out the batch. A rank that has joined has none, nor a device."""
+        """Return the results if the tensors' own carrier has exchanged them, else None.
+
+        A rank that has joined has neither tensors nor a device, so all ranks then use arrays.
+        """
         if batch.fewest_ranks < len(self.ranks):
             return None
         sources: list[Any] = [one.arrays for one in own if one is not None]
@@ -276,7 +283,7 @@ class NamedQueue:
     def _refuse(self, agreed: NegotiatedRequests, error: RingtrainError) -> None:
         with self._changed:
             submitted = self._in_flight.pop(agreed.name, None)
-        if submitted is not None:  # otherwise this rank has joined
+        if submitted is not None:  # else this rank has joined
             self._break([submitted], error)
 
     def _break(self, submissions: Sequence[NamedSubmission], error: RingtrainError) -> None:
@@ -294,7 +301,7 @@ class NamedQueue:
             joining.set_exception(error)
 
     def _end_joining(self) -> "Future[int] | None":
-        """Return the promise of `join`, which is the caller's to keep; None if there is none left."""
+        """Return the future of `join`, which the caller must complete; None if there is none."""
         with self._lock:
             joining, self._joining = self._joining, None
         return joining
@@ -309,7 +316,7 @@ def _exchange_round(communicator: Communicator, message: bytes) -> list[bytes]:
     communicator.all_gather(_AGREEMENT, slots.reshape(-1), tuple(_SLOT_BYTES * index for index in range(size + 1)))
     received = [slot.tobytes() for slot in slots]
     lengths = [_LENGTH.unpack_from(slot)[0] for slot in received]
-    if max(lengths) > _SLOT_BYTES - _LENGTH.size:  # for every rank alike
+    if max(lengths) > _SLOT_BYTES - _LENGTH.size:  # the same decision on every rank
         whole = np.frombuffer(message, np.uint8)
         return [part.tobytes() for part in communicator.all_gather_parts(_AGREEMENT, whole)]
     return [slot[_LENGTH.size :][:length] for slot, length in zip(received, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""The named queue of each process set, and what frameworks ask of the world beside it."""
+"""Named queue of each process set, and other functions of the world for frameworks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOIN: Final = "join()"
 
 @dataclass
 class _NamedQueues:
-    """What a world has for named collectives: queues and counters of unnamed calls by set."""
+    """Named collectives of a world: queues, and counters of unnamed calls, by set."""
 
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
@@ -34,7 +34,7 @@ class _NamedQueues:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Give up a set and return True, or False if it is the global one or no set in use. Every rank calls this."""
+    """Remove a set and return True; False if it is the global one or not in use. Every rank calls this."""
     number = process_set.process_set_id
     removed = process_sets.remove_process_set(process_set)
     if removed and number is not None:
@@ -69,25 +69,22 @@ def _open_queue(world: ProcessGroupContext, number: int) -> NamedQueue:
 
 
 def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
-    """Return `name` under its kind, or the next one of a series that runs alike on every rank that makes the
-    calls.
-    """
+    """Return `name` prefixed by its kind, or the next one of a series that is numbered equally on every rank."""
     if name is not None:
         return f"{kind}.{name}"
     return f"{kind}.noname.{next(_queues().counters[process_set.process_set_id or 0, kind])}"
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Return when every rank of `process_set` has called it."""
+    """Wait until every rank of `process_set` has called it."""
     request = NamedRequest(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
     queue_of(process_set).submit(request).result()
 
 
 def join() -> int:
-    """Say that this rank has no more data, and wait until all ranks have; return the last rank to join.
+    """Declare that this rank has no more data, and wait until all ranks have done so. Return the last rank to join.
 
-    Names that were made up for calls without one start anew: ranks with different numbers of calls meet again
-    here.
+    Numbers of unnamed calls restart, because ranks may have made different numbers of calls before.
     """
     with REDUCTION:
         last = queue_of(global_process_set).join()
@@ -99,7 +96,7 @@ def join() -> int:
 
 
 class LastUpdate:
-    """The group that the last update of a host optimizer was made in, in this world."""
+    """Group in which a host optimizer of this world made its last update."""
 
     def __init__(self) -> None:
         self._group: CollectiveGroup | None = None
@@ -109,22 +106,25 @@ class LastUpdate:
     def note(
         self, group: CollectiveGroup, settle: Callable[[], None], words: Callable[[MismatchError], MismatchError]
     ) -> None:
-        """An update was made in `group`. `settle`: a method, which is stored weakly: return when `group` is idle.
-        `words`: say of a mismatch what the ranks did."""
+        """Record an update in `group`.
+
+        `settle`: a method, stored weakly, that waits until `group` is idle. `words`: rewrites a MismatchError in terms
+        of the training script.
+        """
         self._group, self._settle, self._words = group, weakref.WeakMethod(settle), words
 
     def forget(self, group: CollectiveGroup) -> None:
-        """Its optimizer was closed."""
+        """Forget `group`, because its optimizer was closed."""
         if group is self._group:
             self._group = None
 
     @property
     def is_open(self) -> bool:
-        """Whether an optimizer that has made an update is not closed yet."""
+        """Return whether an optimizer that has made an update is still open."""
         return self._group is not None
 
     def compare(self) -> None:
-        """Return when all ranks have called this. Raises MismatchError where one makes another update instead."""
+        """Wait until all ranks have called this. Raises MismatchError if one makes another update instead."""
         if self._group is not None:
             if (settle := self._settle()) is not None:
                 settle()
@@ -135,12 +135,14 @@ class LastUpdate:
 
 
 def join_after_updates() -> int:
-    """`join` as programs call it. Raises MismatchError at once where other ranks go on with a host optimizer, whose
-    updates need every rank: joining does not help there."""
+    """Run `join` for a program. Raises MismatchError at once if other ranks continue with a host optimizer.
+
+    Its updates need every rank, so joining is not supported there.
+    """
     updates = context.current().attached(LastUpdate, LastUpdate)
     if not updates.is_open:
         return join()
-    # At the same time: others may go on with named collectives for long, for which this rank counts as joined.
+    # Both run at the same time: other ranks may continue with named collectives, for which this rank counts as joined.
     joined: list[int | BaseException] = []
 
     def run() -> None:
@@ -159,7 +161,7 @@ def join_after_updates() -> int:
 
 
 def joins() -> int:
-    """How often all ranks of this world have joined: the same on all of them when one does what follows."""
+    """Return the number of completed joins of this world, equal on all ranks at the same point of the program."""
     return _queues().joins
 
 

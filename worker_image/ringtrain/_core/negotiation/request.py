@@ -1,4 +1,4 @@
-"""What a rank asks for when it submits a named collective, and its form on the wire (JSON)."""
+"""Request of a rank for a named collective, and its format on the wire (JSON)."""
 
 import functools
 import json
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-# Numbers given to agreed requests are all forgotten beyond this: names made up for single calls never come back.
+# Beyond this number all known requests are forgotten, because generated names of single calls never recur.
 KNOWN_MAX = 4096
 
 
@@ -26,10 +26,10 @@ class CollectiveKind(StrEnum):
 class NamedRequest:
     """One rank's part in a collective; a grouped collective has several tensors, all others one (a barrier none).
 
-    `dtypes`, `shapes`: of each tensor. `op`: name of the reduction, empty where there is none. `root`: rank within
-    the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of device that the tensors
-    live on. `members`: the names of a bucket's tensors, of one dtype; a bucket is never fused with other requests.
-    `error`: why this rank cannot take part; the collective then fails on every rank with this message.
+    `dtypes`, `shapes`: of each tensor. `op`: name of the reduction, empty if there is none. `root`: rank within the
+    world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of the tensors' device. `members`: the
+    names of a bucket's tensors, of one dtype; a bucket is never fused with other requests. `error`: why this rank
+    cannot take part; the collective then fails on every rank with this message.
     """
 
     kind: CollectiveKind
@@ -49,19 +49,22 @@ class NamedRequest:
         return self._hash
 
     @functools.cached_property
-    def _hash(self) -> int:  # every round asks for it again, and hashing all fields takes microseconds
+    def _hash(self) -> int:  # used in every round, and hashing all fields takes microseconds
         return hash((self.kind, self.name, self.dtypes, self.shapes, self.op))
 
     @property
     def same_everywhere(self) -> bool:
-        """True if every rank's request of this kind is equal, so that it can be named by a number later on."""
+        """Return whether every rank's request of this kind must be equal, so that a number can stand for it later."""
         return self.kind not in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL) and not self.error
 
 
 @dataclass(frozen=True)
 class NegotiationRound:
-    """What one rank says in one round of agreement. `known`: numbers of requests that were agreed on before.
-    `expired`: names for whose missing ranks it will not wait any longer."""
+    """Message of one rank in one round.
+
+    `known`: numbers of requests that were agreed on before. `expired`: names for whose missing ranks this one no longer
+    waits.
+    """
 
     requests: tuple[NamedRequest, ...] = ()
     known: tuple[int, ...] = ()
@@ -79,11 +82,11 @@ class NegotiationRound:
         return cls(requests, tuple(data["k"]), data["j"], tuple(data["x"]))
 
 
-@functools.lru_cache(maxsize=KNOWN_MAX)  # they come back every step
+@functools.lru_cache(maxsize=KNOWN_MAX)  # the same ones are needed in every step
 def described(
     request: NamedRequest, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str
 ) -> NamedRequest:
-    """`request` of tensors of these dtypes and shapes: the same object for the same arguments."""
+    """Return `request` for tensors of these dtypes and shapes: the same object for the same arguments."""
     return replace(request, dtypes=dtypes, shapes=tuple(map(tuple, shapes)), device=device)
 
 
@@ -97,7 +100,7 @@ def _request_from(fields: dict[str, Any]) -> NamedRequest:
 
 
 def splits_of(requests: Sequence[NamedRequest]) -> list[tuple[int, ...]]:
-    """Of an alltoall's `requests`, one a rank, the rows that each rank sends to each."""
+    """Return the rows that each rank sends to each, from the alltoall `requests` of all ranks."""
     size = len(requests)
     return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]
 
@@ -117,12 +120,12 @@ def request_splits_error(shape: Sequence[int], splits: Sequence[float] | None, s
     if min(splits) < 0:
         return f"splits is {list(splits)}; expected no negative entry"
     if sum(splits) != shape[0]:
-        return f"splits {list(splits)} add up to {sum(splits)} rows, and the tensor has {shape[0]}"
+        return f"splits {list(splits)} add up to {sum(splits)} rows; expected {shape[0]}, those of the tensor"
     return ""
 
 
 def scalar_error(shapes: Sequence[Sequence[int]]) -> str:
-    """Return which tensor is a scalar where none may be; empty if none is."""
+    """Return the error for the first scalar in `shapes`; empty if there is none."""
     for index, shape in enumerate(shapes):
         if not shape:
             return f"tensor {index} is a scalar; expected at least one dimension"

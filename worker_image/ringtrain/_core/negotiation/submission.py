@@ -15,12 +15,11 @@ Arrays = Callable[[], Sequence[Array]]
 
 
 class NamedSubmission:
-    """One rank's part in a named collective, and the promise of what `finish` makes of its result.
+    """One rank's part in a named collective, and the promise of `finish(result)`.
 
-    `arrays`: gives this rank's tensors. `target`: of a bucket, where its results go, one behind the other; the
-    tensors may lie there. `promise_kept`: the condition of all promises of a queue, which sets it. Whoever keeps
-    promises notifies it afterwards, once for a batch: a lock and a condition for each tensor, as
-    `concurrent.futures` has, cost more than the sum itself.
+    `arrays`: returns this rank's tensors. `target`: for a bucket, the array for its concatenated results, in which the
+    tensors may be. `promise_kept`: a condition shared by all promises of a queue, which notifies it once per batch: a
+    lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum itself.
     """
 
     __slots__ = ("_done", "_error", "_result", "arrays", "finish", "promise_kept", "request", "since_ns", "target")
@@ -39,11 +38,11 @@ class NamedSubmission:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+        """Return whether `result` would return or raise at once."""
         return self._done
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait and return the result, or raise the error. TimeoutError after `timeout` seconds."""
+        """Wait and return the result, or raise the error. Raises TimeoutError after `timeout` seconds."""
         if not self._done:
             with REDUCTION:
                 self._wait(timeout)
@@ -52,8 +51,7 @@ class NamedSubmission:
         return self._result
 
     def keep(self, result: Result) -> None:
-        """Keep the promise with what `finish` makes of `result`, or break it with what `finish` raises; waiters
-        learn of it when `promise_kept` is notified."""
+        """Complete the promise with `finish(result)`, or with the error of `finish`; then notify `promise_kept`."""
         try:
             self._result = self.finish(result)
         except Exception as error:
@@ -61,17 +59,17 @@ class NamedSubmission:
         self._end()
 
     def break_with(self, error: BaseException) -> None:
-        """Break the promise; waiters learn of it when `promise_kept` is notified."""
+        """Complete the promise with an error; then notify `promise_kept`."""
         self._error = error
         self._end()
 
     def _end(self) -> None:
-        """Hold the tensors no longer: a gradient that nobody else holds becomes a view of its bucket."""
+        """Release the tensors, so that a gradient without other references becomes a view of its bucket."""
         self.arrays, self.finish, self.target = tuple, list, None
         self._done = True
 
     def _wait(self, timeout: float | None) -> None:
-        assert self.promise_kept is not None, "it is submitted"
+        assert self.promise_kept is not None, "submit it first"
         end = None if timeout is None else time.monotonic() + timeout
         with self.promise_kept:
             while not self._done:
