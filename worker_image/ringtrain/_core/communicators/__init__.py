@@ -1,5 +1,5 @@
-"""Ways in which the ranks of a process set exchange tensors, behind one seam (`base.Communicator`).
+"""Implementations of collectives among the ranks of a process set, behind one interface (`base.Communicator`).
 
-`exchange` over the network, `shm` among the ranks of one pod, `hierarchical` for pods of several ranks, `mpi`
-through the MPI library. `choose` picks one.
+`exchange` uses the network, `shm` the shared memory of one pod, `hierarchical` both for pods of several ranks, `mpi`
+the MPI library. `choose` selects one.
 """

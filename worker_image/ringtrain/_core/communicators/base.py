@@ -1,4 +1,4 @@
-"""The seam beneath the public collectives: what a way of exchanging tensors has to offer."""
+"""Interfaces of communicators, which implement the public collectives."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,35 +18,37 @@ from ringtrain._core.wire.signature import WireSignature
 class Communicator(Protocol):
     """Collectives over flat buffers for one process set.
 
-    All ranks of the set call the same methods in the same order. `what` is compared between ranks; ranks that mean
-    different things raise MismatchError on all of them. Every method raises PeerLost, on all ranks, instead of
-    returning something partial. Buffers are 1-d, contiguous and belong to the caller again on return.
+    All ranks of the set call the same methods in the same order. `what` is compared between ranks; if they differ, all
+    raise MismatchError. Every method raises PeerLost, on all ranks, instead of returning a partial result. Buffers are
+    1-d and contiguous, and are not used after the return.
     """
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """World ranks of the set, in the order of their positions."""
+        """Return the world ranks of the set, in the order of their positions."""
 
     @property
     def position(self) -> int:
-        """Of this rank in `ranks`."""
+        """Return the index of this rank in `ranks`."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether two collectives under way at the same time fill each other's pauses. The same on all ranks.
+        """Return whether two concurrent collectives use each other's idle time. The same on all ranks.
 
-        In shared memory they would fight for the same cores, and not every MPI library can.
+        In shared memory they would compete for the same cores, and not every MPI library supports it.
         """
 
     @property
     def fusion_bytes(self) -> int:
-        """Several tensors are copied together until they are this long: more would not pay for the copy."""
+        """Return the size up to which several tensors are copied into one buffer; above it the copy costs more than it
+        saves.
+        """
 
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        """Fold `source` of all ranks into `target`, which may be `source`."""
+        """Reduce `source` of all ranks into `target`, which may be `source`."""
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        """Fold this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
+        """Reduce this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         """Fill `buffer` in place with every rank's chunk."""
@@ -60,100 +62,115 @@ class Communicator(Protocol):
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
-        """Send `parts[p]` to position p; return what each position sent here.
+        """Send `parts[p]` to position p; return the received parts by position.
 
-        `origins`: on all ranks, those that send this one something, where ranks know: only they need a connection.
+        `origins`: on all ranks, the positions from which this one receives data, if known: only they need a connection.
         """
 
     def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
-        """Send `source` to position `to`, and fill `target` with what position `origin` sends here.
+        """Send `source` to position `to`, and fill `target` with data from position `origin`.
 
-        On all ranks: each gives to one and gets from one.
+        Every rank sends to one and receives from one.
         """
 
     def barrier(self, what: WireSignature) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called it."""
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return zeros whose collectives may be cheaper than those of other memory. Collective, `nbytes` alike."""
+        """Return a zeroed buffer that may make collectives faster than other memory.
+
+        Collective, with equal `nbytes`.
+        """
 
     def close(self) -> None:
-        """Give back what the communicator holds; no collective may be under way on this rank."""
+        """Release the communicator's resources; no collective may be in progress on this rank."""
 
 
 @runtime_checkable
 class GroupedReducer(Protocol):
-    """A `Communicator` to which it is all the same whether a buffer lies in one place."""
+    """`Communicator` that reduces buffers in several places as fast as one buffer."""
 
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Fold what `sources` are one after the other into `target`. Each may lie at its own place there."""
+        """Reduce the concatenation of `sources` into `target`. Each may already be at its place in `target`."""
 
 
-# Takes an array, the operation, its name, and whether it is changed in place. Returns what `allreduce` returns, or
-# None: another way must be taken, which other ranks need not take. What they exchange and compare is the same.
+# Arguments: an array, the operation, its name, and whether it is changed in place. Returns the result of `allreduce`,
+# or None: the caller must then use the normal path. Other ranks may use either; both exchange and compare the same
+# data.
 ShortAllreduce = Callable[[Any, ReduceOp, str | None, bool], Any]
 
 
 class SharedCommunicatorTurn(Protocol):
-    """Who runs a collective. Compiled code (`kernels/native/calls.c`) reads `wanted`, and takes `held` by itself.
+    """Lock of the right to run a collective. Compiled code (`kernels/native/calls.c`) reads `wanted` and takes `held`.
 
-    `wanted`: how many have the turn, or wait for it; above 0 for ever once nobody is to have it any more.
+    `wanted`: number of threads that own it or wait for it; stays above 0 after it was closed.
     """
 
     held: threading.Lock
     wanted: int
 
     def counted(self) -> AbstractContextManager[None]:
-        """What compiled code, which took it for the calling thread and passes it on, could not end at once."""
+        """Count the calling thread as waiting, for a collective that compiled code began under the lock and has not
+        ended.
+        """
 
 
 @runtime_checkable
 class ShortReducer(Protocol):
-    """A `Communicator` that reduces short arrays in less time than it takes to say what they are."""
+    """`Communicator` with a fast path for short arrays, which skips building their signature."""
 
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
-        """Return what reduces an array, by operation and name, in place or not; None: there is no such way.
-        What is no `ReduceOp`, and has a meaning, is a meeting without a reduction, of an array without elements.
+        """Return the function of the fast path; None if there is none.
 
-        It is called again and again. It returns None where `meaning` does, for long arrays, and where anyone else
-        has the turn or wants it. Where it has to wait it enters `step_time.REDUCTION`.
+        The function reduces an array by operation and name, in place or not. If `op` is not a ReduceOp but `meaning`
+        returns a signature, the call is a barrier on a zero-length array. The function returns None if `meaning` does,
+        for long arrays, and if another thread owns or wants the turn. It enters `step_time.REDUCTION` while it waits.
         """
 
 
 @runtime_checkable
 class MappingCommunicator(Protocol):
-    """A `Communicator` whose ranks all map what `allocate` returns to each of them."""
+    """`Communicator` whose ranks all map the buffers that `allocate` returns to each of them."""
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
-        """Return what `buffer`, from `allocate`, is on the rank at `position`; None where it is not mapped."""
+        """Return the buffer of the rank at `position` that corresponds to `buffer`, from `allocate`; None if not
+        mapped.
+        """
 
 
 @runtime_checkable
 class MemorySharingCommunicator(Protocol):
-    """A `Communicator` for which it matters where a buffer lies."""
+    """`Communicator` whose speed depends on the location of a buffer."""
 
     def use_memory_of(self, other: Any) -> None:
-        """Take what `allocate` of `other`, of the same kind and ranks, returns or has returned for this one's."""
+        """Treat buffers from `allocate` of `other`, of the same kind and ranks, like this one's, past and future
+        ones.
+        """
 
 
 @runtime_checkable
 class UpdatingCommunicator(Protocol):
-    """A `Communicator` that reduces, updates and gathers in one go."""
+    """`Communicator` that reduces, updates and gathers in one pass."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether `update` takes slices of these, which `allocate` gave. The same on all ranks. Collective."""
+        """Return whether `update` accepts slices of these buffers from `allocate`. The same on all ranks.
+
+        Collective.
+        """
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        """Fold this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
+        """Reduce this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
 
-        They are new on return of the next update, or of this one if it is the last. `gradients` must not be
-        written before that.
+        They are new on return of the next update, or of this one if it is the last. Do not write to `gradients` before
+        that.
         """
 
     def finish_updates(self) -> bool:
-        """Make the weights of the update before new now, if no other one follows at once; False: they wait for it.
+        """Complete the weights of the previous update now, if no update follows at once.
 
-        Ranks need not agree on when they call this.
+        Return False if they still wait.
+
+        Ranks need not call this at the same time.
         """

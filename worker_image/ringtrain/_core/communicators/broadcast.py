@@ -1,12 +1,11 @@
-"""A broadcast goes in sections, by several trees in turns, and is passed on while the rest of it comes.
+"""Pipelined broadcast in sections, over several trees in turn.
 
-Two binary trees join the pods, and of all but the root's each pod passes something on in one of them at most. So
-the root's pod sends every byte once, any other one about once, and each reads from two others, however many there
-are: Sanders, Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan". Rank l
-of a pod gets its part of each section from rank l of another one, and the ranks of a pod share what they have got.
-
-Between few there is a tree for each but the root, which passes on to all others what it gets: Barnett et al. 1994,
-"Interprocessor Collective Communication Library (InterCom)". See docs/decisions/0050-long-broadcasts.md.
+Two binary trees connect the pods, and each pod except the root's forwards data in at most one of them. So the root's
+pod sends every byte once, any other one about once, and each reads from two others, at any number of pods: Sanders,
+Speck and Träff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan". Rank l of a pod receives
+its part of each section from rank l of another pod, and the ranks of a pod share the received parts.
+Between few pods there is a tree for each except the root, which forwards its section to all others: Barnett et al.
+1994, "Interprocessor Collective Communication Library (InterCom)". See docs/decisions/0050-long-broadcasts.md.
 """
 
 from collections.abc import Iterator
@@ -25,22 +24,22 @@ from ringtrain._core.wire.messages import WireFrame, WireStep
 from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
 _ROOT: Final = 0
-# Between more two trees are quicker for short tensors, and as quick for long ones: see bench/scale/ring.md.
+# Between more pods two trees are faster for short tensors, and equally fast for long ones: see bench/scale/ring.md.
 _FEW: Final = 6
-# Up to this the root sends everything to few: one hop less counts for more than the bytes.
+# Up to this size the root sends everything directly to few pods: saving a hop is worth more than the bytes.
 _DIRECT_BYTES: Final = 64 << 10
-# A section has the bytes of a segment of a chunk, where the tensor is so many: long ones have 12 sections or more,
-# and 24 where they pass more than two links. More cost too much where ranks share cores: see bench/scale/ring.md.
+# A section has the size of a segment of a chunk if the tensor is long enough: long ones have at least 12 sections, and
+# 24 if they pass more than two links. More would cost too much if ranks share cores: see bench/scale/ring.md.
 _CHUNKS_OF_FEW: Final = 3
 _CHUNKS: Final = 6
-# A section is read so many sections later for each hop of its way. With 1 it would have to be here as soon as it
-# can be, or those of the other tree would wait, and what waits for these.
+# Number of sections by which a read is delayed per hop. With 1 each section would have to arrive as early as possible,
+# else those of the other tree, and their dependents, would wait.
 _LAG: Final = 2
 
 
 @dataclass(frozen=True)
 class BroadcastTrees:
-    """Who sends to whom among `size` places, of which the root has 0; `is_direct`: the root does to all."""
+    """Senders and receivers among `size` places; the root is place 0. `is_direct`: the root sends to all."""
 
     size: int
     is_direct: bool
@@ -51,7 +50,7 @@ class BroadcastTrees:
 
     @property
     def number(self) -> int:
-        """Of the trees: each is the first one with all places but the root's moved on."""
+        """Return the number of trees. Each is the first tree with all places but the root's rotated."""
         if self.is_direct:
             return 1
         return max(1, self.size - 1) if self.is_few else 2
@@ -60,15 +59,17 @@ class BroadcastTrees:
         return self._moved(self._above(self._moved(place, tree)), -tree)
 
     def hops(self, place: int, tree: int) -> int:
-        """How many there are from the root to `place`."""
+        """Return the number of hops from the root to `place`."""
         return 0 if place == _ROOT else 1 + self.hops(self.parent(place, tree), tree)
 
     def _moved(self, place: int, by: int) -> int:
         return place if place == _ROOT else (place - 1 + by) % (self.size - 1) + 1
 
     def _above(self, place: int) -> int:
-        """The parent in the first tree, where of more than a few even places have children: at distances of powers
-        of two, on either side."""
+        """Return the parent in the first tree.
+
+        With more than few places, even places have children, at distances of powers of two on both sides.
+        """
         if self.is_direct:
             return _ROOT
         if self.is_few:
@@ -81,16 +82,16 @@ class BroadcastTrees:
 
 @lru_cache(maxsize=1024)
 def children(trees: BroadcastTrees, place: int, tree: int) -> tuple[int, ...]:
-    """Whom `place` sends to."""
+    """Return the places to which `place` sends."""
     return tuple(other for other in range(1, trees.size) if trees.parent(other, tree) == place)
 
 
 @dataclass(frozen=True)
 class PodBroadcastRoute:
-    """From the root's pod to all pods, as one rank sees it.
+    """Route from the root's pod to all pods, for one rank.
 
-    `ranks`: world ranks, of each pod the one at this rank's place in it, from the root's pod on. `place`: of this
-    rank among them. `group`: the ranks of its pod. `giver`: the root's place in its pod.
+    `ranks`: world ranks at this rank's place in each pod, beginning with the root's pod. `place`: of this rank among
+    them. `group`: the ranks of its pod. `giver`: the root's place in its pod.
     """
 
     ranks: tuple[int, ...]
@@ -100,7 +101,7 @@ class PodBroadcastRoute:
 
 
 class PodBroadcast:
-    """One broadcast as one rank sees it. `steps`: of all ranks."""
+    """One broadcast on one rank. `steps`: of all ranks."""
 
     def __init__(self, steps: ExchangeSteps, route: PodBroadcastRoute, buffer: Flat) -> None:
         self._steps, self._route, self._buffer = steps, route, buffer
@@ -114,13 +115,13 @@ class PodBroadcast:
         hops = [trees.hops(place, tree) for tree in range(number)]
         self._order = sorted(range(len(self._sections)), key=lambda i: (i // number + _LAG * hops[i % number], i))
         self._held: set[int] = set()
-        # Of more than few nobody gets anything before all have come: each says so when those below it have. Few
-        # all read from all, and so find out whether all mean the same.
+        # With more than few pods no data is sent before all ranks have joined: each reports when those below it have.
+        # With few, all read from all and so compare their signatures.
         self._below, self._above = ((), ()) if self._is_few else (self._children[0], self._parents[:1])
         self._all_came = False
 
     def run(self, what: WireSignature) -> None:
-        """Fill the buffer."""
+        """Run the broadcast, which fills the buffer."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
         what = signature_laid_out(what, (steps.segment_bytes, *what.layout))
         peers, takers = self._partners()
@@ -142,7 +143,7 @@ class PodBroadcast:
                     self._share(what, index)
 
     def _partners(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """World ranks that this one reads from, and those that read from it."""
+        """Return the world ranks that this one reads from, and those that read from it."""
         ranks, own = self._route.ranks, self._route.place
         if self._is_few:
             others = tuple(rank for place, rank in enumerate(ranks) if place != own)
@@ -162,19 +163,19 @@ class PodBroadcast:
                 yield self._call.frame(WireStep.RESULT, index, self._part(index))
 
     def _share(self, what: WireSignature, index: int) -> None:
-        """Give the ranks of this pod what this one has of a section: the root all of it, others what has come."""
+        """Share a section within this pod: the root shares all of it, others the received part."""
         bounds = self._sections[index]
         if not self._parents:
             bounds = tuple(bounds[0 if place <= self._route.giver else -1] for place in range(len(bounds)))
         self._route.group.run(what, ShmCollective(chunks_of(bounds), self._buffer, gathered=self._buffer))
 
     def _part(self, index: int) -> Flat:
-        """What of a section comes to this rank from another pod."""
+        """Return the part of a section that this rank receives from another pod."""
         local, bounds = self._route.group.position, self._sections[index]
         return self._buffer[bounds[local] : bounds[local + 1]]
 
     def _cut(self, least: int) -> list[Bounds]:
-        """The sections, `least` or more, each as a part for each rank of a pod."""
+        """Return the sections, at least `least`, each cut into a part for each rank of a pod."""
         length, nbytes = len(self._buffer), self._buffer.nbytes
         chunk = nbytes // max(least, _CHUNKS_OF_FEW if self._is_few else _CHUNKS)
         step = min(-(-length // least), cut_passing_bytes(chunk, self._steps.segment_bytes) // self._buffer.itemsize)

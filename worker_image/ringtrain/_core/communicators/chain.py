@@ -1,9 +1,8 @@
-"""A reduction over pods of several ranks: partial sums go from pod to pod, and come back as results.
+"""Reduction over pods of several ranks by a chain: partial sums go from pod to pod, and results come back.
 
-In an all-gather each rank gathers with its column, and the ranks of a pod share what they have gathered. Between few
-pods each rank reads from all others of its column. Between more it reads from log2 P of them, and passes on what
-comes: the doubling of `doubling.py`, in which step k brings what the pods have that are 2**k to 2**(k + 1) - 1 behind
-its own.
+In an all-gather each rank gathers with its column, and the ranks of a pod share the result. Between few pods each rank
+reads from all others of its column. Between more it reads from log2 P of them and forwards data: the doubling of
+`doubling.py`, in which step k brings the data of the pods that are 2**k to 2**(k + 1) - 1 behind this one.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from ringtrain._core.world.call import FramesFor, WorldCall
 
 @dataclass(frozen=True)
 class PodChainSection:
-    """Neighbouring chunks, one for each rank of a pod. `owner`: the pod that wants the result; None: all do."""
+    """Adjacent chunks, one for each rank of a pod. `owner`: the pod that receives the result; None: all do."""
 
     chunks: Chunks
     owner: int | None
@@ -39,11 +38,11 @@ class PodChainSection:
 
 @dataclass(frozen=True)
 class ChainedPods:
-    """Equally large pods, as one rank sees them.
+    """Equally large pods, from the view of one rank.
 
-    `size`: of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world ranks
-    at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: of the pods.
-    `scratch`: for what comes from other pods.
+    `size`: number of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world
+    ranks at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: of the pods.
+    `scratch`: buffers for data from other pods.
     """
 
     size: int
@@ -65,15 +64,17 @@ class ChainedPods:
         is_span: bool = True,
         takers: Iterable[int] | None = None,
     ) -> WorldCall:
-        """Begin the exchange in which frames come from this rank's column in `pods` and go to that in `takers`
-        (None: in those)."""
+        """Begin an exchange in which frames come from this rank's column in `pods` and go to that in `takers`.
+
+        `takers` None: the same pods.
+        """
         peers = tuple(self.column[pod] for pod in pods)
         to = None if takers is None else tuple(self.column[pod] for pod in takers)
         return self.network.steps.call_among(peers, what, frames_for, total_bytes, is_span, to)
 
 
 class PodChain:
-    """One reduction on its way through the pods, as one rank sees it."""
+    """One reduction through the pods, on one rank."""
 
     def __init__(
         self,
@@ -83,22 +84,25 @@ class PodChain:
         op: ReduceOp,
         mapped: ShmMappedBuffer | None = None,
     ) -> None:
-        """`mapped`: the source, where the ranks of this pod read each other's: only before and after a
-        reduce-scatter do they meet then."""
+        """Prepare the reduction.
+
+        `mapped`: the source, if the ranks of this pod map each other's: a reduce-scatter then needs only two barriers,
+        before and after.
+        """
         self._mapped = mapped
         self._pods = pods
         self._what = what
         self._sections = sections
         self._op = op
         self._pod, self._last = pods.pod, pods.last
-        # Frames on offer, by index of their section; each has one taker.
+        # Offered frames, by index of their section; each has one receiver.
         self._partials: dict[int, WireFrame] = {}
         self._results: dict[int, WireFrame] = {}
-        # As many sections as are under way between this pod and the last one.
+        # Number of sections in flight between this pod and the last one.
         self._lag = 2 * (self._last - self._pod) + 1
 
     def all_reduce(self, source: Flat, target: Flat) -> None:
-        """Results go back from pod to pod, and are shared in each."""
+        """Reduce to all ranks: results go back from pod to pod, and are shared in each."""
         neighbours = [pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last]
         self._call = self._pods.begin(self._what, neighbours, self._frames_for, source.nbytes)
         with self._call:
@@ -115,7 +119,10 @@ class PodChain:
                     self._pods.group.run(self._what, ShmCollective(section.chunks, target, gathered=target))
 
     def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
-        """The last pod sends each result to the pod that owns it. `target` is the chunk that begins at `start`."""
+        """Reduce to owners: the last pod sends each result to its owner.
+
+        `target` is the chunk that begins at `start`.
+        """
         takers = list(range(self._last)) if self._pod == self._last else [self._last]
         peers = {*takers, *(pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last)}
         self._call = self._pods.begin(self._what, sorted(peers), self._frames_for, source.nbytes)
@@ -133,9 +140,9 @@ class PodChain:
                     self._receive(index - self._lag, self._last, target[mine.start - start : mine.stop - start])
 
     def _reduce(self, index: int, source: Flat, final: ShmCollective) -> None:
-        """Fold this pod's contributions onto the partial that came, and offer what comes out.
+        """Fold this pod's contributions onto the received partial sum, and offer the result.
 
-        `final`: what to do in the last pod, but for the partial.
+        `final`: the operation in the last pod, without the partial sum.
         """
         mine = self._sections[index].chunk(self._pods.local)
         folded = np.empty(mine.stop - mine.start, accumulator_dtype(source.dtype))
@@ -194,18 +201,18 @@ def gather_by_pods(
     passes_on: bool,
     mapped: ShmMappedBuffer | None,
 ) -> None:
-    """Fill `buffer` with the chunks of all ranks. `sections`: those of each pod's chunks, by pod. `mapped`: the
-    buffer, where the ranks of this pod map each other's.
+    """Fill `buffer` with the chunks of all ranks.
 
-    All ranks read and share sections in the order of pods that begins with their own; what is passed on waits only
-    for what is nearer in that order, in every pod.
+    `sections`: those of each pod's chunks, by pod. `mapped`: the buffer, if the ranks of this pod map each other's.
+    Each rank reads and shares sections in the order of pods that begins with its own; a forwarded section waits only
+    for sections that come earlier in that order, in every pod.
     """
     number, own = pods.last + 1, pods.pod
     shifts = [1 << k for k in range(pods.last.bit_length())] if passes_on else list(range(1, number))
     held = len(sections[own])
 
     def sent(pod: int, shift: int) -> list[PodChainSection]:
-        """What `pod` sends to the one that is `shift` before it."""
+        """Return the sections that `pod` sends to the pod `shift` before it."""
         near = range(pod, pod + min(shift, number - shift)) if passes_on else (pod,)
         return [section for one in near for section in sections[one % number]]
 
@@ -219,7 +226,7 @@ def gather_by_pods(
             yield call.frame(WireStep.RESULT, index, buffer[section.chunk(pods.local)])
 
     def share(section: PodChainSection) -> None:
-        """Give this rank's chunk to the others of its pod, and get theirs, here or with the last meeting."""
+        """Send this rank's chunk to the others of its pod, and receive theirs, here or by the last barrier."""
         if mapped is None:
             pods.group.run(what, ShmCollective(section.chunks, buffer, gathered=buffer))
             return
@@ -230,7 +237,7 @@ def gather_by_pods(
 
     peers, takers = ([(own + sign * shift) % number for shift in shifts] for sign in (1, -1))
     reads = [(i, pod, s) for pod, shift in zip(peers, shifts, strict=True) for i, s in enumerate(sent(pod, shift))]
-    if not passes_on:  # of every pod the first, and so on: all links are busy at once
+    if not passes_on:  # the first section of every pod, then the second, and so on, so that all links are busy
         reads.sort(key=lambda read: read[0])
     call = pods.begin(what, peers, frames_for, buffer.nbytes, takers=takers)
     with call, mapped or contextlib.nullcontext():

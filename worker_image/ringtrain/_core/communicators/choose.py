@@ -1,4 +1,4 @@
-"""Picks the way on which the ranks of a process set exchange tensors."""
+"""Selection of the communicator of a process set."""
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
@@ -18,10 +18,10 @@ def choose_communicator(
     chain_pods_most: int = CHAIN_PODS_MOST,
     direct_ranks_most: int = DIRECT_RANKS_MOST,
 ) -> Communicator:
-    """Return shared memory for ranks of one pod, both for pods of several ranks each, else what goes over
-    `network` alone; or MPI.
+    """Return the communicator for the ranks of `network`.
 
-    Collective over `network`. Raises ConfigurationError for a `config.transport` of shm that can't be had.
+    Shared memory for ranks of one pod, both ways for pods of several ranks each, else only `network`; or MPI.
+    Collective over `network`. Raises ConfigurationError if `config.transport` is shm and memory can't be shared.
     """
     if config.ways.transport == "grpc" or len(network.ranks) == 1:
         return _over_network(network, direct_ranks_most)
@@ -49,13 +49,16 @@ def _over_network(network: ExchangeCommunicator, direct_ranks_most: int) -> Comm
 
 
 def communicator_pod(config: WorkerConfig) -> str:
-    """Equal for ranks of one pod. Pods may be processes of one machine (`dtj local`), and are still what their
-    agents say.
+    """Return a text that is equal for ranks of one pod.
+
+    Pods may be processes of one machine (`dtj local`), so it includes the pod number from the agent.
     """
     return f"{shm_host_identity()} {config.place.cross_rank}"
 
 
 def _are_regular_hosts(hosts: ShmHostGroups) -> bool:
-    """Whether hosts have equally many ranks, each a run of neighbours: what folds of pods in their order need."""
+    """Return whether hosts have equally many ranks, each a contiguous range, so that pods can be folded in rank
+    order.
+    """
     flat = [position for positions in hosts.positions for position in positions]
     return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

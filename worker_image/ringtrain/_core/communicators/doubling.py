@@ -1,8 +1,8 @@
-"""What each rank has, to all ranks, in log2 N steps: the doubling of Bruck et al. 1997 ("Efficient Algorithms for
-All-to-All Communications in Multiport Message-Passing Systems").
+"""All-gather in log2 N steps by the doubling of Bruck et al. 1997 ("Efficient Algorithms for All-to-All Communications
+in Multiport Message-Passing Systems").
 
-In step k rank r reads from rank r + 2**k what that has by then: its own part and those of the ranks behind it, up
-to r + 2**(k + 1) - 1. So it reads from log2 N ranks, and not from N - 1. The bytes are the same.
+In step k rank r reads from rank r + 2**k all parts that it has by then: its own and those of the ranks behind it, up to
+r + 2**(k + 1) - 1. So a rank reads from log2 N ranks instead of N - 1, with the same number of bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,19 @@ from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
 from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
-# More ranks than these have fewer partners this way: bench/README has the sweep.
+# More ranks have fewer partners this way: bench/README has the measurements.
 RANKS_MOST_DIRECT: Final = 3
-# Up to so many ranks all have connections to all anyway, and long parts go straight: see bench/scale/ring.md.
+# Up to this number all ranks are connected anyway, and long parts are sent directly: see bench/scale/ring.md.
 LONG_RANKS_MOST_DIRECT: Final = 16
-# Longer parts had better take one trip than several.
+# Longer parts are faster in one hop than in several.
 PART_BYTES_MOST: Final = 16 << 10
 
 
 class RecursiveDoubling:
-    """Collectives of parts of at most `PART_BYTES_MOST`, but for `gather_in_place`. `steps`: of the set, whose
-    collectives these are."""
+    """Collectives of parts of at most `PART_BYTES_MOST`, except for `gather_in_place`.
+
+    `steps`: of the process set.
+    """
 
     def __init__(self, steps: ExchangeSteps) -> None:
         self._steps = steps
@@ -37,9 +39,7 @@ class RecursiveDoubling:
         self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
 
     def gather(self, what: WireSignature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
-        """Return what each position has given as `part`, by position. `lengths`: of each in elements, alike on all
-        ranks.
-        """
+        """Return every position's `part`, by position. `lengths`: of each in elements, equal on all ranks."""
         steps, size = self._steps, self._size
         order = [(steps.position + shift) % size for shift in range(size)]
         bounds = length_offsets([lengths[position] for position in order])
@@ -68,14 +68,14 @@ class RecursiveDoubling:
         return [buffer[bounds[place] : bounds[place + 1]] for place in places]
 
     def gather_in_place(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Fill `buffer` with the chunks of all positions, at `bounds`. Segments are passed on as they come."""
+        """Fill `buffer` with the chunks of all positions, at `bounds`. Segments are forwarded when they arrive."""
         steps, size = self._steps, self._size
         length = max(1, steps.segment_bytes // buffer.itemsize)
-        # Elements from this rank's chunk on, in a circle.
+        # Number of received elements, from this rank's chunk on, cyclic.
         held = bounds[steps.position + 1] - bounds[steps.position]
 
         def cuts(first: int, shift: int) -> list[slice]:
-            """What the rank at `first` sends in the step of `shift`."""
+            """Return the slices that the rank at `first` sends in the step of `shift`."""
             end = first + min(shift, size - shift)
             behind = cut_segments(0, bounds[end - size], length) if end > size else []
             return cut_segments(bounds[first], bounds[min(end, size)], length) + behind
@@ -102,10 +102,10 @@ class RecursiveDoubling:
                     call.offer_changed()
 
     def lengths(self, what: WireSignature, length: int) -> NDArray[np.int64]:
-        """The `length` of every position."""
+        """Return the `length` of every position."""
         return np.concatenate(self.gather(what, np.array([length], np.int64), [1] * self._size))
 
     def _peers(self, sign: int) -> tuple[int, ...]:
-        """The ranks that this one reads from, step by step; `sign` -1: those that read from it."""
+        """Return the ranks that this one reads from, by step; `sign` -1: those that read from it."""
         steps = self._steps
         return tuple(steps.ranks[(steps.position + sign * shift) % self._size] for shift in self._shifts)

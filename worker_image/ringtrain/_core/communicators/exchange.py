@@ -1,11 +1,11 @@
 """Collectives by direct exchange between all pairs of ranks: the shifts of a ring.
 
-In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns
-that chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its
-owner. That is 2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of
-Patarasuk & Yuan 2009, but no rounded partial sum travels and the order of the fold does not depend on the chunk.
-See docs/decisions/0001-ring-shift-exchange.md. Short tensors of four ranks and more, and long all-gathers of many:
-see `doubling.py`. Reductions of more ranks than `hierarchical.DIRECT_RANKS_MOST` do not come here.
+In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns that
+chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its owner. That is
+2(N - 1) steps in which each rank sends 2(N - 1)/N of the payload, as in the neighbour ring of Patarasuk & Yuan 2009,
+but no rounded partial sum is sent and the order of the fold does not depend on the chunk. See
+docs/decisions/0001-ring-shift-exchange.md. `doubling.py` handles short tensors of at least four ranks, and long
+all-gathers of many. Reductions of more than `hierarchical.DIRECT_RANKS_MOST` ranks are in `hierarchical`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,20 +42,20 @@ from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 from ringtrain._core.world.membership import WorldMembership
 
 SEGMENT_BYTES: Final = 2 << 20
-# Up to so much for all peers together, and up to so much in any world, everyone sends everything to everyone: one
-# trip less counts for more than the bytes. See bench/README.
+# Up to these sizes (for all peers together, and per peer) every rank sends everything to every rank: saving a hop is
+# worth more than the bytes. See bench/README.
 _DIRECT_BYTES_TO_ALL: Final = 256 << 10
 _DIRECT_BYTES: Final = 16 << 10
 _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class ExchangeCommunicator:
-    """A `Communicator` over the streams of a WorldMembership.
+    """Communicator over the streams of a WorldMembership.
 
-    `steps`: what begins its collectives, also for a communicator that does the rest itself.
+    `steps`: begins its collectives, also for a communicator that is built on this one.
     """
 
-    # Longer tensors are not copied: an exchange of several leaves each where it is. See bench/README.
+    # Longer tensors are not copied: an exchange of several sends each from its place. See bench/README.
     fusion_bytes: Final = 256 << 10
 
     def __init__(
@@ -84,11 +84,15 @@ class ExchangeCommunicator:
             self._reduce_all(what, [source], target, op)
 
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Long pieces are sent from where they lie; short neighbours are copied to where their result will be."""
+        """Reduce several pieces: long ones are sent from their place; short neighbours are copied to the place of their
+        result.
+        """
         self._reduce_all(what, without_short_ones(sources, target, self.fusion_bytes), target, op)
 
     def _reduce_all(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Reduce-scatter and all-gather in one exchange; segments of both are under way at the same time."""
+        """Reduce by reduce-scatter and all-gather in one exchange, in which segments of both are sent at the same
+        time.
+        """
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
         step = max(1, cut_passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
@@ -156,8 +160,10 @@ class ExchangeCommunicator:
         part: Flat,
         gather_long: Callable[[WireSignature, Flat, Bounds], None] | None = None,
     ) -> list[Flat]:
-        """As of `Communicator`. `gather_long`: an `all_gather` of long chunks, of a communicator that has a way of
-        its own."""
+        """Return every rank's part, as declared in `Communicator`.
+
+        `gather_long`: an `all_gather` of long chunks, for a communicator with a faster one.
+        """
         if gather_long is None and self._long_doubling is not None:
             gather_long = self._long_doubling.gather_in_place
         if doubling := self._doubling_of(0):
@@ -175,9 +181,9 @@ class ExchangeCommunicator:
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
-        """How much it gets from each position, a rank learns from the first frame."""
+        """Send each position its part. A rank learns the length of each received part from the first frame."""
         own = parts[self.position]
-        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, and this may not
+        step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, this must not
 
         def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             part = parts[self.ranks.index(rank)]
@@ -229,7 +235,7 @@ class ExchangeCommunicator:
         self.broadcast_along(PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer)
 
     def broadcast_along(self, route: PodBroadcastRoute, what: WireSignature, buffer: Flat) -> None:
-        """A broadcast between pods: for a communicator that knows them."""
+        """Broadcast along a route between pods, for a communicator that knows them."""
         PodBroadcast(self.steps, route, buffer).run(what)
 
     def barrier(self, what: WireSignature) -> None:
@@ -240,7 +246,9 @@ class ExchangeCommunicator:
             pass
 
     def compare(self, what: WireSignature, sequence: int) -> None:
-        """Be the barrier of that number: for a communicator that counts its own collectives, beside this one."""
+        """Run the barrier with number `sequence`, for a communicator that counts its own collectives in parallel to
+        this one.
+        """
         self.steps.continue_at(sequence)
         self.barrier(what)
 
@@ -257,14 +265,14 @@ class ExchangeCommunicator:
         return np.zeros(nbytes, np.uint8)
 
     def close(self) -> None:
-        """The membership holds the connections."""
+        """Do nothing: the membership owns the connections."""
 
     def _doubling_of(self, nbytes: int) -> RecursiveDoubling | None:
-        """What carries parts of up to `nbytes`, alike on all ranks; None where each rank reads from all."""
+        """Return the doubling for parts of up to `nbytes`, equally on all ranks; None if each rank reads from all."""
         return self._doubling if nbytes <= self._part_bytes else None
 
     def _reduce_all_alone(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        """Everyone gets everything and folds it for itself: one trip instead of two."""
+        """Reduce by sending everything to every rank, each of which folds it: one hop instead of two."""
         if doubling := self._doubling_of(source.nbytes):
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)
@@ -273,7 +281,7 @@ class ExchangeCommunicator:
         def frames_for(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
             return call.frames(WireStep.CONTRIBUTION, [source])
 
-        # Not yet into `target`: it may be `source`, which peers still read.
+        # Not yet into `target`, which may be `source`, which peers still read.
         result, parts = np.empty_like(source), self.steps.parts_like(source)
         call = self.steps.call(what, (), frames_for, source.nbytes)
         with call:

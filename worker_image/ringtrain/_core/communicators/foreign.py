@@ -1,4 +1,4 @@
-"""Collectives that a library of others carries out, under the eyes of this world's failure detector."""
+"""Collectives of a foreign library, supervised by this world's failure detector."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from ringtrain._core.wire.values import decode_value, encode_value
 from ringtrain._core.world.failure_state import PeerClosed, PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
 
-# The library's own threads do the work: first look without a pause, then with one that costs no core.
+# The library's own threads do the work: poll first without a pause, then with one that uses no core.
 _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
 
 
 class ForeignCommunicatorCalls:
-    """The calls of one process set to such a library. `number`: of the communicator beside which they run.
+    """Calls of one process set to a foreign library. `number`: of the communicator in parallel to which they run.
 
-    All ranks of the set make the same calls in the same order. A call that a lost peer keeps from ending raises
-    PeerLost; the memory of that call is kept for ever, since the library may still write to it.
+    All ranks of the set make the same calls in the same order. A call that can't end because a peer is lost raises
+    PeerLost; its memory is never freed, because the library may still write to it.
     """
 
     def __init__(self, member: WorldMembership, number: int, ranks: tuple[int, ...]) -> None:
@@ -37,13 +37,13 @@ class ForeignCommunicatorCalls:
 
     @property
     def failed(self) -> bool:
-        """Whether this world has ended in a failure."""
+        """Return whether this world has ended in a failure."""
         return self._member.failure_state.failure is not None
 
     def run(self, name: str, call: Callable[[], Any]) -> None:
         """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
 
-        Raises PeerLost, on all ranks, when a peer is lost, has shut down, is silent for too long, or the library
+        Raises PeerLost, on all ranks, if a peer is lost, has shut down or is silent for too long, or if the library
         fails.
         """
         self._member.failure_state.check()
@@ -71,7 +71,7 @@ class ForeignCommunicatorCalls:
                 self._member.raise_failure(activity)
             if one_left_at is None and self._member.who_left(self._peers) is not None:
                 one_left_at = now
-            # What a rank has given before it left in good order may still be on its way.
+            # Data that a rank sent before it left may still be in flight.
             if one_left_at is not None and now - one_left_at >= self._member.ring.probe_timeout_s:
                 self._report_left(activity)
                 self._member.raise_failure(activity)
@@ -82,13 +82,15 @@ class ForeignCommunicatorCalls:
                 time.sleep(_PAUSE_S)
 
     def _report_left(self, activity: RankActivity) -> None:
-        """Report who has shut down, where that is known."""
+        """Report a peer that has shut down, if there is one."""
         if (gone := self._member.who_left(self._peers)) is not None:
             self._member.monitor.report(PeerClosed(gone, "", activity))
 
     def _failed(self, activity: RankActivity, error: Exception) -> NoReturn:
-        """The library gave up. Why is for the failure detector to say: a lost peer is seen there as well, and one
-        that has shut down is asked for."""
+        """Determine why the library failed, and raise that.
+
+        The failure detector also notices a lost peer, and a peer that has shut down is reported here.
+        """
         self._member.failure_state.check()
         self._report_left(activity)
         self._member.monitor.look_for(self._others, activity, lambda peer: True)
@@ -98,6 +100,6 @@ class ForeignCommunicatorCalls:
 
 
 def exchange_values(communicator: Communicator, value: Any, what: str) -> list[Any]:
-    """Return every rank's plain `value`, by position. `what` it is ranks compare. Collective."""
+    """Return every rank's plain `value`, by position. `what`: a description that ranks compare. Collective."""
     data = np.frombuffer(encode_value(value), np.uint8)
     return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(WireSignature(what), data)]

@@ -1,10 +1,11 @@
-"""Reduce a bucket, update it and send the new weights to all ranks, in one trip through the pods.
+"""Fused reduce, update and gather of a bucket, in one pass through the pods.
 
-Rank l of every pod has to do with the chunks of rank l of all pods. It folds its pod's contributions to each onto
-what the pod before has sent, and passes that on. The last pod has the sum, and sends it to the chunk's owner. The
-owner updates its chunk, writes the new weights into the memory of its pod's ranks, and sends them to the same rank
-of every other pod, which does the same there. Ranks of a pod meet once, when all have the bucket's gradients: by
-then all have written the weights of the bucket before. See docs/decisions/0009-reduce-and-update-in-one-pass.md.
+Rank l of every pod handles the chunks of rank l of all pods. It folds its pod's contributions to each onto the partial
+sum from the previous pod, and sends the result to the next. The last pod has the sum, and sends it to the chunk's
+owner. The owner updates its chunk, writes the new weights into the memory of its pod's ranks, and sends them to the
+same rank of every other pod, which does the same there. Ranks of a pod have one barrier, when all have the bucket's
+gradients: by then all have written the weights of the previous bucket. See
+docs/decisions/0009-reduce-and-update-in-one-pass.md.
 """
 
 import contextlib
@@ -28,14 +29,14 @@ from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
 from ringtrain._core.wire.signature import WireSignature
 
-# Numbers of scratch buffers. Partial sums have two sides, which take turns.
+# Numbers of scratch buffers. Partial sums have two sides, used in turn.
 _BEFORE: Final = 0
 _PARTIALS: Final = 1
 
 
 @dataclass(frozen=True)
 class PodSharedBucket:
-    """A bucket in the memory of each rank of this pod, by place in it. `bounds`: of all ranks' chunks."""
+    """Bucket in the memory of each rank of this pod, by place in it. `bounds`: of all ranks' chunks."""
 
     gradients: list[Flat]
     weights: list[Flat]
@@ -44,10 +45,10 @@ class PodSharedBucket:
 
 
 class PodChainUpdates:
-    """The `UpdatingCommunicator` part of a communicator of up to twelve pods.
+    """Implementation of `UpdatingCommunicator` for up to twelve pods.
 
-    A rank that returns from `update` has done all that others wait for. What is left are weights that others have
-    updated, which it reads in `finish_updates` or in the next update, before it waits for anybody's gradients.
+    A rank that returns from `update` has sent all data that others wait for. The weights that others have updated are
+    read in `finish_updates` or in the next update, before the wait for gradients.
     """
 
     def __init__(self, pods: ChainedPods, group: ShmRankGroup) -> None:
@@ -62,7 +63,10 @@ class PodChainUpdates:
     def update(
         self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
     ) -> None:
-        """As of `UpdatingCommunicator`. `step`: elements that travel together. Raises what collectives raise."""
+        """Run an update, as declared in `UpdatingCommunicator`. `step`: elements per message.
+
+        Raises errors of collectives.
+        """
         places = self._group.memories_of
         bucket = PodSharedBucket(places(gradients), places(change.weights), bounds, op)
         self._side = 1 - self._side
@@ -74,7 +78,7 @@ class PodChainUpdates:
                 meet = self._group.meeting(what, gradients, change.weights)
                 if self._pods.pod == 0:
                     _reduce_first_trip(trip, meet, ending)
-                    # Ranks that were early have met before they wrote the weights of the bucket before.
+                    # Early ranks passed the first barrier before they wrote the weights of the previous bucket.
                     self._group.meeting(what, gradients, change.weights)(True)
                 else:
                     ending.end()
@@ -87,7 +91,7 @@ class PodChainUpdates:
             self._group.meeting(what, gradients, change.weights)(True)
 
     def finish_updates(self) -> bool:
-        """Read what other pods have of the update before. Weights are new when the ranks of this pod meet."""
+        """Read other pods' weights of the previous update. They are complete after this pod's next barrier."""
         begun, self._begun = self._begun, None
         with _PodChainTripEnd(begun) as ending:
             ending.end()
@@ -95,7 +99,7 @@ class PodChainUpdates:
 
 
 class _PodChainTripEnd:
-    """Ends the trip before this one, if there is one; or fails with what comes in between."""
+    """Context that ends the previous trip, if there is one, or fails it with the error in between."""
 
     def __init__(self, trip: "_PodChainTrip | None") -> None:
         self._trip = trip
@@ -110,7 +114,7 @@ class _PodChainTripEnd:
         self._call.__exit__(*error)
 
     def end(self) -> None:
-        """Once; then nothing is left to do."""
+        """End the trip, once; later calls do nothing."""
         trip, self._trip = self._trip, None
         if trip is not None:
             trip.read_weights()
@@ -118,8 +122,11 @@ class _PodChainTripEnd:
 
 
 def _reduce_first_trip(trip: "_PodChainTrip", meet: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
-    """In the pod that waits for no other's sums: its own go out before the weights of the bucket before come in,
-    so that the line to the next pod has work. But nobody's late gradients keep those weights waiting."""
+    """Run the trip in the first pod, which waits for no other's sums.
+
+    Its sums are sent before the weights of the previous bucket are read, so that the link to the next pod is busy. But
+    those weights must not wait for late gradients.
+    """
     if not meet(False):
         before.end()
         meet(True)
@@ -129,7 +136,7 @@ def _reduce_first_trip(trip: "_PodChainTrip", meet: Callable[[bool], bool], befo
 
 
 class _PodChainTrip:
-    """One bucket on its way, as one rank sees it. `call` is to be entered."""
+    """Trip of one bucket through the pods, on one rank. Enter `call` around it."""
 
     def __init__(
         self,
@@ -140,20 +147,24 @@ class _PodChainTrip:
         step: int,
         side: int,
     ) -> None:
-        """`side`: of the update before, this rank's partial sums may still be read."""
+        """Prepare the trip.
+
+        `side`: of the scratch buffers; peers may still read this rank's partial sums of the previous update on the
+        other side.
+        """
         self._pods = pods
         self._bucket = bucket
         self._change = change
         places = len(bucket.gradients)
         chunks = [bucket.bounds[pods.local + pod * places :][:2] for pod in range(pods.last + 1)]
         self._own = slice(*chunks[pods.pod])
-        # Every pod's cuts of this rank's column, numbered in the order in which they go through the chain.
+        # Every pod's cuts of this rank's column, in the order of the chain.
         self._cuts = [(pod, cut) for pod, chunk in enumerate(chunks) for cut in cut_segments(chunk[0], chunk[1], step)]
         self._gradients = bucket.gradients[pods.local]
         self._weights = bucket.weights[pods.local]
         self._copies = [weights for place, weights in enumerate(bucket.weights) if place != pods.local]
         self._kind = accumulator_dtype(self._gradients.dtype)
-        # In place where they fit: nobody but this rank reads its column of them.
+        # In place if the dtype fits: only this rank reads its column of them.
         self._partials = self._gradients
         if self._kind != self._gradients.dtype and pods.pod < pods.last:
             self._partials = pods.scratch.like(np.empty(len(self._gradients), self._kind), _PARTIALS + side)
@@ -163,9 +174,11 @@ class _PodChainTrip:
         self.call = pods.begin(what, others, self._frames_for, self._gradients.nbytes, is_span=False)
 
     def reduce(self) -> None:
-        """Fold this pod's contributions onto the partial sums that come, pass on what comes out, and update the
-        own chunk as soon as the last pod has sent its sum."""
-        # As many cuts as are under way between this pod and the last one.
+        """Fold this pod's contributions onto the received partial sums, send the results, and update the own chunk.
+
+        An update of a cut begins as soon as the last pod has sent its sum.
+        """
+        # Number of cuts in flight between this pod and the last one.
         lag = 2 * (self._pods.last - self._pods.pod) + 1
         for index in range(len(self._cuts) + lag):
             if index < len(self._cuts):
@@ -174,12 +187,12 @@ class _PodChainTrip:
                 self._update_reduced(index - lag)
 
     def fold_all(self) -> None:
-        """`reduce`, up to where another pod is waited for: in the first pod."""
+        """Fold all cuts in the first pod: the part of `reduce` that waits for no other pod."""
         for index in range(len(self._cuts)):
             self._fold(index)
 
     def update_all(self) -> None:
-        """The rest of it."""
+        """Update all cuts in the first pod: the rest of `reduce`."""
         for index in range(len(self._cuts)):
             self._update_reduced(index)
 
@@ -196,7 +209,7 @@ class _PodChainTrip:
             self._offer(WireStep.RESULT, index, self._gradients[cut])
 
     def _update_reduced(self, index: int) -> None:
-        """If the cut is this pod's: update it from the sum that the last pod has."""
+        """Update a cut from the last pod's sum, if it belongs to this pod."""
         owner, cut = self._cuts[index]
         if owner == self._pods.pod:
             reduced = self._gradients[cut]
@@ -204,7 +217,7 @@ class _PodChainTrip:
             self._update(index, cut, FoldContributions([reduced], ReduceOp.Sum, 1))
 
     def read_weights(self) -> None:
-        """Get the weights that other pods have updated, for all ranks of this pod."""
+        """Receive the weights that other pods have updated, for all ranks of this pod."""
         with self.call.span("gather", self._weights.nbytes):
             for turn in zip_longest(*(self._cuts_of(pod) for pod in self._others)):
                 for index, cut in (found for found in turn if found is not None):
@@ -227,7 +240,7 @@ class _PodChainTrip:
         self._offer(WireStep.RESULT, index, self._weights[cut])
 
     def _frames_for(self, rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
-        """What the rank of this column in another pod reads, in the order in which it does."""
+        """Yield the frames that this column's rank in another pod reads, in the order of its reads."""
         pod = self._pods.column.index(rank)
         order: list[tuple[WireStep, int]] = []
         if pod == self._pods.pod + 1:

@@ -1,8 +1,8 @@
-"""Reduce a bucket, update this rank's chunk of the weights and send it to all, in one exchange over the network.
+"""Fused reduce, update and gather of a bucket in one exchange over the network.
 
-Apart, a reduce-scatter and an all-gather cost twice as many requests. A bucket is offered, and asked for, before
-the results of the one before are read: both are under way at the same time, and fill each other's pauses. The
-results' deadline began earlier, so they are read first.
+A separate reduce-scatter and all-gather need twice as many requests. A bucket is offered and requested before the
+results of the previous one are read: both are in flight at the same time, and use each other's idle time. The results
+are read first, because their deadline began earlier.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from ringtrain._core.world.call import WorldCall
 
 @dataclass(frozen=True)
 class _BegunNetworkUpdate:
-    """An update whose results have not been read: others still read this rank's. `call`: was entered."""
+    """Update whose results have not been read; other ranks still read this rank's. `call`: was entered."""
 
     call: WorldCall
     cuts: list[list[slice]]
@@ -34,7 +34,7 @@ class _BegunNetworkUpdate:
 
 
 class ExchangeFusedUpdates:
-    """The `UpdatingCommunicator` part of a communicator."""
+    """Implementation of `UpdatingCommunicator` for an exchange over the network."""
 
     def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]) -> None:
         self._steps = steps
@@ -43,7 +43,7 @@ class ExchangeFusedUpdates:
         self._possible: bool | None = None
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether all ranks have the compiled library. Collective."""
+        """Return whether all ranks have the compiled library. Collective."""
         if self._possible is None:
             here = np.array([fold.can_fold_and_update()], np.uint8)
             there = self._all_gather_parts(WireSignature("can_update"), here)
@@ -51,7 +51,7 @@ class ExchangeFusedUpdates:
         return self._possible
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        """Raises what collectives raise; then nothing is under way any more."""
+        """Run an update, as declared in `UpdatingCommunicator`. After an error no update is in progress."""
         steps = self._steps
         cuts = steps.cut(bounds, gradients)
         own, chunk = cuts[steps.position], slice(bounds[steps.position], bounds[steps.position + 1])
@@ -82,7 +82,7 @@ class ExchangeFusedUpdates:
             self.finish_updates()
 
     def finish_updates(self) -> bool:
-        """Return True when all weights of the updates so far are new here, and all ranks have this one's."""
+        """Complete the weights of all updates on this rank, and this rank's on all others. Return True."""
         begun, self._begun = self._begun, None
         if begun is not None:
             with contextlib.ExitStack() as stack:

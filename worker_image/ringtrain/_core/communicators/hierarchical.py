@@ -1,13 +1,13 @@
-"""Collectives over pods of several ranks: shared memory inside, gRPC between.
+"""Collectives over pods of several ranks: shared memory within a pod, gRPC between pods.
 
-Up to twelve pods a reduction is a chain through the pods. Each pod folds its ranks' contributions onto what the
-pod before has sent, and passes that on; the last pod has the result and sends it back. So every element is the
-left fold in rank order, bit for bit what a flat exchange gives, and a tensor crosses each link once in each
-direction however many ranks a pod has. Rank l of every pod handles its own part of the tensor; segments follow
-each other through the chain. See docs/decisions/0002-chain-of-pods.md.
+Up to twelve pods a reduction is a chain through the pods. Each pod folds its ranks' contributions onto the partial sum
+of the previous pod, and sends the result to the next; the last pod has the result and sends it back. So every element
+is the left fold in rank order, bitwise equal to a flat exchange, and a tensor crosses each link once in each direction
+at any number of ranks per pod. Rank l of every pod handles its own part of the tensor; segments are pipelined through
+the chain. See docs/decisions/0002-chain-of-pods.md.
 
-Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. So it is between many ranks that
-share no memory, of which each is a pod.
+Between more pods a reduction is a tree of the pods' sums: see `pod_tree.py`. The same holds for many ranks without
+shared memory, each of which counts as a pod.
 """
 
 from collections.abc import Sequence
@@ -34,42 +34,41 @@ from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.wire.signature import WireSignature, signature_laid_out
 
-# Up to this all ranks may gather what each has; longer tensors go from pod to pod.
+# Up to this size all ranks may gather all ranks' data; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
-# Up to so many pods a rank reads long chunks from all others of its column: see bench/scale/ring.md.
+# Up to this number of pods a rank reads long chunks from all others of its column: see bench/scale/ring.md.
 GATHER_PODS_MOST_DIRECT: Final = 24
-# Of a gather each rank of a pod gets all bytes over the network in the flat exchange: chunk, times the pod's ranks
-# squared, where those are a meeting for each pod otherwise. See bench/scale/ring.md.
+# In the flat exchange each rank of a pod receives all bytes over the network (chunk times the square of the pod's
+# ranks); otherwise there is one barrier per pod. See bench/scale/ring.md.
 _FLAT_GATHER_BYTES: Final = 128 << 10
-# Segments fill the chain: of a short tensor they are shorter, down to where their fixed cost shows.
+# Several segments fill the chain: those of a short tensor are shorter, down to a size at which their fixed cost shows.
 _SEGMENTS: Final = 16
 _LEAST_SEGMENT_BYTES: Final = 128 << 10
-# Between more pods an allreduce by a tree of their sums takes less time at any length: see bench/scale/ring.md.
+# Between more pods an allreduce by a tree of their sums is faster at any length: see bench/scale/ring.md.
 CHAIN_PODS_MOST: Final = 12
-# More ranks that share no memory take the tree as well. Between fewer the direct exchange of long tensors takes
-# less time: see bench/scale/ring.md.
+# More ranks without shared memory use the tree as well. With fewer the direct exchange of long tensors is faster: see
+# bench/scale/ring.md.
 DIRECT_RANKS_MOST: Final = 64
-# Up to this whole parts go both ways: half as many trips count for more than the bytes.
+# Up to this size whole parts are sent both ways: half the number of hops is worth more than the bytes.
 _DOUBLED_BYTES: Final = 512 << 10
-# Sections of a rank's part fill each other's pauses. More of them, or shorter ones, cost more than that gains
-# where ranks share cores: see bench/scale/ring.md.
+# Sections of a rank's part use each other's idle time. More or shorter ones cost more than they gain if ranks share
+# cores: see bench/scale/ring.md.
 _TREE_SECTIONS: Final = 16
-# Each section of a reduce-scatter is a meeting for each pod.
+# Each section of a reduce-scatter needs a barrier per pod.
 _SCATTER_SECTIONS: Final = 4
 _LEAST_TREE_BYTES: Final = 256 << 10
 
-# Of a rank's part of a bucket, in one trip: see docs/decisions/0009-reduce-and-update-in-one-pass.md.
+# Segments of a rank's part of a bucket: see docs/decisions/0009-reduce-and-update-in-one-pass.md.
 _UPDATE_SEGMENTS: Final = 4
 _LEAST_UPDATE_BYTES: Final = 256 << 10
 
 
 class HierarchicalCommunicator:
-    """A `Communicator` of equally large pods. What is small or rare takes the flat exchange, `network`.
+    """Communicator of equally large pods. Small or rare collectives use the flat exchange, `network`.
 
-    `hosts` None: each rank is a pod, and every reduction a tree of what the ranks have.
-
-    Up to `chain_pods_most` pods every reduction is the left fold in rank order. Between more of them every one,
-    short ones as well, is a tree of the pods' sums: see `pod_tree.py`.
+    `hosts` None: each rank is a pod, and every reduction a tree of the ranks' data. Up to `chain_pods_most` pods every
+    reduction is the left fold in rank order. Between more pods every reduction, also of short tensors, is a tree of the
+    pods' sums: see `pod_tree.py`.
     """
 
     overlaps: Final = True
@@ -129,9 +128,9 @@ class HierarchicalCommunicator:
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Each rank gathers with its column what the pods have, and the ranks of a pod share what they have got.
+        """Gather the chunks: each rank gathers with its column, and the ranks of a pod share the result.
 
-        Of short chunks between many pods the meetings would take longer than the flat exchange.
+        For short chunks between many pods the barriers would take longer than the flat exchange.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
         if self._hosts is None or not longest or self._gathers_flat(longest):
@@ -148,7 +147,7 @@ class HierarchicalCommunicator:
         return self._updates is not None and self._updates.can_update(gradients, weights)
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        assert self._updates is not None, "ask can_update first"
+        assert self._updates is not None, "call can_update first"
         longest = max(end - start for start, end in pairwise(bounds))
         step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
         self._updates.update(signature_laid_out(what, bounds), gradients, bounds, op, change, step)
@@ -196,17 +195,17 @@ class HierarchicalCommunicator:
 
     @property
     def _doublings(self) -> int:
-        """How many exchanges follow each other until a rank has what all have, in the flat exchange."""
+        """Return the number of successive exchanges of the flat exchange."""
         return (len(self.ranks) - 1).bit_length()
 
     def _goes_flat(self, nbytes: int) -> bool:
-        """Whether a tensor is short, or empty, and the way through all pods and back has more exchanges."""
+        """Return whether a tensor is empty, or so short that the path through all pods has more exchanges."""
         if self._is_tree:
             return not nbytes
         return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
 
     def _gathers_flat(self, longest: int) -> bool:
-        """Whether chunks of `longest` bytes are short, and to meet for each pod's would have more exchanges."""
+        """Return whether chunks of `longest` bytes are so short that a barrier per pod would need more exchanges."""
         is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
         return is_short and self._doublings < self._pods.last
 
@@ -220,8 +219,11 @@ class HierarchicalCommunicator:
         return PodTree(pods, what, sections, op, doubles)
 
     def _scatter_by_tree(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        """Of a short tensor every rank gets the whole result: to add up the chunks of each pod by themselves would
-        cost a meeting for each."""
+        """Reduce-scatter by the tree.
+
+        For a short tensor every rank gets the whole result, because separate sums of each pod's chunks would need a
+        barrier for each.
+        """
         what = signature_laid_out(what, bounds)
         if source.nbytes <= _DOUBLED_BYTES:
             result = np.empty_like(source)
@@ -240,7 +242,7 @@ class HierarchicalCommunicator:
         PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
 
     def _step(self, length: int, like: Flat, segments: int, least: int) -> int:
-        """How long each of `segments` of a rank's part of `length` is: at least `least` bytes."""
+        """Return the length of each of `segments` of a rank's part of `length`: at least `least` bytes."""
         least = min(least, self._network.segment_bytes)
         bytes_each = min(max(length * like.itemsize // segments, least), self._network.segment_bytes)
         return max(1, bytes_each // like.itemsize)
@@ -250,7 +252,7 @@ class HierarchicalCommunicator:
         return bounds[pod * ranks : (pod + 1) * ranks + 1]
 
     def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[PodChainSection]:
-        """Cut the chunks at `bounds` into segments that go through the chain one after the other."""
+        """Cut the chunks at `bounds` into segments that pass the chain one after the other."""
         longest = max(end - start for start, end in pairwise(bounds))
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
         return [
@@ -260,7 +262,7 @@ class HierarchicalCommunicator:
 
 
 def _pod_chain_pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
-    """The chunks at `bounds` in pieces of `step`; a chunk that has come to its end is empty in what follows."""
+    """Cut the chunks at `bounds` into pieces of `step`; a shorter chunk has empty pieces at its end."""
     return [
         tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds)) for at in range(0, longest, step)
     ]

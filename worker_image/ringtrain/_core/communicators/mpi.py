@@ -1,9 +1,9 @@
-"""Collectives through the MPI library, with the same contract as those over the network.
+"""Collectives by the MPI library, with the same contract as those over the network.
 
-MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), this
-side folds them in rank order: so every dtype works, and results have the bits that other transports give, but for
-worlds of many pods (docs/decisions/0046-many-pods.md). An
-MPI_Allreduce would fold in an order of the library's choice, and knows no bfloat16.
+MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), and this
+module folds them in rank order. So every dtype works, and results are bitwise equal to other transports, except for
+worlds of many pods (docs/decisions/0046-many-pods.md). MPI_Allreduce would fold in an order of the library's choice,
+and does not support bfloat16.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.mpi_library import give_up, load_mpi_of_world, load_world
 from ringtrain.errors import RingtrainError
 
-# Contributions are folded so much at a time: what is scratch memory, and not more in flight than the caches like.
+# Contributions are folded in pieces of this size, which limits scratch memory and fits the caches.
 _PIECE_BYTES: Final = 4 << 20
-# Most libraries count the elements of a buffer, and say where in it a part begins, in a C int.
+# Most libraries store the number of elements of a buffer, and offsets in it, in a C int.
 COUNT_MOST = 2**31 - 1
-# MPI makes progress only while it is asked: first without a pause, then with one that costs no core.
+# MPI progresses only while it is called: first without a pause, then with one that uses no core.
 _EAGER_S: Final = 1e-3
 _PAUSE_S: Final = 50e-6
-# Open requests of collectives that failed: MPI may still write to their buffers.
+# Open requests of failed collectives: MPI may still write to their buffers.
 _ABANDONED: list[tuple[Any, ...]] = []
 
 
@@ -42,15 +42,17 @@ Piece = list[tuple[int, int]]  # (start, end) of a part of every rank's chunk
 
 
 class MpiCommunicator:
-    """A `Communicator` over MPI, beside `network`, by whose membership a lost peer is noticed, and which says what
-    ranks mean differently."""
+    """Communicator over MPI in parallel to `network`, whose membership detects lost peers and reports mismatches."""
 
     overlaps: Final = False
     # An exchange costs milliseconds; see bench/README.
     fusion_bytes: Final = 64 << 20
 
     def __init__(self, member: WorldMembership, process_set: int, network: ExchangeCommunicator) -> None:
-        """Collective over the ranks of `network`. Raises ConfigurationError: no MPI, or another world."""
+        """Open the MPI communicator. Collective over the ranks of `network`.
+
+        Raises ConfigurationError if MPI is missing or its world has other ranks.
+        """
         world = load_world(member.ring.rank, member.ring.size)
         group = world.group.Incl(list(network.ranks))
         self._comm = world.Create_group(group, process_set % 32768)
@@ -102,7 +104,7 @@ class MpiCommunicator:
         sent = np.array([len(part) for part in parts], np.int64)
         received = np.empty_like(sent)
         self._wait(activity, self._comm.Ialltoall(sent, received), sent, received)
-        # Both ends of a long part know how long it is.
+        # Sender and receiver of a long part both know its length.
         most, kind = COUNT_MOST // len(self.ranks), _mpi_type_of(parts[0])
         short_sent, short_received = (np.where(lengths <= most, lengths, 0) for lengths in (sent, received))
         outgoing = np.concatenate(
@@ -135,7 +137,7 @@ class MpiCommunicator:
         self._network.close()
 
     def _begin(self, what: WireSignature) -> RankActivity:
-        """Make sure that all ranks mean `what`: one collective of 16 bytes."""
+        """Check that `what` is equal on all ranks: one collective of 16 bytes."""
         self._member.failure_state.check()
         self._sequence += 1
         key = (self._set, self._sequence)
@@ -144,15 +146,17 @@ class MpiCommunicator:
         mine = np.array([_mpi_signature_digest(what), -_mpi_signature_digest(what)], np.int64)
         all_of_us = np.empty_like(mine)
         self._wait(activity, self._comm.Iallreduce(mine, all_of_us, load_mpi_of_world().MAX), mine, all_of_us)
-        self._member.offers.end(key)  # all have come
+        self._member.offers.end(key)  # all ranks have joined
         if (all_of_us != mine).any():
-            # The network compares in words, and has every rank raise the same ones.
+            # The network compares the full signatures, and makes all ranks raise the same error.
             self._network.compare(what, self._sequence)
-            raise RingtrainError(f"{activity.label}: ranks mean different things, which the network does not see")
+            raise RingtrainError(
+                f"{activity.label}: signatures differ between ranks, but the network found no difference"
+            )
         return activity
 
     def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[Piece]:
-        """Piece by piece, until all chunks are through."""
+        """Yield pieces of the chunks of all ranks."""
         step = max(1, _PIECE_BYTES // itemsize // len(self.ranks))
         chunks = list(itertools.pairwise(bounds))
         longest = max(end - start for start, end in chunks)
@@ -160,7 +164,7 @@ class MpiCommunicator:
             yield [(min(start + at, end), min(start + at + step, end)) for start, end in chunks]
 
     def _fold(self, activity: RankActivity, source: Flat, piece: Piece, out: Flat, op: ReduceOp) -> None:
-        """Fold this rank's part of `piece`, with what every rank has there in `source`, into `out`."""
+        """Fold every rank's contribution to this rank's part of `piece` into `out`."""
         size, length = len(self.ranks), len(out)
         arrived = np.empty((size, length), source.dtype)
         kind, raw, places = _mpi_type_of(source), _mpi_raw_buffer(source), [start for start, _ in piece]
@@ -179,7 +183,7 @@ class MpiCommunicator:
         ReductionFold(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
     def _gather(self, activity: RankActivity, buffer: Flat, piece: Piece) -> None:
-        """Give every rank what the others have in their parts of `piece`."""
+        """Send each rank's part of `piece` to all others."""
         if len(buffer) > COUNT_MOST:
             for position, (start, end) in enumerate(piece):
                 self._give_all(activity, buffer[start:end], position)
@@ -189,7 +193,7 @@ class MpiCommunicator:
         self._wait(activity, self._comm.Iallgatherv(load_mpi_of_world().IN_PLACE, layout), raw)
 
     def _exchange(self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
-        """Send each of `sent` to its position, and fill each of `received` from its own."""
+        """Send each buffer in `sent` to its position, and fill each in `received` from its position."""
         ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
         requests = [
             begin([buffer[cut], kind], position)
@@ -208,7 +212,7 @@ class MpiCommunicator:
             self._wait(activity, self._comm.Ibcast([part, len(part), _mpi_type_of(buffer)], root), part)
 
     def _wait(self, activity: RankActivity, request: Any, *buffers: Flat) -> None:
-        """Return when `request` is done. Raises the world's failure, on all ranks, when a peer is lost."""
+        """Wait until `request` is done. Raises the world's failure, on all ranks, if a peer is lost."""
         started = time.monotonic()
         while not request.Test():
             waited_s = time.monotonic() - started
@@ -225,23 +229,25 @@ class MpiCommunicator:
             self._member.raise_failure(activity)
         finally:
             failure = self._member.failure_state.failure
-            if failure is None or failure.kind == "lost":  # after a mismatch all are there for MPI's farewell
+            if (
+                failure is None or failure.kind == "lost"
+            ):  # after a mismatch all ranks can still take part in MPI_Finalize
                 give_up()
 
 
-@lru_cache(maxsize=4096)  # a training step repeats the same signatures
+@lru_cache(maxsize=4096)  # the same signatures are needed in every step
 def _mpi_signature_digest(what: WireSignature) -> int:
-    """63 bits that are equal for equal signatures."""
+    """Return 63 bits that are equal for equal signatures."""
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _mpi_counted_buffer(array: Flat) -> list[slice]:
-    """Parts of `array` that MPI can count."""
+    """Return parts of `array` that are short enough for MPI's counts."""
     return cut_segments(0, len(array), COUNT_MOST)
 
 
 def _mpi_raw_buffer(array: Flat) -> Flat:
-    """The bits of `array` as unsigned integers of its item's size: MPI knows no bfloat16."""
+    """Return the bits of `array` as unsigned integers of its item size, because MPI does not support bfloat16."""
     return array.view(f"u{array.itemsize}")
 
 

@@ -1,12 +1,12 @@
-"""The numbers of communicators, dealt in one place: every rank deals the same, so frames of two never mix.
+"""Numbers of communicators, assigned in one place: equal on every rank, so that frames of two never mix.
 
 A number has 32 bits on the wire:
 
     0 ...                  process sets, in the order in which the world adds them; 0 is the world's own
     2**20 + 2**15 * s + i  further communicators of process set s: 0 for its named queue, then host
-                           optimizers', of which each has a number of its own, closed ones too
-    number + 2**30         what a communicator runs inside a host or through MPI, beside its network
-    number + 2**31         what a named queue runs through torch.distributed, beside its communicator
+                           optimizers', each with its own number, including closed ones
+    number + 2**30         traffic of a communicator within a host or through MPI, in parallel to its network
+    number + 2**31         traffic of a named queue through torch.distributed, in parallel to its communicator
 """
 
 from typing import Final
@@ -23,26 +23,26 @@ _FOREIGN: Final = 1 << 31
 
 
 def further_communicator_number(process_set: int, index: int) -> int:
-    """The number of communicator `index` of a process set. Raises ConfigurationError where there are too many."""
+    """Return the number of communicator `index` of a process set. Raises ConfigurationError if there are too many."""
     if index >= PER_SET:
         raise ConfigurationError(
-            f"process set {process_set} has had {PER_SET - 1} optimizers, which is as many as it can have, closed "
-            "ones included; make optimizers once a job, not once a step"
+            f"process set {process_set} has had {PER_SET - 1} optimizers, the maximum, including closed "
+            "ones; create optimizers once per job, not once per step"
         )
     number = _FIRST_FURTHER + process_set * PER_SET + index
     if number >= _INSIDE:
         raise ConfigurationError(
-            f"{process_set} process sets were added, which is as many as a job can have, removed ones included; "
-            "add them once a job, not once a step"
+            f"{process_set} process sets were added, the maximum, including removed ones; "
+            "add them once per job, not once per step"
         )
     return number
 
 
 def inside_communicator_number(number: int) -> int:
-    """The number of what communicator `number` runs beside its network."""
+    """Return the number for traffic of communicator `number` within a host or through MPI."""
     return _INSIDE + number
 
 
 def foreign_communicator_number(number: int) -> int:
-    """The number of what runs through a library of others beside communicator `number`."""
+    """Return the number for calls of a foreign library in parallel to communicator `number`."""
     return _FOREIGN + number

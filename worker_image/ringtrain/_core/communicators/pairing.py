@@ -1,4 +1,4 @@
-"""Which pods add up with which, and how a tensor is cut for it: arithmetic without communication."""
+"""Pairing of pods for reductions, and cuts of a tensor for it: arithmetic without communication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from ringtrain._core.reduction.cuts import Bounds, even_bounds, length_offsets
 
 @dataclass(frozen=True)
 class PodPairing:
-    """Pods are nodes, as many as the largest power of two up to `pods`. Where that leaves some over, the first
-    nodes are two pods each. In round k nodes add up whose numbers differ in bit k.
+    """Grouping of pods into nodes: as many as the largest power of two up to `pods`.
 
-    Of the pods of one node one acts, by turns: section after section of a tensor.
+    If pods remain, the first nodes consist of two pods each. In round k nodes whose numbers differ in bit k add their
+    sums. Of a node's two pods one is active, in turn: one section of a tensor after another.
     """
 
     pods: int
@@ -29,7 +29,7 @@ class PodPairing:
 
     @property
     def pairs(self) -> int:
-        """How many nodes are two pods."""
+        """Return the number of nodes with two pods."""
         return self.pods - self.nodes
 
     def node_of(self, pod: int) -> int:
@@ -43,26 +43,26 @@ class PodPairing:
         return pods[section % len(pods)]
 
     def idle(self, node: int, section: int) -> int | None:
-        """The pod of `node` that does not act; None where the node is one pod."""
+        """Return the pod of `node` that is not active; None if the node is one pod."""
         return next((pod for pod in self.pods_of(node) if pod != self.acting(node, section)), None)
 
     def partner(self, node: int, section: int, round_: int) -> int:
-        """The pod that acts for the node with which `node` adds up in a round."""
+        """Return the active pod of the node with which `node` adds in a round."""
         return self.acting(node ^ (1 << round_), section)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Nodes in the order of what they keep: in round k those keep the first half whose bit k is 0."""
+        """Return the nodes in the order of their shares: in round k nodes with bit k 0 keep the first half."""
         return tuple(sorted(range(self.nodes), key=lambda node: f"{node:0{self.rounds + 1}b}"[::-1]))
 
 
 @dataclass(frozen=True)
 class PodTreeSection:
-    """What of a tensor goes through the rounds at once, as one rank sees it.
+    """Part of a tensor that passes the rounds at once, for one rank.
 
-    `blocks`: what the ranks of a pod add up, one meeting each; the rank's chunks of all of them, one after the
-    other, are its part. `cuts`: of that part, where the share of each node begins, in the pairing's order. `own`:
-    where in the tensor that lies of which the rank wants the result.
+    `blocks`: chunks that the ranks of a pod add, one barrier each; the concatenation of the rank's chunks is its part.
+    `cuts`: offsets of each node's share in that part, in the pairing's order. `own`: place in the tensor of the result
+    that the rank needs.
     """
 
     blocks: tuple[Chunks, ...]
@@ -71,13 +71,13 @@ class PodTreeSection:
 
 
 def shared_section(chunks: Chunks, local: int, pairing: PodPairing) -> PodTreeSection:
-    """`chunks`, one for each rank of a pod, all of whose results all ranks want."""
+    """Return the section for `chunks`, one for each rank of a pod, whose results all ranks need."""
     start, end = own = chunks[local]
     return PodTreeSection((chunks,), even_bounds(end - start, pairing.nodes), own)
 
 
 def dealt_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: PodPairing) -> PodTreeSection:
-    """What each rank of each pod wants its own chunk of."""
+    """Return the section of which each rank of each pod needs only its own chunk."""
     by_node = [[by_pod[pod] for pod in pairing.pods_of(node)] for node in pairing.order]
     lengths = [sum(chunks[local][1] - chunks[local][0] for chunks in of_node) for of_node in by_node]
     return PodTreeSection(tuple(chain.from_iterable(by_node)), length_offsets(lengths), by_pod[pod][local])

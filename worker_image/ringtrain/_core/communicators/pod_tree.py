@@ -1,14 +1,14 @@
-"""A reduction between many pods of several ranks: the pods' sums are added up in pairs, and those in pairs again.
+"""Reduction between many pods of several ranks: the pods' sums are added in pairs, and those in pairs again.
 
-The ranks of a pod add up in shared memory, rank l its part of the tensor. Then rank l of every pod halves that
-part with rank l of other pods, in round k with that of the pod whose number differs in bit k. Each keeps one half
-and adds the other pod's to it, so that after log2 P rounds each has the sum of 1/P of the part. In the same rounds
-backwards it gets the rest. Of a short tensor whole parts go both ways instead of halves, and nothing comes back.
-Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
+The ranks of a pod add in shared memory, rank l its part of the tensor. Then rank l of every pod halves that part with
+rank l of other pods, in round k with the pod whose number differs in bit k. Each retains one half and adds the other
+pod's to it, so that after log2 P rounds each has the sum of 1/P of the part. The same rounds backwards gather the rest.
+Of a short tensor whole parts are sent both ways instead of halves, and no gather is needed. Thakur, Rabenseifner and
+Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
 
-Every element is `((pod 0 + pod 1) + (pod 2 + pod 3)) + …`, where a pod is the left fold of its ranks: an order
-that depends on the pods' number and size, and on nothing else. See docs/decisions/0046-many-pods.md. Ranks that
-share no memory are pods of one rank: see docs/decisions/0047-many-ranks-without-pods.md.
+Every element is `((pod 0 + pod 1) + (pod 2 + pod 3)) + …`, where a pod is the left fold of its ranks: an order that
+depends only on the pods' number and size. See docs/decisions/0046-many-pods.md. Ranks without shared memory are pods of
+one rank: see docs/decisions/0047-many-ranks-without-pods.md.
 """
 
 from collections import Counter, deque
@@ -29,20 +29,20 @@ from ringtrain._core.wire.messages import WireFrame, WireStep
 from ringtrain._core.wire.signature import WireSignature
 
 Span = tuple[int, int]
-# A generator that has more to do says so; each is resumed once in a turn of all sections that are under way.
+# Yielded by a generator that has more steps; all generators in progress are resumed once per turn.
 _MORE: Final = True
 
 
 def add_up_pod_sums(op: ReduceOp, lower: Flat, upper: Flat, out: Flat) -> None:
-    """Fold what the pods of lower numbers have with what those of higher numbers have."""
-    with np.errstate(all="ignore"):  # as compiled code has it: an infinity is a result
+    """Fold the sums of the lower-numbered pods with those of the higher-numbered."""
+    with np.errstate(all="ignore"):  # as in compiled code: an infinity is a valid result
         UFUNCS[op](lower, upper, out=out)
 
 
 class PodTree:
-    """One reduction between pods, as one rank sees it.
+    """One reduction between pods, on one rank.
 
-    `doubles`: whole parts go both ways. Otherwise halves do.
+    `doubles`: whole parts are sent both ways; otherwise halves.
     """
 
     def __init__(
@@ -60,21 +60,22 @@ class PodTree:
         self._sections = sections
         self._op = op
         self._doubles = doubles
-        # Frames on offer, by pod, in the order in which that pod reads them.
+        # Offered frames, by pod, in the order in which that pod reads them.
         self._offered: dict[int, deque[WireFrame]] = {}
 
     def all_reduce(self, source: Flat, target: Flat) -> None:
-        """Every rank gets every result in `target`, which may be `source`."""
+        """Reduce to all ranks, into `target`, which may be `source`."""
         self._run(lambda index: self._reduce_all(index, source, target), source.nbytes, 1 if self._doubles else 2)
 
     def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
-        """Every rank gets its own results. `target` is the chunk that begins at `start`."""
+        """Reduce to owners. `target` is the chunk that begins at `start`."""
         self._run(lambda index: self._reduce_part(index, source, target, start), source.nbytes, 1)
 
     def _run(self, steps: Callable[[int], Iterator[bool]], nbytes: int, frames_each: int) -> None:
-        """Take all sections through their steps, each a step behind the one before: they fill each other's pauses.
+        """Run all sections through their steps, each a step behind the previous one, to use each other's idle time.
 
-        A step reads what others offered in their step before, so that all ranks read, offer and meet in one order.
+        A step reads what others offered in their previous step, so that all ranks read, offer and synchronize in one
+        order.
         """
         counts = Counter(chain.from_iterable(self._takers(i, frames_each) for i in range(len(self._sections))))
         self._offered = {pod: deque() for pod in counts}
@@ -95,7 +96,7 @@ class PodTree:
                 under_way = [step for step in under_way if next(step, False)]
 
     def _takers(self, index: int, frames_each: int) -> list[int]:
-        """The pods to which frames of a section go, one for each frame."""
+        """Return the pods to which frames of a section go, one entry per frame."""
         pairing, node = self._pairing, self._node
         if (acting := pairing.acting(node, index)) != self._pods.pod:
             return [acting]
@@ -136,7 +137,7 @@ class PodTree:
         else:
             total, spans = yield from self._halve(index, total)
             share = total[slice(*spans[-1])]
-            # Of the node's two pods the first has the first part.
+            # The first of the node's two pods gets the first part.
             is_first = self._pods.pod == self._pairing.pods_of(self._node)[0]
             at = len(out) if is_first else len(share) - len(out)
             mine, rest = (share[:at], share[at:]) if is_first else (share[at:], share[:at])
@@ -147,10 +148,10 @@ class PodTree:
             yield from self._part(index, others, out)
 
     def _sum_of_pod(self, section: PodTreeSection, source: Flat) -> Flat:
-        """What the ranks of this pod have in all. Of a rank alone that is what it gave, read only.
+        """Return the sum of this pod's ranks. For a single rank it is the source, read-only.
 
-        Results may be written over what it gave only when all have read that. A half's result comes once the half
-        has been read; whole parts, of short tensors, are copied.
+        The source may be overwritten with results only after all have read it. A half's result arrives only after the
+        half was read; whole parts, of short tensors, are copied.
         """
         is_lone = isinstance(self._pods.group, ShmLoneRank) and len(section.blocks) == 1
         if is_lone and not self._doubles and accumulator_dtype(source.dtype) == source.dtype:
@@ -167,7 +168,7 @@ class PodTree:
         return total
 
     def _join(self, index: int, total: Flat) -> Generator[bool, None, Flat]:
-        """Return the sum of the two pods of a node, in the one that acts."""
+        """Return the sum of a node's two pods, on the active pod."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting != self._pods.pod:
             self._offer(acting, WireStep.CONTRIBUTION, index, total)
@@ -179,7 +180,7 @@ class PodTree:
         return total
 
     def _part(self, index: int, result: Flat, out: Flat) -> Iterator[bool]:
-        """Give the idle pod of a node its `result`, which it reads into `out`."""
+        """Send `result` to the idle pod of a node, which reads it into `out`."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting == self._pods.pod and idle is not None:
             self._offer(idle, WireStep.RESULT, index, result)
@@ -198,7 +199,7 @@ class PodTree:
         return total
 
     def _halve(self, index: int, total: Flat) -> Generator[bool, None, tuple[Flat, list[Span]]]:
-        """Return where the sums are, and what of it this rank keeps: before the first round, and after each."""
+        """Return the sums, and the span of them that this rank retains: before the first round, and after each."""
         cuts = self._sections[index].cuts
         first, last = 0, self._pairing.nodes
         spans = [(0, cuts[-1])]
@@ -217,7 +218,7 @@ class PodTree:
         return total, spans
 
     def _gather(self, index: int, spans: list[Span], out: Flat) -> Iterator[bool]:
-        """Undo the rounds with results: of the last one in `out` there are those of the last span."""
+        """Gather the results by the rounds backwards: at the beginning `out` has those of the last span."""
         for k in reversed(range(self._pairing.rounds)):
             partner = self._pairing.partner(self._node, index, k)
             (start, end), (low, high) = spans[k], spans[k + 1]
@@ -228,11 +229,11 @@ class PodTree:
 
     @staticmethod
     def _own(total: Flat) -> Flat:
-        """Where this rank may write what it adds to `total`: there, if that is not what the caller gave."""
+        """Return the array for sums: `total`, unless it is the caller's read-only source."""
         return total if total.flags.writeable else np.empty_like(total)
 
     def _add(self, pod: int, index: int, own: Flat, out: Flat) -> None:
-        """Fold what `pod` has of a section with `own`."""
+        """Fold `pod`'s data of a section with `own`."""
         theirs = self._pods.scratch.like(own, 0)
         self._call.read(self._pods.column[pod], WireStep.CONTRIBUTION, index, theirs)
         lower, upper = (theirs, own) if pod < self._pods.pod else (own, theirs)

@@ -1,4 +1,4 @@
-"""What an exchange between all ranks of a set is made of: numbered calls, segments, contributions and results."""
+"""Parts of an exchange between all ranks of a set: numbered calls, segments, contributions and results."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,13 +16,13 @@ from ringtrain._core.world.membership import WorldMembership
 
 
 class ExchangeScratchBuffers:
-    """Buffers that are used again for segment after segment: fresh memory costs a page fault every 4 KiB."""
+    """Reused buffers for segments: fresh memory costs a page fault every 4 KiB."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def like(self, segment: Flat, number: int) -> Flat:
-        """Return buffer `number` as an array of `segment`'s length and dtype. What was in it is lost."""
+        """Return buffer `number` as an array of `segment`'s length and dtype. Its content is undefined."""
         buffer = self._buffers.get(number)
         if buffer is None or buffer.nbytes < segment.nbytes:
             buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
@@ -30,7 +30,7 @@ class ExchangeScratchBuffers:
 
 
 class ExchangeSteps:
-    """One rank's view of its set: positions, segments, and the number of the collective that comes next."""
+    """View of its process set from one rank: positions, segments, and the number of the next collective."""
 
     def __init__(self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
         self._member = member
@@ -45,13 +45,13 @@ class ExchangeSteps:
         self._other_ranks = tuple(rank for rank in ranks if rank != member.ring.rank)
 
     def continue_at(self, sequence: int) -> None:
-        """Give the next collective this number: for a communicator that counts its own, beside this one."""
+        """Set the number of the next collective, for a communicator that counts its own in parallel to this one."""
         self._sequence = sequence - 1
 
     def call(
         self, what: WireSignature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
     ) -> WorldCall:
-        """Begin the set's next collective. Ranks compare `bounds`, too."""
+        """Begin the set's next collective. Ranks also compare `bounds`."""
         what = signature_laid_out(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
 
@@ -64,8 +64,9 @@ class ExchangeSteps:
         is_span: bool = True,
         takers: tuple[int, ...] | None = None,
     ) -> WorldCall:
-        """Begin the set's next collective, in which frames come from world ranks `peers` (None: all) and go to
-        `takers` (None: to those)."""
+        """Begin the set's next collective, with frames from world ranks `peers` (None: all) to `takers` (None: the
+        same).
+        """
         self._sequence += 1
         number = (self._process_set, self._sequence)
         peers = self._other_ranks if peers is None else peers
@@ -76,14 +77,17 @@ class ExchangeSteps:
         return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
 
     def parts_like(self, own: Flat) -> list[Flat]:
-        """Room for what each position adds to a segment, this one's being `own`. What was in it is lost."""
+        """Return buffers for each position's contribution to a segment, `own` for this one.
+
+        Their content is undefined.
+        """
         like = self._scratch.like
         return [own if position == self.position else like(own, position) for position in range(len(self.ranks))]
 
     def contributions(self, call: WorldCall, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
-        """What every rank adds to a segment of this rank's chunk, in rank order, each read when asked for.
+        """Yield every rank's contribution to a segment of this rank's chunk, in rank order, each read on demand.
 
-        `keep_all`: until the next segment; otherwise only the last two.
+        `keep_all`: all remain valid until the next segment; otherwise only the last two.
         """
         for position, rank in enumerate(self.ranks):
             if position == self.position:
@@ -105,7 +109,7 @@ class ExchangeSteps:
     def results(
         self, call: WorldCall, frames: list[WireFrame], count: int, caller: TransportCaller
     ) -> Iterator[WireFrame]:
-        """Frames as they are offered, until there were `count`."""
+        """Yield `count` frames as they are offered."""
         for index in range(count):
             call.wait_until(partial(_is_longer_than_segment, frames, index), caller)
             yield frames[index]

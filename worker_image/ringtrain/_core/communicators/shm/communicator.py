@@ -19,13 +19,13 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class SharedMemoryCommunicator:
-    """A `Communicator` of ranks that all map one segment.
+    """Communicator of ranks that all map one segment.
 
-    What is rare or has parts of unknown length goes over `network`, after the ranks have compared what they mean.
+    Collectives that are rare or have parts of unknown length use `network`, after the ranks have compared signatures.
     """
 
     overlaps: Final = False
-    # A meeting costs 20 us, as much as copying 200 KiB.
+    # A barrier costs 20 us, as much as copying 200 KiB.
     fusion_bytes: Final = 1 << 20
 
     def __init__(self, network: Communicator, hosts: ShmHostGroups) -> None:
@@ -72,7 +72,7 @@ class SharedMemoryCommunicator:
         self._group.update(signature_laid_out(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
-        return False  # ranks meet once an update
+        return False  # ranks have one barrier per update
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         self._group.run(signature_laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
@@ -82,7 +82,7 @@ class SharedMemoryCommunicator:
         return self._network.all_gather_parts(what, part)
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
-        """An all-gather in which only the root has a chunk."""
+        """Broadcast by an all-gather in which only the root has a chunk."""
         chunks = tuple((0, len(buffer) if p == root else 0) for p in range(self._size))
         self._group.run(what, ShmCollective(chunks, buffer, gathered=buffer))
 
@@ -110,6 +110,6 @@ class SharedMemoryCommunicator:
 
 
 def _lie_in_segment_at(sources: Sequence[Flat], target: Flat) -> bool:
-    """Whether every source lies at its own place in `target`."""
+    """Return whether every source is already at its place in `target`."""
     bounds = length_offsets([len(source) for source in sources])
     return all(cut_lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

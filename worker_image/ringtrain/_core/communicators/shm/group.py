@@ -1,4 +1,4 @@
-"""The ranks that map one segment: what they run together, and how they fail together."""
+"""Ranks that map one segment: their common collectives, and their common failure."""
 
 import ctypes
 import time
@@ -29,12 +29,12 @@ from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.offers import BegunCollective, Key
 from ringtrain.step_time import REDUCTION
 
-# Between what stands for a signature and where its buffer lies.
+# Separator between the compared signature and the location of its buffer.
 _ARENA: Final = b"\0arena "
 
 
 class ShmArena:
-    """Memory that all ranks map, one part each."""
+    """Memory that all ranks map, one part for each."""
 
     def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
         length = len(whole) // size
@@ -44,19 +44,21 @@ class ShmArena:
         self._start = self.bases[position]
 
     def part(self, position: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Bytes from `offset` on of the part of the rank at `position`."""
+        """Return `nbytes` from `offset` on in the part of the rank at `position`."""
         begin = position * self._length + offset
         return self._whole[begin : begin + nbytes]
 
     def offset_of(self, buffer: Flat) -> int | None:
-        """Where `buffer` begins in the own part; None if it is elsewhere."""
+        """Return the offset of `buffer` in the own part; None if it is elsewhere."""
         offset = int(buffer.ctypes.data) - self._start
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
 
 
 class ShmMappedBuffer:
-    """`buffer` of each rank that maps it, in `places`, by place. A context: entering it waits until all have come,
-    leaving it until all are done. What they wrote to each other's buffer is here then."""
+    """Corresponding buffers of all ranks that map them, in `places`, by place.
+
+    As a context it has a barrier at entry and at exit, after which all writes to each other's buffer are visible.
+    """
 
     def __init__(self, group: "ShmRankGroup", what: WireSignature, buffer: Flat, places: list[Flat]) -> None:
         self.places = places
@@ -73,9 +75,9 @@ class ShmMappedBuffer:
 
 
 class ShmRankGroup:
-    """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks that may keep them waiting.
+    """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks for which they may wait.
 
-    Who is lost and who is to blame is found out by the membership, over the network, as for any other collective.
+    The membership finds lost ranks and the cause over the network, as for any other collective.
     """
 
     def __init__(
@@ -95,11 +97,11 @@ class ShmRankGroup:
         self._channel = channel
         self._segment = segment
         self.arenas: list[ShmArena] = []
-        self._short: Any = None  # of compiled code
+        self._short: Any = None  # object of compiled code
         member.failure_state.on_reached(channel.stop)
 
     def run(self, what: WireSignature, work: ShmCollective) -> None:
-        """Do `work` on all ranks. Raises, on all of them, MismatchError where `what` differs, and PeerLost."""
+        """Run `work` on all ranks. Raises, on all of them, MismatchError if `what` differs, and PeerLost."""
         compared, addresses = what.compared, None
         if self.arenas and not _gathers_outside_segment(work):
             compared, addresses = self._with_offset(compared, work.source)
@@ -109,10 +111,10 @@ class ShmRankGroup:
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
-        """As of `communicators.base.ShortReducer`. Other ranks learn of its collectives when they ask."""
+        """Return the fast path, as declared in `ShortReducer`. Other ranks see its collectives only on request."""
 
         def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShmShortReduction] | None:
-            reduces = op if isinstance(op, ReduceOp) else None  # as in a barrier
+            reduces = op if isinstance(op, ReduceOp) else None  # a barrier has none
             lies_anywhere = reduces is None or not self.arenas
             what = meaning(x, op, name) if lies_anywhere else None
             if what is None or not self._channel.is_short(x):
@@ -125,7 +127,7 @@ class ShmRankGroup:
                 self._go_on(job, ShmResult(outcome))
 
         def give_up(job: ShmShortReduction, error: BaseException) -> None:
-            if self._member.failure_state.failure is None:  # a signal's handler raised
+            if self._member.failure_state.failure is None:  # a signal handler has raised
                 self._member.give_up(self._activity(job.what), error)
 
         self._short = self._channel.short_calls(turn, lambda: timeline.active is not None, find, go_on, give_up)
@@ -136,7 +138,7 @@ class ShmRankGroup:
         return allreduce
 
     def _go_on(self, job: ShmShortReduction, outcome: ShmResult) -> None:
-        """Wait for other ranks, or raise what happened instead of a reduction."""
+        """Wait for other ranks, or raise the failure."""
         offers, key, started = self._member.offers, self._key(), time.monotonic()
         offers.begin(key, job.what, self._suspects)
         try:
@@ -147,31 +149,31 @@ class ShmRankGroup:
             self._fail(outcome, job.what, time.monotonic() - started)
 
     def _last_short(self) -> BegunCollective | None:
-        """The last collective in which nobody had to wait."""
+        """Return the last collective of the fast path that did not wait."""
         if (last := self._short.last()) is None:
             return None
         number, ended, job = last
         return BegunCollective(number, job.what, self._suspects, ended, None)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Whether `update` takes slices of these: all ranks say the same of arenas that they allocated alike."""
+        """Return whether `update` accepts slices of these; equal on all ranks, because they allocate equally."""
         return all(self._with_offset(b"", buffer)[1] is not None for buffer in (gradients, weights))
 
     def update(self, what: WireSignature, work: ShmCollective, change: ChunkUpdate) -> None:
-        """Reduce `work.source` and update every rank's weights. Raises what `run` raises."""
+        """Reduce `work.source` and update every rank's weights. Raises the same errors as `run`."""
         compared, gradients = self._with_offset(what.compared, work.source)
         compared, weights = self._with_offset(compared, change.weights)
-        assert gradients is not None, "ask can_update first"
-        assert weights is not None, "ask can_update first"
+        assert gradients is not None, "call can_update first"
+        assert weights is not None, "call can_update first"
         addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
         self._meet(what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
 
     def meeting(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
-        """Return what tells the others that this rank has come, and whether all have: what they wrote to each
-        other's arenas before is here then.
+        """Return a barrier function for this collective, which makes writes to each other's arenas visible.
 
-        It takes whether to wait for them. If it has not, nothing else may be done here before it has. All ranks
-        have a meeting; where they come and how often they ask is theirs. It raises what `run` raises.
+        Its argument: whether to wait. It returns whether all ranks have arrived; if not, it must be called again before
+        any other collective. All ranks must run the barrier, at any place and with any number of calls. It raises the
+        same errors as `run`.
         """
         compared = what.compared
         for buffer in buffers:
@@ -180,42 +182,44 @@ class ShmRankGroup:
         return lambda waits: self._meet(what, 0, lambda: self._channel.meet(job, waits))
 
     def adopt(self, segment: ShmSegment) -> NDArray[np.uint8]:
-        """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced where they lie.
+        """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced in place.
 
         The parts are equally long. The memory lives as long as the array and its views.
         """
         arena = ShmArena(np.frombuffer(segment.memory, np.uint8), self.position, len(self.ranks))
         self.arenas.append(arena)
-        if self._short is not None:  # from now on ranks compare where an array lies, too
+        if self._short is not None:  # from now on ranks also compare the location of an array
             self._short.forget()
         return arena.own
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
-        """What `buffer`, from an arena, is on the rank at `position`; None for other memory."""
+        """Return the buffer of the rank at `position` that corresponds to `buffer`, from an arena; None for other
+        memory.
+        """
         for arena in self.arenas:
             if (offset := arena.offset_of(buffer)) is not None:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
 
     def mapped(self, what: WireSignature, buffer: Flat) -> "ShmMappedBuffer | None":
-        """What the ranks here can read and write of each other's `buffer`; None where it lies in no arena."""
+        """Return the corresponding buffers of the ranks here; None if `buffer` is in no arena."""
         places = self.memories_of(buffer)
         return ShmMappedBuffer(self, what, buffer, places) if places else None
 
     def memories_of(self, buffer: Flat) -> list[Flat]:
-        """What `buffer`, from an arena, is on each rank, by place; none for other memory."""
+        """Return the buffers of all ranks that correspond to `buffer`, by place; empty if it is in no arena."""
         found = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
         return [memory for memory in found if memory is not None]
 
     def use_arenas_of(self, other: "ShmRankGroup") -> None:
-        """Know what a group of the same ranks has adopted, and what it will adopt."""
+        """Use the arenas of a group of the same ranks, present and future ones."""
         self.arenas = other.arenas
 
     def close(self) -> None:
         """Unmap the segment; ranks that wait for this one raise PeerLost.
 
-        Calls that other threads have under way end first. The memory of one that does not end stays mapped, to the
-        end of the process: unmapped, it would kill that.
+        Calls in other threads end first. If one does not end, the memory stays mapped until the process ends, because
+        an access to unmapped memory would kill the process.
         """
         self._member.failure_state.forget(self._channel.stop)
         self._member.offers.follow(self._process_set, None)
@@ -226,7 +230,7 @@ class ShmRankGroup:
         self._segment.close()
 
     def _meet(self, what: WireSignature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:
-        """Return whether all have met; False: this rank did not wait for the others."""
+        """Run `meet` and return whether all ranks have arrived; False: this rank did not wait for the others."""
         self._member.failure_state.check()
         key = self._key()
         self._member.offers.begin(key, what, self._suspects)
@@ -243,7 +247,7 @@ class ShmRankGroup:
                     outcome = meet()
             else:
                 outcome = meet()
-        except BaseException as error:  # a signal's handler raised
+        except BaseException as error:  # a signal handler has raised
             self._member.give_up(self._activity(what), error)
             raise
         finally:
@@ -253,7 +257,10 @@ class ShmRankGroup:
         return outcome is ShmResult.DONE
 
     def _with_offset(self, compared: bytes, buffer: Flat) -> tuple[bytes, Addresses | None]:
-        """`compared`, with the offset of `buffer` in its arena, and where each rank's begins; None elsewhere."""
+        """Return `compared` with the offset of `buffer` in its arena, and the addresses of each rank's buffer.
+
+        For a buffer outside the arenas return `compared` unchanged and None.
+        """
         for number, arena in enumerate(self.arenas):
             offset = arena.offset_of(buffer)
             if offset is not None:
@@ -261,7 +268,7 @@ class ShmRankGroup:
         return compared, None
 
     def _fail(self, outcome: ShmResult, what: WireSignature, waited_s: float) -> NoReturn:
-        """Report what happened, and raise what the world decides."""
+        """Report the failure, and raise the world's decision."""
         activity, monitor = self._activity(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
         if self._member.left:
@@ -284,7 +291,7 @@ class ShmRankGroup:
         return self._member.activity(self._key(), what)
 
     def _key(self) -> Key:
-        """Of the collective that is under way, or begins now."""
+        """Return the key of the collective in progress, or of the next one."""
         return self._process_set, self._channel.collectives + 1
 
 
@@ -293,7 +300,7 @@ def _gathers_outside_segment(work: ShmCollective) -> bool:
 
 
 class ShmLoneRank:
-    """In the place of a `ShmRankGroup`. It meets nobody: what differs between ranks is found between pods."""
+    """Replacement of a `ShmRankGroup` for a single rank. Has no barrier: differences are found between pods."""
 
     position: Final = 0
 
@@ -301,13 +308,13 @@ class ShmLoneRank:
         self.ranks = (rank,)
 
     def run(self, what: WireSignature, work: ShmCollective) -> None:
-        """Copy this rank's contribution to `work.partial`; what is gathered is in its place already."""
+        """Copy this rank's contribution to `work.partial`; gathered data is already in place."""
         if work.partial is not None:
             ((start, end),) = work.chunks
             work.partial[...] = work.source[start:end]
 
     def mapped(self, what: WireSignature, buffer: Flat) -> None:
-        """Nobody else is here who could read `buffer`."""
+        """Return None, because no other rank can read `buffer`."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources."""

@@ -1,4 +1,4 @@
-"""Finds out which ranks can share memory, and makes them share it."""
+"""Setup of shared memory between ranks that can share it."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from ringtrain._core.world.membership import WorldMembership
 log = logging.getLogger("ringtrain")
 
 _PAGE_BYTES: Final = 4096
-# What a rank copies between two meetings: more stays in the caches of two ranks, less of four; see bench/README.
+# Bytes that a rank copies between two barriers; they fit the caches of two to four ranks; see bench/README.
 _CHUNK_BYTES_OF_ALL: Final = 1 << 20
 
 
@@ -34,10 +34,9 @@ class ShmHostGroups:
 
 
 def share_memory(member: WorldMembership, process_set: int, network: Communicator, host: str) -> ShmHostGroups | None:
-    """Let the ranks of every host share memory. None if no two ranks share a host, or if any of them can't.
+    """Make the ranks of every host share memory. Return None if no two ranks share a host, or if any of them can't.
 
-    Collective over `network`. `host`: what identifies this rank's host. What stands in the way is logged once, by
-    the first rank.
+    Collective over `network`. `host`: identity of this rank's host. The first rank logs the obstacle.
     """
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
     by_host: dict[str, list[int]] = {}
@@ -55,7 +54,7 @@ def share_memory(member: WorldMembership, process_set: int, network: Communicato
     own = tuple(by_host[host])
     library = native_library()
     assert library is not None
-    # Whole pages: slots begin where numbers of every type may.
+    # Whole pages, so that slots are aligned for every dtype.
     chunk_bytes = max(64 << 10, _CHUNK_BYTES_OF_ALL // len(own) // _PAGE_BYTES * _PAGE_BYTES)
     segment, refusals = _map_segment(network, own, shm_bytes(library, len(own), chunk_bytes))
     if segment is None:
@@ -68,8 +67,10 @@ def share_memory(member: WorldMembership, process_set: int, network: Communicato
 
 
 def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: int) -> NDArray[np.uint8]:
-    """Return zeros of this process that the other ranks of its host can read, so that collectives need not copy
-    them. Collective over `network`, with the same `nbytes`; where sharing fails, the memory is ordinary."""
+    """Return zeroed memory of this process that the other ranks of its host map, so that collectives need no copy.
+
+    Collective over `network`, with the same `nbytes`; if sharing fails, the memory is ordinary.
+    """
     own = next(positions for positions in hosts.positions if network.position in positions)
     each = -(-max(nbytes, 1) // _PAGE_BYTES) * _PAGE_BYTES
     segment, _ = _map_segment(network, own, each * len(own))
@@ -77,18 +78,20 @@ def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: 
 
 
 def shm_host_identity() -> str:
-    """Equal for processes of one user in one pod: one running kernel, one view of processes and of the network."""
+    """Return a text that is equal for processes of one user in one pod: same kernel boot, PID and network
+    namespaces.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
     except OSError:
-        return f"unknown {os.urandom(8).hex()}"  # no Linux: nobody's neighbour
+        return f"unknown {os.urandom(8).hex()}"  # not Linux: shares memory with no other process
 
 
 def _map_segment(
     network: Communicator, own: tuple[int, ...], length: int
 ) -> tuple[ShmSegment | None, list[str | None]]:
-    """Let the first rank of each host create a segment and the others open it; all succeed or none keeps it."""
+    """Make the first rank of each host create a segment and the others open it; all succeed or none retains it."""
     segment, path, refusal = None, "", None
     creator = own[0]
     try:
@@ -113,7 +116,7 @@ def _map_segment(
 def _warn_of_refused_segment(network: Communicator, refusals: list[str | None]) -> None:
     if network.position == 0:
         why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
-        log.warning("ranks %s share hosts but not memory, and use gRPC alone: %s", list(network.ranks), why)
+        log.warning("ranks %s share hosts but not memory, and use only gRPC: %s", list(network.ranks), why)
 
 
 def _exchange_on_host(network: Communicator, kind: str, value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The compiled engine behind shared memory (`kernels/native/shm.c`)."""
+"""Interface to the compiled engine of shared memory (`kernels/native/shm.c`)."""
 
 import ctypes
 import functools
@@ -40,7 +40,7 @@ Addresses = Sequence[int]  # one for each rank
 
 @functools.lru_cache(maxsize=4096)
 def chunks_of(bounds: Bounds) -> Chunks:
-    """The chunks that follow each other at `bounds`."""
+    """Return the adjacent chunks at `bounds`."""
     return tuple(itertools.pairwise(bounds))
 
 
@@ -53,11 +53,11 @@ class ShmResult(IntEnum):
     LEFT = 5
 
 
-_RESULTS: Final = tuple(ShmResult)  # by value: to look one up in the class takes longer
+_RESULTS: Final = tuple(ShmResult)  # by value: a lookup in the class takes longer
 
 
 class ShmShortReduction(NamedTuple):
-    """A reduction that every rank does by itself: prepared once for each kind, run again and again."""
+    """Reduction that every rank computes by itself: prepared once for each signature, run many times."""
 
     struct: JobStruct
     what: WireSignature
@@ -67,14 +67,14 @@ class ShmShortReduction(NamedTuple):
 class ShmCollective:
     """One collective. Fields that it does not need are None.
 
-    `chunks`: of every rank, where it begins and ends in the whole buffer. `source`: the whole buffer, read only.
-    `op` None: nothing is reduced, each rank shows its chunk of `source`. `own`: gets its chunk. `gathered`:
-    the whole buffer, gets every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank
-    0's contribution. `partial`: gets the fold of this rank's chunk as it is, in the type it is folded in, instead
-    of `own`. `average_over`: how many contributions an average has in all. `whole`: the chunks are all of the
-    buffer, `own` and `gathered` are there, `op` unless the buffer is empty, and nothing else: what a short buffer
-    has a shortcut for.
-    `pieces`: what `source` consists of, if it does not lie in one place; of `source`, only length and dtype count.
+    `chunks`: of every rank, begin and end in the whole buffer. `source`: the whole buffer, read-only. `op` None:
+    nothing is reduced, each rank publishes its chunk of `source`. `own`: receives its chunk. `gathered`: the whole
+    buffer, receives every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank 0's
+    contribution. `partial`: receives the fold of this rank's chunk without division, in the accumulator's dtype,
+    instead of `own`. `average_over`: number of contributions of an average. `whole`: the chunks cover the buffer, `own`
+    and `gathered` are set, `op` is set unless the buffer is empty, and no other field is: such short buffers have a
+    fast path. `pieces`: the parts of `source` if they are not contiguous; then only length and dtype of `source` are
+    used.
     """
 
     chunks: Chunks
@@ -98,7 +98,7 @@ class ShmNativeChannel:
         self._memory = memory
         self._view = (ctypes.c_char * len(memory)).from_buffer(memory)
         self._size = size
-        # Folding everything everywhere costs size × bytes and saves one meeting; see bench/README.
+        # If every rank folds everything, size × bytes are folded but one barrier is saved; see bench/README.
         self._small_bytes = min(chunk_bytes, _SMALL_BYTES // size)
         self._channel = ChannelStruct(
             base=ctypes.addressof(self._view), rank=rank, size=size, chunk_bytes=chunk_bytes,
@@ -106,17 +106,16 @@ class ShmNativeChannel:
         )  # fmt: skip
         self._reference = ctypes.byref(self._channel)
         self.blamed = -1
-        self._in_use = threading.Lock()  # while compiled code reads and writes the segment
-        self._user = 0  # the thread that holds it
+        self._in_use = threading.Lock()  # locked while compiled code uses the segment
+        self._user = 0  # the thread that owns it
         self._closed = False
 
     def run(self, what: bytes, work: ShmCollective, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
-        """Do `work` together with all other ranks. After anything but DONE the channel is of no more use.
+        """Run `work` together with all other ranks. The channel is unusable after any result but DONE.
 
-        `what` is compared between ranks: MISMATCH where it differs; `WireSignature.compared` fits. `peers`: where
-        each rank's `work.source` lies, if this process can read them all.
-
-        `timeout_s`: without any progress of the rank that is waited for; `blamed` then says which that is.
+        `what` is compared between ranks: MISMATCH if it differs; use `WireSignature.compared`. `peers`: addresses of
+        each rank's `work.source`, if this process maps them all. `timeout_s`: without progress of the awaited rank,
+        which `blamed` then names.
         """
         job = self._job(what, work, timeout_s)
         addresses = None if peers is None else self._addresses(peers)
@@ -124,11 +123,11 @@ class ShmNativeChannel:
         return self._repeat(self._library.ringtrain_shm_run, job, self.is_short(work.source) and work.whole)
 
     def is_short(self, buffer: Flat) -> bool:
-        """Whether every rank had better fold all of `buffer` by itself."""
+        """Return whether it is faster if every rank folds all of `buffer` itself."""
         return buffer.nbytes <= self._small_bytes
 
     def short_job(self, what: WireSignature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShmShortReduction:
-        """What compiled code is told of the reductions of arrays like `like`, but for where they lie."""
+        """Return the arguments of compiled code for reductions of arrays like `like`, without addresses."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = ShmCollective(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
         return ShmShortReduction(self._job(what.compared, work, timeout_s), what)
@@ -141,7 +140,7 @@ class ShmNativeChannel:
         go_on: Callable[[ShmShortReduction, int], None],
         give_up: Callable[[ShmShortReduction, BaseException], None],
     ) -> Any:
-        """The `ShortCalls` of `kernels/native/calls.c`; None where that is not compiled."""
+        """Return the `ShortCalls` of `kernels/native/calls.c`; None if that is not compiled."""
         calls = native_calls()
         if calls is None:
             return None
@@ -152,7 +151,7 @@ class ShmNativeChannel:
         return calls.ShortCalls(run, channel, turn, is_traced, find, go_on, give_up, *of_numpy, self)
 
     def go_on(self, job: ShmShortReduction, outcome: ShmResult) -> ShmResult:
-        """Wait for other ranks where compiled code said AGAIN; the job's arrays must still be there."""
+        """Wait for other ranks after compiled code has returned AGAIN; the job's arrays must still exist."""
         if outcome is ShmResult.AGAIN:
             job.struct.hasty = 0
             return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
@@ -161,7 +160,7 @@ class ShmNativeChannel:
 
     @property
     def collectives(self) -> int:
-        """How many have been done."""
+        """Return the number of completed collectives."""
         return int(self._channel.collective)
 
     def update(
@@ -172,10 +171,10 @@ class ShmNativeChannel:
         timeout_s: float,
         peers: tuple[Addresses, Addresses],
     ) -> ShmResult:
-        """Reduce `work.source` and update this rank's chunk of the weights, which all ranks then have.
+        """Reduce `work.source` and update this rank's chunk of the weights, on all ranks.
 
-        `peers`: where `work.source` and `change.weights` of each rank. Otherwise as `run`; what is left of
-        `work.source` is not defined, and it must not be written before the next meeting.
+        `peers`: addresses of each rank's `work.source` and `change.weights`. Otherwise as `run`; `work.source` is
+        undefined afterwards, and must not be written before the next barrier.
         """
         job = self._job(what, work, timeout_s)
         gradients, weights = map(self._addresses, peers)
@@ -184,19 +183,23 @@ class ShmNativeChannel:
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
     def meeting(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
-        """What `meet` takes. `like`: anything of the dtype that is compared."""
+        """Return the argument of `meet`. `like`: any array of the compared dtype."""
         return self._job(what, ShmCollective(((0, 0),) * self._size, like), timeout_s)
 
     def meet(self, job: JobStruct, waits: bool) -> ShmResult:
-        """Return when all other ranks have come: what they wrote before is here. Otherwise as `run`.
+        """Run a barrier, after which the earlier writes of all ranks are visible. Otherwise as `run`.
 
-        AGAIN where others have not come and this one does not wait: it must call this again, before anything else.
+        Returns AGAIN if others have not arrived and `waits` is False: it must then be called again, before any other
+        collective.
         """
         job.hasty = not waits
         return self._repeat(self._library.ringtrain_shm_meet, job)
 
     def _repeat(self, function: Callable[..., int], job: JobStruct, *arguments: Any) -> ShmResult:
-        """AGAIN comes after a signal: the interpreter runs its handler here. Or to a hasty job."""
+        """Call compiled code until it is done.
+
+        It returns AGAIN after a signal, so that Python runs the handler, or for a hasty job.
+        """
         with self._in_use:
             if self._closed:
                 return ShmResult.STOPPED
@@ -206,7 +209,7 @@ class ShmNativeChannel:
                 while (outcome := function(self._reference, reference, *arguments)) == ShmResult.AGAIN:
                     if job.hasty:
                         break
-            finally:  # a signal's handler may have raised
+            finally:  # a signal handler may have raised
                 self._user = 0
             self.blamed = job.blamed
             return _RESULTS[outcome]
@@ -215,21 +218,21 @@ class ShmNativeChannel:
         return (ctypes.c_void_p * self._size)(*of_ranks)
 
     def stop(self) -> None:
-        """Make `run` return STOPPED, from any thread, if it waits or as soon as it would."""
+        """Make `run` return STOPPED, from any thread, if it waits or would wait."""
         self._stop.value = 1
 
     def signature_of(self, rank: int) -> bytes:
-        """What `rank` has shown in the collective that ended with MISMATCH."""
+        """Return the signature that `rank` published in the collective that ended with MISMATCH."""
         at = rank * RANK_HEAD_BYTES + COUNTERS_BYTES
         at += self._channel.collective % PARITIES * SIGNATURE_BYTES
         length = int.from_bytes(self._memory[at : at + 4], "little")
         return bytes(self._memory[at + 4 : at + 4 + length])
 
     def close(self, timeout_s: float) -> bool:
-        """Tell those who wait for this rank, and end what another thread still runs here.
+        """Report to waiting ranks that this one leaves, and end calls in other threads.
 
-        The channel can't be used any more. Returns whether nobody uses the segment: False if what runs has not
-        ended within `timeout_s`, or runs in this very thread, whose signal handler closes the world.
+        The channel can't be used afterwards. Return whether the segment is unused: False if a call has not ended within
+        `timeout_s`, or runs in this thread, whose signal handler closes the world.
         """
         if self._closed:
             return True
@@ -244,7 +247,7 @@ class ShmNativeChannel:
         return True
 
     def _job(self, what: bytes, work: ShmCollective, timeout_s: float) -> JobStruct:
-        if len(what) > SIGNATURE_BYTES - 4:  # what is not compared as a whole is not compared
+        if len(what) > SIGNATURE_BYTES - 4:  # a truncated signature must not be compared
             raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
         chunks = _chunks_array(work.chunks)
         job = JobStruct(
@@ -271,18 +274,18 @@ class ShmNativeChannel:
 
 
 def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
-    """How long a segment has to be."""
+    """Return the required length of a segment."""
     library.ringtrain_shm_bytes.restype = ctypes.c_uint64
     return int(library.ringtrain_shm_bytes(ctypes.c_int(size), ctypes.c_uint64(chunk_bytes)))
 
 
-@functools.lru_cache(maxsize=1024)  # the buckets of a model come back every step
+@functools.lru_cache(maxsize=1024)  # the same buckets are needed in every step
 def _chunks_array(chunks: Chunks) -> Any:
     return (ctypes.c_int64 * (2 * len(chunks)))(*(c[0] for c in chunks), *(c[1] for c in chunks))
 
 
 def _lies_at(array: NDArray[Any]) -> int | None:
-    """Where an array of a type that Python's buffers do not know begins; None if it can't be used as it is."""
+    """Return the address of an array whose dtype Python's buffers do not support; None if it can't be used directly."""
     return int(array.ctypes.data) if array.flags.carray else None
 
 
@@ -291,7 +294,9 @@ def _shm_buffer_address(buffer: Flat | None) -> int | None:
 
 
 def _shm_pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
-    """Where each piece begins in the buffer and where it lies; the row after the last one ends the buffer."""
+    """Return the offset in the buffer and the address of each piece; the row after the last has the end of the
+    buffer.
+    """
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
     table[:-1, 1] = [address_of(piece) for piece in pieces]
@@ -299,15 +304,14 @@ def _shm_pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
 
 
 def _shm_spin_s(size: int) -> float:
-    """How long to look before sleeping: not at all if another rank needs this core to get on.
+    """Return the time to poll before sleeping: 0 if another rank needs this core.
 
-    About as long as sleeping and waking take: with half of it ranks that had slept in a barrier found each other
-    asleep again and again. With four times as much, two ranks that shared a core because other work had the rest
-    took 230 us for 4 KiB instead of 70.
+    About as long as sleeping and waking take: with half of it, ranks that had slept in a barrier found each other
+    asleep repeatedly. With four times as much, two ranks that shared a core took 230 us for 4 KiB instead of 70.
     """
     return 60e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which `dtype` is folded."""
+    """Return the dtype in which `dtype` is folded."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -1,4 +1,4 @@
-"""One piece of memory that several processes map."""
+"""Memory that several processes map."""
 
 import ctypes
 import mmap
@@ -16,14 +16,14 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 
 
 class _ShmMapping(mmap.mmap):
-    """Shared memory that knows where it lies, and of which file: arrays in it keep it alive, no `ShmSegment`."""
+    """Shared memory with its address and file descriptor: arrays in it keep it alive, and no `ShmSegment`."""
 
     fd: int
     address: int
     let_go: Callable[[], object]  # closes `fd`, once
 
     def make_private(self) -> None:
-        """Have what this process, a forked one, writes from now on copied. Raises OSError."""
+        """Make writes of this forked process private copies. Raises OSError."""
         kind, access = mmap.MAP_PRIVATE | _MAP_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
         if _mmap(self.address, len(self), access, kind, self.fd, 0) != self.address:
             number = ctypes.get_errno()
@@ -42,13 +42,13 @@ def _map_segment_file(fd: int, length: int) -> _ShmMapping:
 
 
 class ShmSegment:
-    """Memory without a name in any file system: it is gone with the last process that maps it, however that dies.
+    """Anonymous shared memory: it is freed with the last process that maps it, however that ends.
 
-    (A file in /dev/shm would outlive a killed job, and a container's /dev/shm has 64 MiB unless somebody thought
-    of it. This memory counts against the container's memory limit like any other.)
+    (A file in /dev/shm would outlive a killed job, and a container's /dev/shm has 64 MiB unless configured otherwise.
+    This memory counts against the container's memory limit like any other.)
 
-    A process that is forked from one that maps it has a copy of its own: a page is copied when the child writes to
-    it. Weights lie here, and what a child does to "its" model must not reach the training.
+    A process forked from one that maps it gets a private copy: a page is copied when the child writes to it. Weights
+    are stored here, and a child's writes must not change the training's weights.
     """
 
     def __init__(self, fd: int, length: int) -> None:
@@ -56,7 +56,7 @@ class ShmSegment:
 
     @staticmethod
     def create(length: int) -> "ShmSegment":
-        """Raises OSError where the kernel or its policy forbids it."""
+        """Create a segment. Raises OSError if the kernel or its policy forbids it."""
         fd = os.memfd_create("ringtrain", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, length)
@@ -67,7 +67,7 @@ class ShmSegment:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user can open the segment."""
+        """Return the path at which other processes of this user can open the segment."""
         return f"/proc/{os.getpid()}/fd/{self.memory.fd}"
 
     @staticmethod
@@ -83,7 +83,7 @@ class ShmSegment:
             raise
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the segment and close its descriptor."""
         self.memory.close()
         self.memory.let_go()
 
@@ -93,7 +93,7 @@ def _make_segments_private_in_child() -> None:
         try:
             if not memory.closed:
                 memory.make_private()
-        except OSError as error:  # what this process writes would be in the training's weights
+        except OSError as error:  # else this process could write to the training's weights
             os.write(2, f"ringtrain: a forked process ends: {error}\n".encode())
             os._exit(1)
 
