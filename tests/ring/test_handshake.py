@@ -115,7 +115,7 @@ def test_another_generation_is_refused_on_both_sides(transport: str) -> None:
     """A process of an earlier attempt that is still alive does not get into the next one."""
     first, second = world(2, generation=2)
     errors = meet([first, changed_config(second, generation=1)], transport)
-    assert_all_refuse(errors, r"rank 0 .* is of generation 2, rank 1 .* is of generation 1; a process of another")
+    assert_all_refuse(errors, r"rank 0 .* has generation 2, rank 1 .* has generation 1; a process of another")
 
 
 @BOTH
@@ -124,7 +124,7 @@ def test_another_world_size_is_refused_on_both_sides(transport: str) -> None:
     first, second = world(2)
     larger = (*second.addresses, free_addresses(1)[0])
     errors = meet([first, changed_config(second, size=3, addresses=larger)], transport)
-    assert_all_refuse(errors, r"rank 0 .* counts a world of 2, rank 1 .* counts a world of 3 ranks; give")
+    assert_all_refuse(errors, r"rank 0 .* expects a world of 2, rank 1 .* expects a world of 3 ranks; configure")
 
 
 @BOTH
@@ -132,7 +132,7 @@ def test_another_transport_is_refused_on_both_sides(transport: str) -> None:
     """One would wait at its port for what the other leaves in shared memory."""
     first, second = world(2)
     errors = meet([first, changed_config(second, transport="auto")], transport)
-    assert_all_refuse(errors, r"rank 0 .* has RINGTRAIN_TRANSPORT grpc, rank 1 .* auto; give every rank the same")
+    assert_all_refuse(errors, r"rank 0 .* has RINGTRAIN_TRANSPORT grpc, rank 1 .* auto; set the same on every rank")
 
 
 def test_a_hello_of_another_version_may_have_other_fields() -> None:
@@ -254,7 +254,7 @@ def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
         came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None, end)
         while not elsewhere.sessions.get(0):
             assert not came.done()
-        with pytest.raises(ConfigurationError, match="two processes say that they are rank 1"):
+        with pytest.raises(ConfigurationError, match="two processes claim to be rank 1"):
             first.meet_all(MemoryTransport(network, 0), lambda peer: None, end)
 
 
@@ -331,7 +331,7 @@ def test_a_second_process_with_a_rank_is_refused_after_ranks_have_met() -> None:
         elsewhere = (config.addresses[0], free_addresses(1)[0])
         (error,) = meet([changed_config(config, addresses=elsewhere)], "grpc")
         assert isinstance(error, ConfigurationError)
-        assert "two processes say that they are rank 1" in str(error)
+        assert "two processes claim to be rank 1" in str(error)
         assert complete.run(lambda rank: float(rt.allreduce(1.0, rt.Sum))) == [2.0, 2.0]
 
 
@@ -340,7 +340,9 @@ def test_another_rank_at_an_address_is_named() -> None:
     first, second, third = world(3, timeout_s=5.0)
     swapped = (second.addresses[0], third.addresses[2], third.addresses[1])
     errors = meet([first, changed_config(second, addresses=swapped), changed_config(third, addresses=swapped)], "grpc")
-    assert_all_refuse(errors[:1], r"127\.0\.0\.1:\d+ should be rank [12], but rank [12] answers there|two processes")
+    assert_all_refuse(
+        errors[:1], r"127\.0\.0\.1:\d+ is configured for rank [12], but rank [12] answers there|two processes"
+    )
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -360,7 +362,7 @@ def test_a_host_that_is_no_host_is_said_to_be_none() -> None:
     first, _ = world(2, timeout_s=2.0)
     (error,) = meet([changed_config(first, addresses=(first.addresses[0], "wrong.invalid:7400"))], "grpc")
     assert isinstance(error, PeerLost)
-    assert re.search(r"rank 1 \(wrong.invalid:7400\) has not joined .*name can't be resolved here", str(error))
+    assert re.search(r"rank 1 \(wrong.invalid:7400\) did not join .*name can't be resolved here", str(error))
 
 
 @BOTH
@@ -371,6 +373,6 @@ def test_a_rank_that_never_comes_is_named(transport: str) -> None:
         assert isinstance(error, PeerLost)
         assert error.rank == 2
         assert re.search(
-            r"rank 2 \(127.0.0.1:\d+\) has not joined within 2 s \(waited for by rank [01]\); is it started",
+            r"rank 2 \(127.0.0.1:\d+\) did not join within 2 s \(waited for by rank [01]\); is it started",
             str(error),
         )

@@ -169,7 +169,7 @@ def test_the_stall_timeout_ends_the_wait(transport: str) -> None:
     for message in run_ranks(_never_come, 2, env=env):
         assert message.startswith('rank 1 has not reached allreduce #2 "loss" after 1')
         assert "last did barrier #1" in message
-        assert "RINGTRAIN_STALL_TIMEOUT says how long" in message
+        assert "RINGTRAIN_STALL_TIMEOUT sets how long" in message
 
 
 def _never_come() -> str:

@@ -129,7 +129,7 @@ def test_a_rank_that_never_comes_is_named_on_all(token: bool, tmp_path: Path) ->
     for error in joined(configs):
         assert isinstance(error, PeerLost), error
         assert error.rank == FAR
-        assert re.search(r"rank 9 \(.*\) has not joined within 4 s \(waited for by rank \d+\)", str(error))
+        assert re.search(r"rank 9 \(.*\) did not join within 4 s \(waited for by rank \d+\)", str(error))
 
 
 def test_a_rank_that_waits_longest_names_who_is_missing() -> None:
@@ -139,12 +139,12 @@ def test_a_rank_that_waits_longest_names_who_is_missing() -> None:
     del configs[FAR]
     for error in joined(configs):
         assert isinstance(error, PeerLost), error
-        assert re.match(r"rank 9 \(.*\) has not joined within 3 s \(waited for by rank 0\)", str(error)), error
+        assert re.match(r"rank 9 \(.*\) did not join within 3 s \(waited for by rank 0\)", str(error)), error
 
 
 DIFFERENT = {
-    "generation": ({"generation": 7}, "is of generation"),
-    "size": ({"size": SIZE - 1}, "counts a world of"),
+    "generation": ({"generation": 7}, "has generation"),
+    "size": ({"size": SIZE - 1}, "expects a world of"),
     "token": ({"token_file": "other"}, "do not have the same token"),
 }
 

@@ -74,5 +74,5 @@ def test_who_is_not_known_hears_that_it_was_one_too_many() -> None:
     with _asking(Waiting()) as (asking, _):
         answers = [asking.ask(0, WATCH, b"", DEADLINE_S) for _ in range(60)]
         ended = [answer.exception() for answer in islice(as_completed(answers, DEADLINE_S), 40)]
-    expected = "it is no rank, or hears no more callers that it does not know"
+    expected = "it is not a rank, or has too many unauthenticated callers"
     assert [str(error) for error in ended] == [expected] * 40

@@ -169,7 +169,7 @@ def test_a_task_that_never_comes_is_named(slurm: Cluster) -> None:
     done = slurm.run("srun", "-N2", "-n2", "python3", "-c", late, RINGTRAIN_TIMEOUT="2")
     assert done.returncode != 0
     assert re.search(
-        r"rank\(s\) 1 of 2 have not called ringtrain.init\(\) within 2 s .*; start one task for each rank",
+        r"rank\(s\) 1 of 2 did not call ringtrain.init\(\) within 2 s .*; start one task for each rank",
         done.stderr,
     )
 

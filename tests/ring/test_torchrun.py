@@ -184,7 +184,7 @@ def test_another_token_is_named() -> None:
         first = pool.submit(_gather, 0, port, b"a secret", 2.0)
         with pytest.raises(ConfigurationError, match="rank 1 does not have the token of rank 0"):
             _gather(1, port, b"another")
-        with pytest.raises(ConfigurationError, match=re.escape("rank(s) 1, 2 of 3 have not called ringtrain.init()")):
+        with pytest.raises(ConfigurationError, match=re.escape("rank(s) 1, 2 of 3 did not call ringtrain.init()")):
             first.result(DEADLINE_S)
 
 
@@ -199,4 +199,4 @@ def test_a_rank_without_a_token_warns(
     """Where others than this host's processes reach it."""
     with caplog.at_level(logging.WARNING, "ringtrain"):
         warn_of_strangers_in_group(RingConfig(0, 2, (address, "b:1"), token=token))
-    assert ("whoever reaches 10.9.8.7:1 can take part in this world" in caplog.text) is warned
+    assert ("every process that reaches 10.9.8.7:1 can take part in this world" in caplog.text) is warned

@@ -190,7 +190,7 @@ def test_ranks_that_the_user_has_placed(local_gang: LocalGang) -> None:
     job = local_gang(2, 2, "OpenMPI")
     found = failure(job, "mpirun", "--map-by", "node", *python("import ringtrain; ringtrain.init()"))
     assert found["rank"] in (1, 2)
-    assert "on another worker than the order of ranks has it" in found["logTail"][-1]
+    assert "on another worker than the job's order of ranks" in found["logTail"][-1]
 
 
 def test_a_program_of_another_mpi(local_gang: LocalGang, short_path: Path) -> None:

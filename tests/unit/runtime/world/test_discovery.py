@@ -155,7 +155,7 @@ REFUSED = {
     ),
     "tf-parameter-server": (
         tf_config("ps", ps=["p:1"], worker=WORKERS),
-        "TF_CONFIG: this process is the parameter server ps 0, which has nothing to do here",
+        "TF_CONFIG: this process is the parameter server ps 0, which is not needed",
     ),
     "tf-unknown-task": (
         tf_config("master", worker=WORKERS),
@@ -178,12 +178,12 @@ REFUSED = {
     "tf-two-chiefs": (tf_config(chief=["a:1", "b:1"], worker=["c:1"]), "TF_CONFIG: the cluster has 2 chiefs"),
     "mpi-without-size": (
         {"PMIX_RANK": "0"},
-        "PRRTE set PMIX_RANK=0 but not PMIX_SIZE, so the size of the world is not known",
+        "PRRTE set PMIX_RANK=0 but not PMIX_SIZE, so the size of the world is unknown",
     ),
     "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK='2': expected an integer from 0 to 1"),
     "mpi-on-another-worker": (
         OPEN_MPI | {"RINGTRAIN_MPI_CHECK_IN": "/no/check-in"},
-        "mpirun has put rank 1 on another worker than the order of ranks has it",
+        "mpirun has placed rank 1 on another worker than the job's order of ranks",
     ),
     "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK='x': expected an integer"),
 }

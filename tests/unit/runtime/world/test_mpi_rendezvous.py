@@ -19,7 +19,7 @@ def test_ranks_that_meet_again(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as ranks:
         first = list(ranks.map(meet_as, range(2)))
-        with pytest.raises(ConfigurationError, match=r"rank\(s\) 1 of 2 have not called ringtrain.init"):
+        with pytest.raises(ConfigurationError, match=r"rank\(s\) 1 of 2 did not call ringtrain.init"):
             meet_as(0, timeout_s=0.0)
         second = list(ranks.map(meet_as, range(2)))
     assert first[0] == first[1]

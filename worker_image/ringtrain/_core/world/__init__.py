@@ -1,1 +1,1 @@
-"""Which ranks there are, how they find and trust each other, and how they learn that one is gone."""
+"""World: its ranks, their discovery and authentication, and the detection of lost ranks."""

@@ -1,4 +1,4 @@
-"""What a rank of an elastic job and its agent say to each other, over a Unix socket: a JSON object a line.
+"""Protocol between a rank of an elastic job and its agent, over a Unix socket: one JSON object per line.
 
 rank to agent   ready (it has left its world and waits), joined, committed
 agent to rank   world (the environment of the next one), leave, change (the next one is being prepared), error
@@ -22,17 +22,17 @@ from ringtrain.shared.framing import line_of
 log = logging.getLogger("ringtrain")
 
 _COMMITTED_EVERY_S: Final = 1.0
-# Far above any environment of a rank: ten thousand addresses are 200 KiB.
+# Far above any rank's environment: ten thousand addresses are 200 KiB.
 _LONGEST_LINE: Final = 64 << 20
 
 
 @dataclass(frozen=True)
 class WorldReadiness:
-    """What a rank says of itself when it waits for a world.
+    """State of a rank that waits for a world.
 
-    `formation`: which one it has left, 0: none. `committed`: its last committed step. `lost_steps`: the steps that
-    were under way and count for nothing. `unshared`: it has not given to others what it alone may
-    hold. `adopted`: the formation since which it has all of the state, 0: none.
+    `formation`: the number of the world that it has left, 0: none. `committed`: its last committed step. `lost_steps`:
+    number of uncommitted steps that are lost. `unshared`: it has not sent to others state that only it may have.
+    `adopted`: the world since which it has the complete state, 0: none.
     """
 
     formation: int = 0
@@ -43,15 +43,14 @@ class WorldReadiness:
 
 
 class AgentGone(RingtrainError):
-    """The agent has closed its socket, or refuses this process: no world will come."""
+    """The agent has closed its socket, or refuses this process: there will be no next world."""
 
 
 class RankAgentSocket:
-    """The rank's end of the socket. Threads may share it; a thread of its own reads it as long as the process
-    lives."""
+    """The rank's end of the socket. Thread-safe; a background thread reads from it as long as the process lives."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigurationError where nobody listens at `path`."""
+        """Connect to the agent at `path`. Raises ConfigurationError if none listens there."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -60,24 +59,24 @@ class RankAgentSocket:
             self._socket.close()
             raise ConfigurationError(
                 f"{contract.ENV_AGENT_SOCKET} is {path}: {error.strerror}; the agent that starts a rank listens "
-                "there. Unset it to train without one"
+                "there; unset it to train without an agent"
             ) from error
         self._changed = threading.Condition()
-        self._answer: Mapping[str, Any] | None = None  # to the last `ready`
-        self._end_reason = ""  # why no answer will come any more
-        self._prepared = 0  # the highest formation that is being prepared
-        self._urgent = 0  # the highest that is prepared because a member was lost
+        self._answer: Mapping[str, Any] | None = None  # the reply to the last `ready`
+        self._end_reason = ""  # why there will be no reply
+        self._prepared = 0  # number of the newest world that is being prepared
+        self._urgent = 0  # the newest one that is prepared because a member was lost
         self._formation = 0
-        self._leaving: tuple[int, frozenset[int]] = (0, frozenset())  # for which formation, and which ranks
+        self._leaving: tuple[int, frozenset[int]] = (0, frozenset())  # number of the world, and the leaving ranks
         self._lost: Callable[[str], object] | None = None
         self._told_at = 0.0
         threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
 
     def next_world(self, readiness: WorldReadiness) -> Mapping[str, str]:
-        """Say that this rank has left its world; return the environment of the next one, however long that takes.
+        """Report that this rank has left its world; wait for the next one and return its environment. Unbounded.
 
-        Raises SystemExit(0) where the agent wants this rank no more, AgentGone when the agent is gone, which
-        ends the rank as well.
+        Raises SystemExit(0) if the agent no longer needs this rank, AgentGone if the agent has ended, which ends the
+        rank too.
         """
         with self._changed:
             self._lost, self._answer = None, None
@@ -88,13 +87,15 @@ class RankAgentSocket:
         if answer is None:
             raise AgentGone(f"no world will come: {self._end_reason}")
         if answer["type"] == "leave":
-            log.info("the agent wants this rank no more: %s", answer.get("reason", "no reason given"))
+            log.info("the agent no longer needs this rank: %s", answer.get("reason", "no reason given"))
             raise SystemExit(0)
         return {str(name): str(value) for name, value in answer["environment"].items()}
 
     def while_in(self, formation: int, lost: Callable[[str], object]) -> None:
-        """From now on this rank is in `formation`: call `lost` with a message, on another thread, when the next
-        one is prepared because a member of it was lost; at once if that has been said already."""
+        """Call `lost` with a message, on another thread, when a member of `formation` is lost.
+
+        The agent reports this by preparing the next world; if it has done so already, `lost` is called at once.
+        """
         with self._changed:
             self._formation, self._lost = formation, lost
             late = self._urgent > formation
@@ -102,32 +103,32 @@ class RankAgentSocket:
             lost(self._message())
 
     def joined(self, formation: int) -> None:
-        """The members of `formation` have met."""
+        """Report that all members of `formation` have joined."""
         self._send({"type": "joined", "formation": formation})
 
     def committed(self, step: int) -> None:
-        """The last step that counts; said at most once a second."""
+        """Report the last committed step, at most once a second."""
         if time.monotonic() - self._told_at >= _COMMITTED_EVERY_S:
             self._told_at = time.monotonic()
             self._send({"type": "committed", "step": step})
 
     @property
     def change_pending(self) -> bool:
-        """Whether the agent has said that the world after this rank's is being prepared."""
+        """Return whether the agent is preparing the world after this rank's."""
         return self._prepared > self._formation
 
     @property
     def leaving(self) -> frozenset[int] | None:
-        """The ranks that leave as the next world is made; None where the agent has not said."""
+        """Return the ranks that leave before the next world; None if the agent has not reported them."""
         formation, ranks = self._leaving
         return ranks if formation > self._formation else None
 
     def close_in_child(self) -> None:
-        """In a forked process: the end of the rank must be the end of its connection."""
+        """Close the socket in a forked child, so that the connection ends with the rank."""
         self._socket.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        # An agent that is gone is noticed by the thread that reads, and ends this process.
+        # The reading thread detects an agent that has ended, and ends this process.
         with contextlib.suppress(OSError):
             self._socket.sendall(line_of(message))
 
@@ -144,7 +145,7 @@ class RankAgentSocket:
             message = json.loads(line)
             kind, formation = message["type"], int(message.get("formation", 0))
         except (ValueError, KeyError, TypeError, AttributeError):
-            log.warning("%s: the agent has sent what is no message: %s", self.path, shown(line))
+            log.warning("%s: received an invalid message from the agent: %s", self.path, shown(line))
             return
         if kind == "change":
             self._leaving = (formation, frozenset(map(int, message.get("leaving", ()))))
@@ -175,16 +176,16 @@ _connected: RankAgentSocket | None = None
 
 
 def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
-    """The agent that tells this process its worlds, connected when it is first asked for.
+    """Return the agent that changes this process's worlds, connected on the first call.
 
-    None where the environment itself describes the world, which never changes then.
+    None if the environment itself describes the world, which then never changes.
     """
     global _connected
     path = env.get(contract.ENV_AGENT_SOCKET, "")
     with _lock:
         if _connected is not None and _connected.path == path:
             return _connected
-        # A rank's environment from an earlier world would be that of the parent's.
+        # With a rank in it, the environment describes the parent's world.
         if not path or contract.ENV_RANK in env:
             return None
         _connected = RankAgentSocket(path)
@@ -192,7 +193,7 @@ def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
 
 
 def _forget_agent_socket_in_child() -> None:
-    """A forked process is no rank."""
+    """Close the connection in a forked process, which is not a rank."""
     global _lock, _connected
     _lock = threading.Lock()
     if _connected is not None:

@@ -1,4 +1,4 @@
-"""One collective as one rank lives through it: offer, read, finish; or fail like all others."""
+"""One collective on one rank: offer frames, read frames, finish; or fail like all other ranks."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.offers import CollectiveOffer, Key
 from ringtrain.errors import RingtrainError
 
-# A link slower than this is taken for broken. Only large collectives wait longer for it than the timeout says.
+# A slower link is considered broken. Only large collectives extend the timeout for it.
 _SLOWEST_BYTES_PER_S: Final = 10e6
 
 FramesFor = Callable[[int, TransportCaller], Iterator[WireFrame]]
@@ -30,21 +30,21 @@ def _no_frames(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
 
 @dataclass(frozen=True)
 class CollectiveKey:
-    """Which collective of which process set."""
+    """Identity of a collective, and its participants."""
 
     key: Key  # process set, sequence number
-    peers: tuple[int, ...]  # world ranks that this one reads from
-    takers: tuple[int, ...]  # those that read from this one
-    others: tuple[int, ...]  # all that take part: each of them may keep the peers waiting
-    is_span: bool = True  # of the timeline: no other one of the same thread overlaps with it
+    peers: tuple[int, ...]  # world ranks from which this one reads
+    takers: tuple[int, ...]  # world ranks that read from this one
+    others: tuple[int, ...]  # all participants: peers may wait for any of them
+    is_span: bool = True  # record a span, which must not overlap with others of the same thread
 
 
 class WorldCall:
-    """Offers this rank's frames and reads those of its peers.
+    """Exchange of frames in one collective, as a context.
 
-    A context: entering publishes the offer and opens a stream from each peer. Leaving it normally waits until
-    this rank has taken everything and all peers have too, so that buffers may be reused and the process may end;
-    leaving it with an error makes every rank fail.
+    Entering it publishes the offer and opens a stream from each peer. Leaving it normally waits until this rank has
+    read everything and all peers have too, so that buffers may be reused and the process may end; leaving it with an
+    error makes every rank fail.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class WorldCall:
         self._streams: dict[int, FrameStream] = {}
         self._is_traced = timeline.active is not None
         self._span = timeline.NO_SPAN
-        if key.is_span and self._is_traced:  # to name a span takes as long as to ask
+        if key.is_span and self._is_traced:  # building the name takes as long as the check
             self._span = self.span(what.label, total_bytes)
 
     def span(self, name: str, nbytes: int) -> timeline.Span:
-        """Return a span of the timeline for this collective, or a part of it, by which ranks can be compared."""
+        """Return a timeline span for this collective, or a part of it, with arguments that match it between ranks."""
         process_set, sequence = self._key.key
         return timeline.span(name, "collective", bytes=nbytes, set=process_set, sequence=sequence)
 
@@ -88,7 +88,7 @@ class WorldCall:
             for peer in self._key.peers:
                 request = self._member.pull_request(peer, self._key.key, self._what)
                 self._streams[peer] = self._member.transport.pull(peer, request, self._timeout_s)
-            # Also for a verdict that was reached in the meantime: it calls back at once.
+            # A failure reached in the meantime calls back at once.
             self._member.failure_state.on_reached(self._cancel)
         except BaseException as error:
             try:
@@ -114,16 +114,16 @@ class WorldCall:
             self._went_wrong(peer, error)
 
     def frame(self, step: WireStep, segment: int, payload: Flat) -> WireFrame:
-        """Return `payload`, which stays where it is, as a frame of this collective."""
+        """Return `payload`, which is not copied, as a frame of this collective."""
         return WireFrame(self._head(step, segment, payload), payload_octets(payload))
 
     def frames(self, step: WireStep, parts: Iterable[Flat]) -> Iterator[WireFrame]:
-        """`parts` as the segments of this rank's `step`, in their order."""
+        """Yield `parts` as the segments of this rank's `step`, in order."""
         for segment, part in enumerate(parts):
             yield self.frame(step, segment, part)
 
     def offer_changed(self) -> None:
-        """Wake up the streams that wait for a frame of this rank."""
+        """Wake the streams that wait for a frame of this rank."""
         self._member.offers.changed()
 
     def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
@@ -143,10 +143,10 @@ class WorldCall:
             self._release()
 
     def _release(self) -> None:
-        """Afterwards, however it ended, nobody else uses the buffers and no stream is open."""
+        """Release buffers and streams. Afterwards no other thread uses the buffers, and no stream is open."""
         self._member.failure_state.forget(self._cancel)
         self._member.offers.withdraw(self._key.key)
-        # It refers to this call: as a cycle the buffers would live on until the garbage collector comes by.
+        # It references this call: in a cycle the buffers would stay alive until garbage collection.
         self._offer.frames_for = _no_frames
         for stream in self._streams.values():
             stream.close()
@@ -165,7 +165,7 @@ class WorldCall:
         self._streams.clear()
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.all_taken(self._offer, left, lambda: self._activity):
-            if self._member.offers.who_left(self._offer) is not None:  # which the membership has reported
+            if self._member.offers.who_left(self._offer) is not None:  # the membership has reported it
                 self._member.raise_failure(self._activity)
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
@@ -177,9 +177,9 @@ class WorldCall:
         self._fail(peer, error)
 
     def _fail(self, peer: int, error: StreamBroken | PullRefused) -> NoReturn:
-        """Report what happened to the stream from `peer`, and raise what the world decides."""
+        """Report the failure of the stream from `peer`, and raise the world's decision."""
         if isinstance(error, PullRefused) and error.is_of_a_stranger:
-            # The next world of its process answers.
+            # The peer's process has joined its next world.
             self._member.monitor.report(PeerClosed(peer, "it has left this world", self._activity))
         elif isinstance(error, PullRefused):
             self._member.monitor.report(error.failure)

@@ -12,11 +12,11 @@ from ringtrain.shared.horovod_variables import with_counterparts
 from ringtrain.shared.place import RankPlace
 from ringtrain.shared.settings import Settings, choice, integer, path, seconds, setting, text
 
-# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: that one or an error.
-# torch: tensors of ringtrain.torch through torch.distributed, all else as with auto, which chooses that for CUDA.
-# host: as auto, and never through a library of a device.
+# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: only this one, or an error. torch: tensors
+# of ringtrain.torch by torch.distributed, all else as with auto, which selects it for CUDA. host: as auto, but never by
+# a library of a device.
 TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch", "host")
-# auto: between pods, tensors take ports of their own where these can be reached. grpcio: always gRPC's library.
+# auto: between pods, tensors use separate ports if these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
 
 
@@ -55,8 +55,8 @@ class WorldWays(Settings):
 class WorldTrust(Settings):
     """Token, certificates and encryption between ranks.
 
-    `encrypt`: one of `contract.ENCRYPTION`, `sites` only where there are several, with the certificates in
-    `secret_dir`, which are of the job `job_uid`. `token_text`: the token where there is no `token_file`.
+    `encrypt`: one of `contract.ENCRYPTION`; `sites` only if there are several. The certificates are in `secret_dir` and
+    belong to the job `job_uid`. `token_text`: the token if there is no `token_file`.
     """
 
     encrypt: str = choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0])
@@ -66,12 +66,12 @@ class WorldTrust(Settings):
     token_text: str | None = setting(lambda env, _: env.unchanged(contract.ENV_TOKEN), None, is_secret=True)
 
     def token(self) -> bytes | None:
-        """Return the job's token, or None if no proof is asked for. Raises ConfigurationError."""
+        """Return the job's token, or None if ranks need no token. Raises ConfigurationError."""
         if self.token_file is None:
             if self.token_text is None:
                 return None
-            if not self.token_text.strip():  # without a token, a world would ask strangers for none
-                raise ConfigurationError(f"{contract.ENV_TOKEN} is empty; give every rank the same text, or unset it")
+            if not self.token_text.strip():  # an empty token would let in unauthenticated peers
+                raise ConfigurationError(f"{contract.ENV_TOKEN} is empty; set the same text on every rank, or unset it")
             return self.token_text.strip().encode()
         try:
             token = self.token_file.read_bytes().strip()
@@ -86,9 +86,9 @@ class WorldTrust(Settings):
 class WorkerConfig:
     """Settings of a rank, known before it connects to others.
 
-    `role`: `chief`, `worker`, or `evaluator`, which stands outside the ring in a world of one.
-    `source`: where the world was found: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.
-    `slot`: the place in an elastic job, which this process keeps with its local rank.
+    `role`: `chief`, `worker`, or `evaluator`, which is alone in its world.
+    `source`: the source of the world's description: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.
+    `slot`: the place in an elastic job, fixed for this process and its local rank.
     `sites`: the name of each rank's site; empty: all are in one.
     """
 
@@ -104,15 +104,16 @@ class WorkerConfig:
     trust: WorldTrust = field(default_factory=WorldTrust)
 
     def encrypts_among(self, ranks: Sequence[int]) -> bool:
-        """Whether what these ranks tell each other is to be encrypted."""
+        """Return whether traffic between these ranks must be encrypted."""
         if self.trust.encrypt == "sites":
             return len({self.sites[rank] for rank in ranks}) > 1
         return self.trust.encrypt != "none"
 
     @property
     def ranks_by_site(self) -> dict[str, list[int]]:
-        """The ranks of each site by its name, in the order of the first of them; one without a name if no sites
-        are known."""
+        """Return the ranks of each site by its name, in the order of their first ranks; one empty name without
+        sites.
+        """
         found: dict[str, list[int]] = {}
         for rank, name in enumerate(self.sites or ("",) * self.place.size):
             found.setdefault(name, []).append(rank)
@@ -120,15 +121,15 @@ class WorkerConfig:
 
     @property
     def pod(self) -> int:
-        """A number that the ranks of this pod have alike, and those of no other pod."""
+        """Return a number that is equal for the ranks of this pod and different for other pods."""
         return (self.place.rank if self.slot is None else self.slot) - self.place.local_rank
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
-        """Find the world, by `discover_world`, and read what else is said of it.
+        """Find the world by `discover_world`, and read the other settings.
 
-        Where one of ours is not set, its counterpart of Horovod's counts (`horovod_variables.COUNTERPARTS`).
-        Raises ConfigurationError naming the variable, its value and what was expected.
+        If a variable of ringtrain is unset, its Horovod counterpart is used (`horovod_variables.COUNTERPARTS`). Raises
+        ConfigurationError naming the variable, its value and what was expected.
         """
         env = with_counterparts(env)
         waits, trust = WorldWaits.from_env(env), WorldTrust.from_env(env)
@@ -147,8 +148,10 @@ class WorkerConfig:
 
 
 def _world_sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
-    """The name of each rank's site; empty where nobody says, and in a process beside the world, which is of one
-    rank and has the names of all."""
+    """Return the name of each rank's site; empty if unset.
+
+    Also empty in a process outside the world, which has size 1 but the names of all ranks.
+    """
     names = tuple(name.strip() for name in env.get(contract.ENV_SITES, "").split(","))
     if names == ("",) or (size == 1 and len(names) > 1):
         return ()

@@ -21,12 +21,12 @@ _WORLD_FILE_VERSION: Final = 1
 
 
 def ring_addresses_in(path: Path) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank, as the file says. Raises ConfigurationError naming what is wrong."""
+    """Return the addresses of all ranks in the file, by rank. Raises ConfigurationError with the problem."""
     name = f"{contract.ENV_WORLD_FILE} is {shown(str(path))}"
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no JSON ({error})"
+        why = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise ConfigurationError(f"{name}: {why}; expected the file that this world's agent has written") from error
     if not isinstance(content, dict) or content.get("version") != _WORLD_FILE_VERSION:
         version = content.get("version") if isinstance(content, dict) else None
@@ -41,7 +41,7 @@ def ring_addresses_in(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DiscoveredWorld:
-    """Place of this process by one source of discovery. `slot`: its place in an elastic job."""
+    """World and place of this process according to one source. `slot`: its place in an elastic job."""
 
     source: str
     role: str
@@ -52,7 +52,7 @@ class DiscoveredWorld:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Rendezvous of ranks whose addresses are not in the environment. `token`: what they prove to each other."""
+    """Rendezvous of ranks whose addresses are not in the environment. `token`: for their mutual authentication."""
 
     env: Mapping[str, str]
     timeout_s: float
@@ -91,7 +91,7 @@ def _highest_local_rank(seen: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _PlaceVariables(Settings):
-    """The rank's place; variables that are not set follow from the hosts of the addresses (`by_host`).
+    """Place of the rank; variables that are not set are derived from the hosts of the addresses (`by_host`).
 
     The local rank is that of the slot: a pod may have a gap.
     """
@@ -156,11 +156,11 @@ def _from_mpi(meeting: Rendezvous) -> DiscoveredWorld | None:
         return None
     addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
     if addresses is None and contract.ENV_MPI_CHECK_IN in meeting.env:
-        # The agent gives addresses to the ranks that are where the job's order has them, and those expect the
-        # others there.
+        # The agent sets addresses only for ranks on the worker that the job's order assigns to them; others
+        # expect them there.
         raise ConfigurationError(
-            f"mpirun has put rank {found.rank} on another worker than the order of ranks has it, where the others "
-            "look for it; leave out the options that place ranks (such as --map-by node, -ppn, a rankfile)"
+            f"mpirun has placed rank {found.rank} on another worker than the job's order of ranks, where the others "
+            "expect it; remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
         from ringtrain._core.world.mpi_rendezvous import meet_mpi_world  # rarely needed, and import time counts
@@ -200,6 +200,6 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
 
 
 def environment_rank(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return rank and number of ranks that variables of SLURM, MPI or torchrun give; None where there are none."""
+    """Return rank and number of ranks from variables of SLURM, MPI or torchrun; None if there are none."""
     found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
     return None if found is None else (found.rank, found.size)

@@ -1,4 +1,4 @@
-"""Whether a world still stands, and what a rank notices of that and hands to its monitor."""
+"""Failure state of a world, and the events that a rank reports to its monitor."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from ringtrain._core.wire.failure import WorldFailure
 
 
 class WorldFailureState:
-    """The first failure of a world, once there is one. The first one stays."""
+    """First failure of a world. Later ones are ignored."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -19,7 +19,7 @@ class WorldFailureState:
         self._callbacks: list[Callable[[], None]] = []
 
     def reach(self, failure: WorldFailure) -> bool:
-        """Record `failure` unless there is one already; tell everyone who waits.
+        """Record `failure` unless there is one already, and wake all waiting threads.
 
         Returns whether it was the first.
         """
@@ -33,14 +33,14 @@ class WorldFailureState:
         return True
 
     def interrupt(self) -> None:
-        """Call back as if there were a verdict: this rank leaves, and nothing of it may go on."""
+        """Call back as for a failure, because this rank leaves and its work must end."""
         with self._lock:
             self._interrupted = True
         self._call_back()
         self._over.set()
 
     def on_reached(self, callback: Callable[[], None]) -> None:
-        """Call back when the verdict is reached; at once if it is already."""
+        """Register a callback for the first failure; it is called at once if there is one already."""
         with self._lock:
             if self.failure is None and not self._interrupted:
                 self._callbacks.append(callback)
@@ -53,11 +53,11 @@ class WorldFailureState:
                 self._callbacks.remove(callback)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the verdict. Returns whether it was reached in time."""
+        """Wait for a failure. Return whether there was one in time."""
         return self._reached.wait(max(timeout_s, 0))
 
     def wait_over(self, timeout_s: float) -> None:
-        """Wait for the verdict, or for this rank to leave: then there may be none."""
+        """Wait for a failure, or for this rank to leave, without a failure."""
         self._over.wait(timeout_s)
 
     def _call_back(self) -> None:
@@ -74,7 +74,7 @@ class WorldFailureState:
 
 @dataclass(frozen=True)
 class RankActivity:
-    """The collective that a rank is in, for messages and for probing: `allreduce #7 "conv1.weight"`."""
+    """Current collective of a rank, for messages and probes: `allreduce #7 "conv1.weight"`."""
 
     label: str
     process_set: int
@@ -83,7 +83,7 @@ class RankActivity:
 
 @dataclass(frozen=True)
 class PeerClosed:
-    """The connection to `peer` broke."""
+    """Event: the connection to `peer` broke."""
 
     peer: int
     detail: str
@@ -92,7 +92,7 @@ class PeerClosed:
 
 @dataclass(frozen=True)
 class PeersStalled:
-    """Nothing came from `peers` within the deadline."""
+    """Event: nothing was received from `peers` within the deadline."""
 
     peers: tuple[int, ...]
     waited_s: float

@@ -1,6 +1,6 @@
-"""Ranks that know only where rank 0 listens tell it their addresses, and get everyone's.
+"""Exchange of addresses between ranks that know only the address of rank 0.
 
-One line of JSON each way. With a token both lines carry a proof; a caller without one is not heard.
+One line of JSON in each direction. With a token both lines carry a proof; a caller without one is refused.
 """
 
 import json
@@ -25,9 +25,10 @@ _TICK_S: Final = 0.5
 
 @dataclass(frozen=True)
 class RendezvousPoint:
-    """Where rank 0 listens, and words for what is wrong there.
+    """Address of rank 0, and texts for error messages.
 
-    `size_name`: the variable with the world's size. `start`: how all ranks are started. `port_taken`: the way out.
+    `size_name`: the variable with the world's size. `start`: how all ranks are started. `port_taken`: what to do if the
+    port is in use.
     """
 
     where: tuple[str, int]
@@ -39,7 +40,7 @@ class RendezvousPoint:
 def gather_addresses(
     rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank. Raises ConfigurationError."""
+    """Return the addresses of all ranks, by rank. Raises ConfigurationError."""
     end = time.monotonic() + timeout_s
     if rank == 0:
         return _RendezvousServer(size, own, token, meeting, timeout_s).run(end)
@@ -48,7 +49,7 @@ def gather_addresses(
 
 @dataclass(eq=False)
 class _RendezvousCaller:
-    """A connection to rank 0. `rank`: once its line has come; `nonce`: what it wants the answer to be made for."""
+    """Connection to rank 0. `rank`: known when its line has arrived; `nonce`: to be included in the reply's proof."""
 
     sock: socket.socket
     since: float
@@ -58,7 +59,7 @@ class _RendezvousCaller:
 
 
 class _RendezvousServer:
-    """Rank 0's side: one thread, a bounded number of callers that have not said who they are."""
+    """Rank 0's side: one thread, and a limited number of callers that have not identified themselves."""
 
     def __init__(self, size: int, own: str, token: bytes | None, meeting: RendezvousPoint, timeout_s: float) -> None:
         self._size = size
@@ -85,7 +86,7 @@ class _RendezvousServer:
         if now >= end:
             missing = [rank for rank in range(self._size) if rank not in self._addresses]
             raise ConfigurationError(
-                f"rank(s) {in_ranges(missing)} of {self._size} have not called ringtrain.init() within "
+                f"rank(s) {in_ranges(missing)} of {self._size} did not call ringtrain.init() within "
                 f"{self._timeout_s:g} s (waited for by rank 0); {self._meeting.start}"
             )
         for key, _ in self._selector.select(min(end - now, _TICK_S)):
@@ -120,7 +121,7 @@ class _RendezvousServer:
             self._hear(caller)
 
     def _hear(self, caller: _RendezvousCaller) -> None:
-        """Take the caller's address, or tell it what is wrong."""
+        """Store the caller's address, or send it the reason of a refusal."""
         said = _parsed_rendezvous_line(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
         if said is None:
             self._drop(caller)
@@ -129,10 +130,10 @@ class _RendezvousServer:
         if not authentication.is_same_proof(_rendezvous_caller_proof(self._token, said), said["proof"]):
             refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
         elif said["size"] != self._size:
-            sizes = f"rank 0 counts a world of {self._size}, rank {rank} of {said['size']}"
-            refusal = f"{sizes} ranks; give every rank the same {self._meeting.size_name}"
+            sizes = f"rank 0 expects a world of {self._size}, rank {rank} of {said['size']}"
+            refusal = f"{sizes} ranks; set the same {self._meeting.size_name} on every rank"
         elif not 0 < rank < self._size or self._addresses.get(rank, address) != address:
-            refusal = f"two processes say that they are rank {rank}; start each rank once"
+            refusal = f"two processes claim to be rank {rank}; start each rank once"
         else:
             self._addresses[rank] = address
             caller.rank, caller.nonce = rank, said["nonce"]
@@ -147,7 +148,7 @@ class _RendezvousServer:
             if caller.rank > 0:
                 proof = _rendezvous_answer_proof(self._token, caller.nonce, addresses)
                 caller.sock.settimeout(_STRANGER_S)
-                with suppress(OSError):  # a rank that is gone is missed when ranks meet
+                with suppress(OSError):  # a lost rank is detected in the handshake
                     caller.sock.sendall(_rendezvous_line({"addresses": addresses, "proof": proof}))
         return addresses
 
@@ -169,7 +170,7 @@ def _rendezvous_listener(meeting: RendezvousPoint) -> socket.socket:
         return socket.create_server((bound, port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigurationError(
-            f"rank 0 can't listen on port {port}, where the ranks meet ({error.strerror}); {meeting.port_taken}"
+            f"rank 0 can't listen on port {port}, the rendezvous of the ranks ({error.strerror}); {meeting.port_taken}"
         ) from error
 
 
@@ -194,14 +195,14 @@ def _ask_rank_0(
         if time.monotonic() >= end:
             host, port = meeting.where
             raise ConfigurationError(
-                f"rank {rank} has not met rank 0 at {host}:{port} within {timeout_s:g} s; is "
+                f"rank {rank} did not reach rank 0 at {host}:{port} within {timeout_s:g} s; is "
                 f"rank 0 started, and does it call ringtrain.init()?"
             )
         time.sleep(_AGAIN_S)
 
 
 def _exchanged_rendezvous_line(where: tuple[str, int], line: bytes, end: float) -> bytes:
-    """What rank 0 answers; nothing where it can't be reached."""
+    """Send a line to rank 0 and return its reply; empty if it can't be reached."""
     reply = bytearray()
     with suppress(OSError):
         left = max(end - time.monotonic(), _AGAIN_S)
@@ -220,7 +221,7 @@ def _rendezvous_line(message: dict[str, Any]) -> bytes:
 
 
 def _parsed_rendezvous_line(line: bytes, **types: type) -> dict[str, Any] | None:
-    """The message in `line` if it has values of these types."""
+    """Return the message in `line` if it has values of these types; else None."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

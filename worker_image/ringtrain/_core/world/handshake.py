@@ -1,12 +1,12 @@
-"""How two ranks meet: who are you, do you know the token, here is your session.
+"""Handshake of two ranks: identity, proof of the token, and a session.
 
-Each rank asks each of its partners (Hello, then Prove) and gets a session from it, which its requests must carry.
-So every pair is checked from both sides, and both sides know what is wrong. In a small world all others are
-partners; in a large one a rank's sessions with the others come from what partners pass on (`roster`).
+Each rank requests a session from each of its partners (Hello, then Prove), which its later requests must carry. So
+every pair is checked from both sides, and both sides get the reason of a failure. In a small world all others are
+partners; in a large one a rank's sessions with the other ranks are derived from data that partners forward (`roster`).
 
-Anyone can reach the port. So a rank fails only by what it finds at the addresses that it was given, never by what
-someone says who dials it; and nothing is kept of a Hello. A caller counts as rank r when it has proved the token;
-in a world without a token, when it is the process that answers at r's address.
+Anyone can reach the port. So a rank fails only because of an answer from a configured address, never because of a
+caller's claims, and it stores nothing of a Hello. A caller is authenticated as rank r by the token; in a world without
+a token, by being the process that answers at r's address.
 """
 
 import contextlib
@@ -45,39 +45,39 @@ from ringtrain.shared.contract import RELEASE
 
 _ASK_AGAIN_S: Final = 0.1
 _LOOKED_FOR_AT_ONCE: Final = 32
-# Partners of a rank that does not come name it when their time is over. In a large world all others hear it from
-# them, and wait longer for that by this part of the timeout.
+# Partners of a missing rank name it when the timeout is over. In a large world all others receive that from them, and
+# wait longer for it by this fraction of the timeout.
 PATIENCE: Final = 4
 
 
 class WorldHandshake:
-    """Sessions of one rank: those it gave to peers, and those that peers gave to it."""
+    """Sessions of one rank: those issued to peers, and those received from peers."""
 
     def __init__(self, ring: RingConfig, failure_state: WorldFailureState, is_over: Callable[[int], bool]) -> None:
         self._ring = ring
         self._partners = neighbours.partner_ranks(ring.rank, ring.size)
         self._failure_state = failure_state
-        self._is_over = is_over  # whether this rank's world has ended for that peer
+        self._is_over = is_over  # returns whether this rank's world has ended for that peer
         self._instance = secrets.token_hex(8) + f"-{os.getpid()}"
-        self._secret = secrets.token_bytes(32)  # nonces and sessions are made of it, so that none need be kept
+        self._secret = secrets.token_bytes(32)  # nonces and sessions are derived from it, so none are stored
         self._share = secrets.token_bytes(16)
         self._changed = threading.Condition()
-        self._heard: set[int] = set()  # ranks in whose name someone said hello: they, or a stranger
-        self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process: each request shows one
-        self._given: dict[int, str] = {}  # the process that each peer turned out to be, and got a session
-        self.sessions: dict[int, bytes] = {}  # what this rank is known by to each peer that it has met
-        self._met: dict[int, str] = {}  # the process that answers at each peer's address
-        self._watched_by: set[int] = set()  # peers that have met this rank; they hear when it leaves, or have left
-        self.ports: dict[int, int] = {}  # data ports that are dialled when they are needed
-        self._key: bytes | None = None  # of the sessions between ranks that are no partners
-        self.all_met = False  # whether every pair of this rank is complete: nobody else has a say from then on
-        self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, once all are met
+        self._heard: set[int] = set()  # ranks in whose name a Hello arrived, authenticated or not
+        self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process; each request carries one
+        self._given: dict[int, str] = {}  # the authenticated process of each peer, which got a session
+        self.sessions: dict[int, bytes] = {}  # sessions received from peers
+        self._met: dict[int, str] = {}  # process that answers at each peer's address
+        self._watched_by: set[int] = set()  # peers that have joined with this rank and watch it, or have left
+        self.ports: dict[int, int] = {}  # data ports that are dialled on demand
+        self._key: bytes | None = None  # key of the sessions between ranks that are not partners
+        self.all_met = False  # whether every pair of this rank is complete; later callers need a session
+        self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, after the handshake
         failure_state.on_reached(self._wake)
 
-    # What this rank answers
+    # Replies of this rank
 
     def answer_hello(self, request: bytes) -> bytes:
-        """Say who this rank is, with a proof. No Hello changes this rank. Raises PullRefused, StreamBroken."""
+        """Return this rank's identity with a proof. A Hello changes no state. Raises PullRefused, StreamBroken."""
         theirs = HelloMessage.parse(decode_message(request))
         with self._changed:
             if theirs.rank in self._ring.peers:
@@ -91,12 +91,12 @@ class WorldHandshake:
         return encode_wire_message({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Give the peer its session, and tell it this rank's data port. Raises PullRefused, StreamBroken."""
+        """Issue the peer's session, and return it with this rank's data port. Raises PullRefused, StreamBroken."""
         message = decode_message_fields(request, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
         self._admit(theirs)
         if theirs.rank not in self._partners:
-            raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is no partner of rank {self._ring.rank}"))
+            raise NotAPeer(WorldFailure("stranger", f"rank {theirs.rank} is not a partner of rank {self._ring.rank}"))
         nonce = self._nonce_for(theirs).encode()
         expected = authentication.proof(self._ring.token, authentication.CLIENT, encode_wire_message(theirs), nonce)
         if not authentication.is_same_proof(expected, message["proof"]):
@@ -111,7 +111,7 @@ class WorldHandshake:
         return encode_wire_message({"session": session.hex(), "data_port": data_port})
 
     def is_peer(self, rank: int, session: bytes) -> bool:
-        """Whether `session` is what the peer `rank` was given."""
+        """Return whether `session` was issued to the peer `rank`."""
         instance = self._given.get(rank)
         if instance is not None and authentication.is_same_proof(self._session_for(rank, instance), session):
             return True
@@ -121,34 +121,35 @@ class WorldHandshake:
         )
 
     def check_session(self, rank: int, session: bytes) -> None:
-        """Raises NotAPeer unless `session` is what the peer `rank` was given."""
+        """Raise NotAPeer unless `session` was issued to the peer `rank`."""
         if not self.is_peer(rank, session):
-            raise NotAPeer(WorldFailure("stranger", f"no session for a request in the name of rank {rank}"))
+            raise NotAPeer(WorldFailure("stranger", f"a request in the name of rank {rank} has no valid session"))
 
     def watched_by(self, rank: int) -> None:
-        """Note that a peer, which has shown its session, will hear when this rank leaves."""
+        """Record that an authenticated peer watches this rank."""
         if rank not in self._watched_by:
             with self._changed:
                 self._watched_by.add(rank)
                 self._changed.notify_all()
 
     def left(self, rank: int) -> None:
-        """Note that a peer has left in good order, so that it had met this rank: its watch may never come."""
+        """Record that a peer has left in order; it had joined with this rank, but its watch may never arrive."""
         if rank in self._given:
             self.watched_by(rank)
 
-    # What this rank asks
+    # Requests of this rank
 
     def meet_all(self, transport: Transport, met: Callable[[int], None], end: float) -> None:
-        """Meet every partner; call `met` for each, which begins to watch it.
+        """Run the handshake with every partner; call `met` for each, which begins to watch it.
 
-        On return each has met this rank as well, and watches it or has left: so this rank may leave a mesh at
-        once, and begin its next world while others still meet in this one. Reaches a verdict and raises otherwise.
+        On return each partner has completed its side as well, and watches this rank or has left: so this rank may leave
+        a mesh at once, and begin its next world while others are still in the handshake of this one. Otherwise fails
+        the world and raises.
         """
         hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._partners}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
-        # All are greeted before any is proved to: a peer hears a proof when it has greeted back, and ranks that
-        # wait for that in a circle, each with a greeting to repeat, would wait for ever.
+        # All Hellos come before any Prove: a peer accepts a proof after its own Hello, and ranks that
+        # wait for that in a circle, each with a Hello to repeat, would wait for ever.
         theirs = {peer: self._greet(transport, peer, hellos[peer], answers[peer], end) for peer in hellos}
         for peer, hello in hellos.items():
             self._prove_to(transport, peer, hello, theirs[peer], end)
@@ -161,11 +162,11 @@ class WorldHandshake:
         self._await_all(transport, end)
 
     def entry(self, data_port: int | None) -> RosterEntry:
-        """What this rank says of itself to all of a large world."""
+        """Return this rank's entry in the membership table of a large world."""
         return RosterEntry(self._share, data_port or 0, self._ring.local_size)
 
     def know_all(self, transport: Transport, entries: Sequence[RosterEntry]) -> None:
-        """Have a session with every rank. `entries`: of all, by rank, as they are known to this world alone."""
+        """Derive a session with every rank. `entries`: of all, by rank, known only to members of this world."""
         said = b"".join(entry.encode() for entry in entries)
         self._key = key = hmac.digest(self._ring.token or b"", b"world" + said, "sha256")
         self.local_sizes = tuple(entry.local_size for entry in entries)
@@ -177,7 +178,7 @@ class WorldHandshake:
                 transport.use_session(peer, self.sessions[peer])
 
     def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
-        """Begin to dial the data ports of `peers`, where that has not begun yet. Returns at once."""
+        """Begin to dial the data ports of `peers`, if not done before. Returns at once."""
         rank, size = self._ring.rank, self._ring.size
         with self._changed:
             for peer in sorted(peers, key=lambda peer: (peer - rank) % size):
@@ -185,7 +186,9 @@ class WorldHandshake:
                     self._use_data_port(transport, peer, port)
 
     def absence(self, transport: Transport, peers: Sequence[int]) -> WorldFailure | None:
-        """That the first of `peers` at whose address nobody answers has not come, looked for at the deadline."""
+        """Return the failure for the first of `peers` whose address does not answer at the deadline; None if all
+        answer.
+        """
         for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
             some = peers[at : at + _LOOKED_FOR_AT_ONCE]
             hello = encode_wire_message(self._mine(secrets.token_hex(16)))
@@ -199,14 +202,14 @@ class WorldHandshake:
     def _greet(
         self, transport: Transport, peer: int, mine: HelloMessage, answer: "Future[bytes]", end: float
     ) -> HelloMessage:
-        """What the peer answers to Hello; asked again while it still leaves an earlier world at its address."""
+        """Return the peer's reply to Hello; repeat it while the peer is still leaving an earlier world."""
         while True:
             with self._or_again(peer, end):
                 return self._examine(peer, mine, self._answer(peer, answer, end))
             answer = self._ask_hello(transport, peer, mine, end)
 
     def _prove_to(self, transport: Transport, peer: int, mine: HelloMessage, theirs: HelloMessage, end: float) -> None:
-        """Get a session from the peer; from its Hello again if it is in another world by now."""
+        """Obtain a session from the peer; restart with Hello if it has changed to another world."""
         while True:
             proof = authentication.proof(
                 self._ring.token, authentication.CLIENT, encode_wire_message(mine), theirs.nonce.encode()
@@ -220,7 +223,7 @@ class WorldHandshake:
 
     @contextlib.contextmanager
     def _or_again(self, peer: int, end: float) -> Iterator[None]:
-        """Where the peer does not answer yet, wait a moment and go on; fail where asking again makes no sense."""
+        """Wait a moment if the peer does not answer yet, so that the caller repeats; fail if repeating is useless."""
         try:
             yield
         except StreamBroken as broken:
@@ -230,10 +233,10 @@ class WorldHandshake:
             self._failure_state.wait(min(left, _ASK_AGAIN_S))
         except MalformedMessage as malformed:
             name = self._ring.name(peer)
-            self._fail(WorldFailure("configuration", f"{name} is another program: it answers {malformed}"))
+            self._fail(WorldFailure("configuration", f"{name} is another program; its answer: {malformed}"))
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
-        """Keep what the peer's answer to Prove holds."""
+        """Store the session and data port of the peer's reply to Prove."""
         self.sessions[peer] = decode_message_fields(reply, session=bytes)["session"]
         transport.use_session(peer, self.sessions[peer])
         data_port = decode_message(reply).get("data_port")
@@ -241,7 +244,7 @@ class WorldHandshake:
             self._use_data_port(transport, peer, data_port)
 
     def _use_data_port(self, transport: Transport, peer: int, port: int) -> None:
-        # No collective has the number 0: the answer is that it has ended.
+        # No collective has the number 0: the reply is that it has ended.
         request = PullRequestMessage(self.sessions[peer], self._ring.rank, 0, 0, b"").encode()
         transport.use_data_port(peer, port, request)
 
@@ -251,13 +254,13 @@ class WorldHandshake:
         return answer
 
     def _note_answer(self, peer: int, mine: HelloMessage, answer: "Future[bytes]") -> None:
-        """Note who answers at the peer's address: peers wait for that, whomever else this rank still waits for."""
+        """Record the process at the peer's address. Peers wait for that, even if this rank waits for other peers."""
         if answer.exception() is not None:
             return
         try:
             theirs, is_proven = self._read_answer(mine, answer.result())
         except MalformedMessage:
-            return  # whoever waits for the answer says so
+            return  # the thread that waits for the answer reports it
         if is_proven and theirs.rank == peer:
             with self._changed:
                 self._met[peer] = theirs.instance
@@ -282,17 +285,20 @@ class WorldHandshake:
         return session
 
     def _examine(self, peer: int, mine: HelloMessage, reply: bytes) -> HelloMessage:
-        """Return who answers at the peer's address. Fails this rank if it is another. Raises MalformedMessage."""
+        """Return the identity of the process at the peer's address. Raises MalformedMessage.
+
+        Fails this rank if it is another rank.
+        """
         theirs, is_proven = self._read_answer(mine, reply)
         if not is_proven:
             self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
         if theirs.rank != peer:
-            wrong = f"{self._ring.addresses[peer]} should be rank {peer}, but rank {theirs.rank} answers there"
+            wrong = f"{self._ring.addresses[peer]} is configured for rank {peer}, but rank {theirs.rank} answers there"
             self._fail(WorldFailure("configuration", wrong))
         return theirs
 
     def _read_answer(self, mine: HelloMessage, reply: bytes) -> tuple[HelloMessage, bool]:
-        """Who answers, and whether they know the token."""
+        """Return the identity in the reply, and whether its proof of the token is valid."""
         message = decode_message_fields(reply, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
         expected = authentication.proof(
@@ -301,7 +307,7 @@ class WorldHandshake:
         return theirs, authentication.is_same_proof(expected, message["proof"])
 
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
-        """Wait for the peer's answer, or for the world's failure if that comes first. Raises StreamBroken."""
+        """Wait for the peer's reply, or for the world's failure if that comes first. Raises StreamBroken."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
         self._failure_state.on_reached(done.set)
@@ -319,9 +325,9 @@ class WorldHandshake:
     def _absent(self, peer: int) -> WorldFailure:
         advice = "is it started, and is its address right?"
         if has_no_host(self._ring.addresses[peer], self._ring.probe_timeout_s):
-            advice = "its host's name can't be resolved here: is it spelled right, and is that host or pod there?"
+            advice = "its host's name can't be resolved here: is it correct, and does that host or pod exist?"
         text = (
-            f"{self._ring.name(peer)} has not joined within {self._ring.timeout_s:g} s "
+            f"{self._ring.name(peer)} did not join within {self._ring.timeout_s:g} s "
             f"(waited for by rank {self._ring.rank}); {advice}"
         )
         return WorldFailure("lost", text, peer)
@@ -346,29 +352,29 @@ class WorldHandshake:
         if two:
             self._fail(WorldFailure("configuration", _rank_twice_message(two[0])))
         if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
-            self._fail(absence)  # a partner waits for a rank that is no partner of this one
+            self._fail(absence)  # a partner waits for a rank that is not a partner of this one
         if missing:
             names = some_of([self._ring.name(peer) for peer in missing])
             one_way = f"{names} can be reached from rank {self._ring.rank}, but does not reach it"
             self._fail(WorldFailure("lost", one_way, missing[0]))
 
     def _admit(self, theirs: HelloMessage) -> None:
-        """Refuse whoever does not fit into this world. StreamBroken (CLOSED): they may ask again in a moment."""
+        """Refuse a caller that does not belong to this world. StreamBroken (CLOSED): it may repeat the request."""
         if (message := hello_disagreement(self._ring, theirs)) is not None:
             raise _hello_refusal(message)
         known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
         failure = self._failure_state.failure
         if failure is not None and not self.all_met and theirs.instance in known:
-            raise PullRefused(failure)  # a peer in this very world, which can't be met any more
+            raise PullRefused(failure)  # a peer of this world, which has failed
         if not known or theirs.instance in known:
             return
-        # While ranks meet it is open who is right, and a rank may have left and begun its next world already.
+        # During the handshake it is undecided which one is right, and a rank may already be in its next world.
         if not self.all_met or self._is_over(theirs.rank):
             raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
         raise _hello_refusal(_rank_twice_message(theirs.rank))
 
     def _await_met(self, theirs: HelloMessage) -> None:
-        """Wait until it is known who answers at the address: without a token, nobody else is the peer."""
+        """Wait until the process at the caller's address is known: without a token, only that one is the peer."""
 
         def is_known() -> bool:
             return theirs.rank in self._met or self._failure_state.failure is not None
@@ -379,7 +385,7 @@ class WorldHandshake:
         self._admit(theirs)
 
     def _fail_told(self, peer: int, failure: WorldFailure) -> None:
-        """Fail, but let the peer ask first: only this rank's answer tells it what is wrong."""
+        """Fail, but let the peer request first, because only this rank's reply gives it the reason."""
 
         def is_told() -> bool:
             return self._failure_state.failure is not None or peer in self._heard
@@ -398,7 +404,7 @@ class WorldHandshake:
 
 
 def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
-    """Say what two ranks that meet see differently, alike on both sides. None if nothing."""
+    """Describe a difference between two ranks in the handshake, equally on both sides; None if there is none."""
     me = (
         f"rank {mine.rank} ({mine.addresses[mine.rank]})",
         *(PROTOCOL_VERSION, RELEASE, mine.generation, mine.size, mine.transport),
@@ -411,9 +417,9 @@ def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
     reasons = (
         ("speaks version", "of the ring's protocol; use one image for all ranks"),
         ("runs ringtrain", "; use one image for all ranks"),
-        ("is of generation", "; a process of another attempt is still running"),
-        ("counts a world of", "ranks; give every rank the same cluster"),
-        ("has RINGTRAIN_TRANSPORT", "; give every rank the same"),
+        ("has generation", "; a process of another attempt is still running"),
+        ("expects a world of", "ranks; configure the same cluster on every rank"),
+        ("has RINGTRAIN_TRANSPORT", "; set the same on every rank"),
     )
     for (verb, advice), left, right in zip(reasons, ones, others, strict=True):
         if left != right:
@@ -424,7 +430,7 @@ def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
 
 
 def _handshake_session_between(key: bytes, rank: int, peer: int) -> bytes:
-    """By what `rank` is known to `peer`."""
+    """Return the session by which `rank` is authenticated to `peer`."""
     return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
 
 
@@ -433,7 +439,7 @@ def _hello_refusal(message: str) -> PullRefused:
 
 
 def _rank_twice_message(rank: int) -> str:
-    return f"two processes say that they are rank {rank}; start each rank once, and give all the same addresses"
+    return f"two processes claim to be rank {rank}; start each rank once, and use the same addresses everywhere"
 
 
 def _token_message(rank: int, other: int) -> str:

@@ -1,7 +1,7 @@
-"""Says while a rank waits whom it waits for: ranks that are there, and have not come to a collective.
+"""Warnings about late ranks: they are connected, but have not joined a collective that this rank waits for.
 
-Silence (a process that does not answer) is found by the connections, within the timeout. Lateness (one that is
-there, and validates, writes a file or holds the interpreter) is no fault until the stall timeout, and is told.
+A silent process is detected by its connections, within the timeout. Lateness (a process that runs validation, writes a
+file or does not release the GIL) is not an error until the stall timeout, and is logged.
 """
 
 import logging
@@ -18,15 +18,17 @@ from ringtrain.errors import in_ranges
 log = logging.getLogger("ringtrain")
 
 FIRST_WARNING_S: Final = 30.0
-_LOOKS: Final = 6  # between two warnings
-_NAMED_MOST: Final = 8  # ranks in a warning
+_LOOKS: Final = 6  # checks between two warnings
+_NAMED_MOST: Final = 8  # number of ranks named in a warning
 
 Statuses = Callable[[Sequence[int]], Mapping[int, Any]]
 
 
 class WorldLateness:
-    """One thread that looks now and then at what this rank waits in. `statuses`: asks ranks what they do.
-    `look_for_lost`: looks in a collective for those that do not come because they are gone.
+    """Thread that periodically checks the collectives in which this rank waits.
+
+    `statuses`: requests the status of ranks. `look_for_lost`: reports ranks that do not join a collective because they
+    are lost.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class WorldLateness:
         self._thread = threading.Thread(target=self._look, name="ringtrain-lateness", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -77,12 +79,12 @@ class WorldLateness:
         before = [rank for rank in neighbours.near_ranks(late[0], ranks) if rank < own]
         theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
         if not all(_is_peer_late(theirs.get(rank), key) for rank in before):
-            return  # one of those who wait says it: of those near the first late one the first
+            return  # of the waiting ranks near the first late one, only the first logs it
         named = late[:_NAMED_MOST]
-        of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} that it asked)"
+        of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} ranks asked)"
         doing = "; ".join(_described_lateness(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
-            "rank %d has waited %.0f s in %s for rank(s) %s, connected but not there: %s. After %g s "
+            "rank %d has waited %.0f s in %s for rank(s) %s, connected but late: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
             own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_asked, doing,
             self._ring.stall_timeout_s,
@@ -97,11 +99,11 @@ def _described_lateness(rank: int, begun: BegunCollective, answer: Any) -> str:
     if answer is not None:
         return f"rank {rank} {answer['activity']}"
     last = f"; it has been in {begun.before.label}" if begun.before is not None else ""
-    return f"rank {rank} does not answer: it is too busy, or gone{last}"
+    return f"rank {rank} does not answer: it is too busy, or lost{last}"
 
 
 def _outermost_wait(waiting: Mapping[Key, BegunCollective]) -> dict[Key, BegunCollective]:
-    """Of collectives within each other, as of pods in shared memory or MPI, those that began first."""
+    """Return the collectives that began first, of nested ones (such as of pods in shared memory or MPI)."""
     found: dict[int, tuple[Key, BegunCollective]] = {}
     for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):
         found.setdefault(key[0] & NETWORK_HALF, (key, begun))

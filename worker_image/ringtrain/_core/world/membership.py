@@ -1,4 +1,4 @@
-"""A rank's membership in its world: it has met all peers, they can pull from it, and it knows when one is gone."""
+"""Membership of a rank in its world: handshake with peers, answers to their requests, detection of lost peers."""
 
 import struct
 import threading
@@ -36,7 +36,7 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 
 
 class WorldMembership:
-    """What a rank shares with its peers. Answers them (`TransportService`); holds what collectives need to ask them."""
+    """Connection of a rank to its peers: answers them (`TransportService`), and provides what collectives need."""
 
     def __init__(self, ring: RingConfig, transport: Transport) -> None:
         self.ring = ring
@@ -57,9 +57,9 @@ class WorldMembership:
     def join(
         ring: RingConfig, transport: Transport, began: Callable[["WorldMembership"], None] | None = None
     ) -> "WorldMembership":
-        """Meet all peers within the timeout. `began` gets the membership before that, to break it early.
+        """Run the handshake with all peers within the timeout. `began` gets the membership before, to abort it early.
 
-        Raises ConfigurationError or PeerLost, on every rank that can be told.
+        Raises ConfigurationError or PeerLost, on every rank that can be reached.
         """
         member = WorldMembership(ring, transport)
         if began is not None:
@@ -86,7 +86,7 @@ class WorldMembership:
             raise
 
     def _learn_of_all(self, end: float) -> None:
-        """Have sessions with the ranks that this one has not met; on return all have. Raises the failure."""
+        """Obtain sessions with ranks that are not partners; on return all ranks have them. Raises the failure."""
         end += self.ring.timeout_s / PATIENCE
         entries = self._roster.gather(self._handshake.entry(self.transport.data_port), end)
         self._handshake.know_all(self.transport, entries)
@@ -106,14 +106,16 @@ class WorldMembership:
             self.monitor.report(PeerClosed(peer, str(error), None))
 
     def _absent(self, missing: Sequence[int]) -> None:
-        """Reach a verdict about ranks of which this one, whose partners are here, has heard nothing in time."""
+        """Fail the world because of ranks about which this one, whose partners have joined, has received nothing in
+        time.
+        """
         within = f"within {self.ring.timeout_s:g} s (waited for by rank {self.ring.rank})"
-        text = f"{self.ring.name(missing[0])} answers, but has not met all of its partners {within}"
+        text = f"{self.ring.name(missing[0])} answers, but has not joined all of its partners {within}"
         absence = self._handshake.absence(self.transport, missing)
         self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
 
     def all_taken(self, offer: CollectiveOffer, timeout_s: float, activity: Callable[[], RankActivity]) -> bool:
-        """Wait until every peer has taken everything that is offered. See `WorldOfferTable.all_taken`."""
+        """Wait until every peer has read everything that is offered. See `WorldOfferTable.all_taken`."""
         if not self._watches.are_sparse:
             return self.offers.all_taken(offer, timeout_s)
         end = time.monotonic() + timeout_s
@@ -126,11 +128,11 @@ class WorldMembership:
         return True
 
     def who_left(self, peers: frozenset[int]) -> int | None:
-        """One of `peers` that is known to have shut down, if there is one."""
+        """Return one of `peers` that is known to have shut down; None if there is none."""
         return self._watches.who_left(peers)
 
     def _look_for(self, offer: CollectiveOffer, activity: RankActivity) -> None:
-        """Report those that have not taken all of `offer` and are gone."""
+        """Report lost ranks that have not read all of `offer`."""
         self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
 
     def _look_for_takers(self, key: Key) -> None:
@@ -138,7 +140,7 @@ class WorldMembership:
             self._look_for(offer, self.activity(key, offer.signature))
 
     def prepare_pulls(self, peers: Iterable[int]) -> None:
-        """Begin to open what is still missing to pull from `peers`, side by side. Returns at once."""
+        """Begin to open missing connections to `peers`, in parallel. Returns at once."""
         if self._handshake.ports:
             self._handshake.use_data_ports(self.transport, peers)
 
@@ -146,9 +148,9 @@ class WorldMembership:
         return PullRequestMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared).encode()
 
     def mismatch(self, key: Key, mine: WireSignature, peer: int, compared: bytes) -> WorldFailure:
-        """What `peer` means otherwise than this rank in collective `key`, of which it has shown `compared`.
+        """Return the failure for a difference between this rank and `peer` in collective `key`.
 
-        Where that is a digest, the peer is asked for the text.
+        `compared`: the peer's signature; if it is a digest, the peer is asked for the full text.
         """
         theirs = decode_signature(compared) if is_signature_text(compared) else self._ask_meaning(peer, key)
         if theirs is not None and theirs != mine:
@@ -156,46 +158,50 @@ class WorldMembership:
         one, other = sorted((self.ring.rank, peer))
         return WorldFailure(
             "mismatch",
-            f"{mine.label} #{key[1]}: ranks {one} and {other} mean different things; every rank must make the "
+            f"{mine.label} #{key[1]}: the arguments of ranks {one} and {other} differ; every rank must make the "
             f"same calls",
         )
 
     @property
     def local_sizes(self) -> tuple[int, ...]:
-        """How many ranks the host or pod of each rank has."""
+        """Return the number of ranks on each rank's host or in its pod."""
         return self._handshake.local_sizes
 
     def activity(self, key: Key, what: WireSignature) -> RankActivity:
-        """Collective `key`, for messages and reports."""
+        """Return the activity of collective `key`, for messages and reports."""
         return RankActivity(self.offers.label(key, what), *key)
 
     def break_off(self, message: str) -> None:
-        """A member was lost, as all members hear from elsewhere: whoever waits in this world raises PeerLost."""
+        """Make all waits in this world raise PeerLost, because a member was lost; all members are notified
+        separately.
+        """
         self.monitor.adopt(WorldFailure("lost", message))
 
     def raise_failure(self, activity: RankActivity) -> NoReturn:
-        """After a report: raise what the world decides, once all know it; or that this rank has left."""
+        """Raise the world's failure after a report, when all ranks know it; or NotInitializedError after `leave`."""
         if not self.left:
             self._await_failure()
             self.failure_state.check()
         if self.left:
             raise NotInitializedError(f"ringtrain was shut down during {activity.label}")
-        raise RingtrainError(f"{activity.label} failed, and no reason was found in time")
+        raise RingtrainError(f"{activity.label} failed; no cause was found in time")
 
     def give_up(self, activity: RankActivity, error: BaseException) -> None:
-        """This rank leaves a collective in the middle, because of a signal or a defect: nobody may wait for it."""
+        """Fail the world because this rank aborts a collective after a signal or a defect, so that no rank waits for
+        it.
+        """
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         rank = self.ring.rank
         self.monitor.report(WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank))
         self._await_failure()
 
     def _await_failure(self) -> None:
-        """Wait until what follows from a report is known to all, or this rank leaves."""
+        """Wait until the failure that results from a report is known to all, or this rank leaves."""
         self.failure_state.wait_over(self.ring.timeout_s)
         self.monitor.await_announced(2 * self.ring.probe_timeout_s)
 
     def leave(self) -> None:
-        """Tell the peers, let what they still take flow out, and close. Calling it again does nothing."""
+        """Notify the peers, let them read the rest, and close. A second call does nothing."""
         if not self._closed.acquire(blocking=False):
             return
         self.left = True
@@ -211,7 +217,7 @@ class WorldMembership:
         return self._handshake.is_peer(rank, session)
 
     def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
-        """Answer a control request. Raises PullRefused, also for bytes that are no request."""
+        """Answer a control request. Raises PullRefused, also for malformed requests."""
         try:
             return self._answer(method, request, caller)
         except MalformedMessage as error:
@@ -245,7 +251,7 @@ class WorldMembership:
             asked = decode_message_fields(request, process_set=int, sequence=int)
             what = self.offers.meaning((asked["process_set"], asked["sequence"]))
             return b"" if what is None else what.encode()
-        # A watch: held for a timeout's time, its end tells the peer that this rank is gone.
+        # A watch: the request stays open for up to a timeout; its end tells the peer that this rank has ended.
         self._handshake.watched_by(asking)
         if not decode_message_fields(request, hold=bool)["hold"]:
             if (failed := self.failure_state.failure) is not None:
@@ -256,16 +262,16 @@ class WorldMembership:
         return self._watches.farewell() if ended else ALIVE
 
     def _takes_peers_only(self, abort: bytes) -> bool:
-        """Whether an announcement must show a session of this world.
+        """Return whether an announcement must carry a session of this world.
 
-        While ranks meet, whoever knows the token may announce why they do not. What shows a session must show one
-        of this world: the verdict of an earlier one, which still goes round, does not end it.
+        During the handshake any process with the token may announce why it fails. An announcement with a session needs
+        one of this world, so that a late failure of an earlier world does not end this one.
         """
         shown = decode_message_fields(abort, session=bytes)["session"]
         return bool(shown) or self._handshake.all_met or self.ring.token is None
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield what the caller is to get from this rank in one collective."""
+        """Yield this rank's frames for the caller in one collective."""
         try:
             pull = PullRequestMessage.decode(request)
         except struct.error as error:
@@ -281,11 +287,11 @@ class WorldMembership:
                 raise PullRefused(failure)
             yield from offer.frames_for(pull.rank, caller)
         except CallerGone:
-            return  # the monitor learns from its watch why
+            return  # the monitor finds the cause by its watch
         self.offers.taken(offer, pull.rank)
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
-        """The whole signature of a peer's collective; None if it does not answer, or has ended that one."""
+        """Request the full signature of a peer's collective; None if it does not answer, or has ended that one."""
         request = encode_wire_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:
@@ -295,12 +301,12 @@ class WorldMembership:
         return decode_signature(answer) if answer else None
 
     def _is_over(self, peer: int) -> bool:
-        """Whether this world has ended for `peer`: it has left, or all failed, or this rank leaves itself."""
+        """Return whether this world has ended for `peer`: it has left, the world has failed, or this rank leaves."""
         ended = self.left or self.failure_state.failure is not None or self._watches.has_left(peer)
         return ended or not self.monitor.answers(peer)
 
     def _peer_left(self, peer: int) -> None:
-        """A rank that waits for another one, which is late, need not wait on: `peer` will not come."""
+        """Report a peer that has left as closed for each collective that waits for it."""
         self._handshake.left(peer)
         for key, what in self.offers.peer_left(peer):
             self.monitor.report(PeerClosed(peer, "", self.activity(key, what)))

@@ -1,7 +1,7 @@
-"""The one place that decides which rank is to blame, and tells all others.
+"""Monitor of a world: decides which rank has failed, and notifies all others.
 
-Whoever notices that something is wrong (a stream that broke, a watch that ended, a deadline) reports it here and
-waits for the failure_state. One judge a process: however many connections break at once, one reason comes out.
+Each detector (a broken stream, an ended watch, a deadline) reports here and waits for the failure state. One monitor
+per process: if many connections break at once, there is still one cause.
 """
 
 import functools
@@ -29,13 +29,13 @@ from ringtrain._core.world.spread import FailureSpread, await_peer_answers, is_p
 from ringtrain._core.world.watches import WorldWatches, has_watched_peer_gone
 from ringtrain.shared import authentication
 
-_ASKED_AT_ONCE: Final = 32  # beyond those that are near
+_ASKED_AT_ONCE: Final = 32  # in addition to near ranks
 
 
 class WorldMonitor:
-    """Watches peers, judges reports, and announces the verdict before it is raised here.
+    """Watch peers, judge reports, and announce the failure before it is raised on this rank.
 
-    Which peers, and to whom: see `neighbours`.
+    `neighbours` defines which peers it watches and notifies.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class WorldMonitor:
         self._ring = ring
         self._transport = transport
         self._failure_state = failure_state
-        self._identity = identity  # what proves to a peer who asks
+        self._identity = identity  # fields that authenticate this rank to a peer
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self.watches = WorldWatches(ring, self._ask_watch, self._is_over, self.report, peer_left)
-        self.knows_all = False  # whether this rank has a session with every rank
+        self.knows_all = False  # set when this rank has a session with every rank
         self._lock = threading.Lock()
         self._heeded = threading.Condition(self._lock)
-        self._heeding = 0  # announcements that are being adopted, and may have to be passed on
+        self._heeding = 0  # announcements that are being processed, and may have to be forwarded
         self._spread: FailureSpread | None = None
         self._announced = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
 
     def start(self) -> None:
-        """Begin to judge what is reported."""
+        """Start the thread that judges reports."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End once the peers know the failure, if there is one: at most for the time of a few probes."""
+        """Stop after the peers have received the failure, if there is one: at most for the time of a few probes."""
         with self._heeded:
             self._stopped = True
         self._reports.put(None)
@@ -77,20 +77,20 @@ class WorldMonitor:
         if self._spread is not None:
             self._spread.wait(2 * self._ring.probe_timeout_s)
             self._spread.give_up()
-        self._announced.set()  # if there was something to announce, it has been
+        self._announced.set()  # all announcements have been sent
 
     def report(self, report: Report) -> None:
-        """Hand in what was noticed. Returns at once; the verdict follows, mostly within a fifth of the timeout."""
+        """Submit an event. Returns at once; the failure follows, usually within a fifth of the timeout."""
         self._reports.put(report)
 
     def answers(self, peer: int) -> bool:
-        """Whether the process that this rank has met as `peer` is there: at its address, and in this world."""
+        """Return whether the process that joined as `peer` still answers at its address, in this world."""
         answer = self._ask_status(peer)
         await_peer_answers([answer], self._ring.probe_timeout_s)
         return is_peer_answered(answer)
 
     def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
-        """What those of `peers` that answer say of themselves."""
+        """Return the status of those `peers` that answer."""
         asked = {peer: self._ask_status(peer) for peer in peers}
         await_peer_answers(list(asked.values()), self._ring.probe_timeout_s)
         return {peer: decode_message(answer.result()) for peer, answer in asked.items() if is_peer_answered(answer)}
@@ -103,7 +103,9 @@ class WorldMonitor:
         return self._stopped or self._failure_state.failure is not None
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
-        """Once more where the connection breaks: one that rests may be closed at the moment when it is used."""
+        """Request a peer's status; repeat once if the connection breaks, because an idle one may be closed when it is
+        used.
+        """
         answer: Future[bytes] = Future()
 
         def ask() -> "Future[bytes]":
@@ -128,16 +130,16 @@ class WorldMonitor:
         return answer
 
     def await_announced(self, timeout_s: float) -> None:
-        """Wait until the peers know the failure_state, so that this process may end."""
+        """Wait until the peers know the failure, so that this process may end."""
         self._announced.wait(timeout_s)
 
     def announce(self, failure: WorldFailure) -> None:
-        """Tell the peers, at most for the time of two probes."""
+        """Notify the peers, at most for the time of two probes."""
         self._begin_spread(failure).wait(2 * self._ring.probe_timeout_s)
         self._announced.set()
 
     def _begin_spread(self, failure: WorldFailure) -> FailureSpread:
-        """Begin to tell the peers; the first caller's verdict is the one that they hear."""
+        """Begin to notify the peers; only the first caller's failure is sent."""
         probe_s = self._ring.probe_timeout_s
 
         def tell(peer: int) -> "Future[bytes]":
@@ -151,7 +153,10 @@ class WorldMonitor:
         return spread
 
     def _groups(self) -> list[list[int]]:
-        """Whom this rank tells. While ranks of a large world meet, all its partners: some have not come yet."""
+        """Return the ranks to notify, in groups.
+
+        During the handshake of a large world: all partners, as some may be missing.
+        """
         rank, size = self._ring.rank, self._ring.size
         distances = [range(d, d + 1) for d in range(1, size)]
         if not neighbours.is_mesh(size):
@@ -162,9 +167,9 @@ class WorldMonitor:
         return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
 
     def heed(self, request: bytes) -> None:
-        """Adopt a peer's announcement if it proves the token; in a large world, pass it on.
+        """Accept a peer's announcement if it proves the token; in a large world, forward it.
 
-        Raises StreamBroken where this rank leaves and passes nothing on: the peer then tells others in its place.
+        Raises StreamBroken if this rank leaves and forwards nothing, so that the peer notifies others instead.
         """
         message = decode_message_fields(request, failure=str, proof=str)
         if not authentication.is_same_proof(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
@@ -189,7 +194,7 @@ class WorldMonitor:
             self._begin_spread(failure)
 
     def adopt(self, failure: WorldFailure) -> None:
-        """Take a failure that peers hear of without this rank."""
+        """Record a failure of which peers are notified separately."""
         if self._failure_state.reach(failure):
             self._announced.set()
 
@@ -198,14 +203,14 @@ class WorldMonitor:
         return encode_wire_message({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
 
     def _abort_proof(self, peer: int, text: str) -> str:
-        """For one attempt only: a recording must not end the next one, whose token is the same."""
+        """Return a proof for one attempt only, so that a replay can't end the next one, which has the same token."""
         generation = str(self._ring.generation).encode()
         return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
 
     def look_for(self, peers: Collection[int], activity: RankActivity, is_needed: Callable[[int], bool]) -> None:
-        """Report those of `peers` whose process has gone, while `is_needed(peer)`. Returns at once.
+        """Report those of `peers` whose process has ended, if `is_needed(peer)`. Returns at once.
 
-        For what no watch of this rank tells: that a rank has left that others still wait for.
+        Covers a case without a watch: a rank has left that others still wait for.
         """
 
         def answered(peer: int, answer: "Future[bytes]") -> None:
@@ -228,24 +233,26 @@ class WorldMonitor:
             return report
         if isinstance(report, PeersStalled):
             return self._judge_stall(report)
-        # A peer that raises an error announces it before it goes: wait for that, it says more.
+        # A peer that raises an error announces it before it ends; wait for that, because it contains the cause.
         if self._failure_state.wait(self._ring.settle_s) and self._failure_state.failure is not None:
             return self._failure_state.failure
         during = f" during {report.activity.label}" if report.activity else ""
         if self._left_in_order(report.peer):
-            if report.activity is None:  # a watch has broken before the farewell came
+            if report.activity is None:  # a watch broke before the farewell arrived
                 self.watches.note_left({report.peer})
                 return None
             needed_for = f"rank {self._ring.rank} needs it for {report.activity.label}"
             text = f"rank {report.peer} has shut down, and {needed_for}"
         elif report.activity is None and self._stopped and self.watches.are_sparse:
-            return None  # this rank leaves, and has asked nobody how the peer ended: who needs that one finds out
+            return None  # this rank leaves without an inquiry; ranks that need the peer find out
         else:
             text = f"{self._ring.name(report.peer)} was lost{during}: {report.detail or 'connection closed'}"
         return WorldFailure("lost", text, report.peer)
 
     def _left_in_order(self, peer: int) -> bool:
-        """Whether `peer` has said that it shuts down: to this rank, or to the nearest that watch it and answer."""
+        """Return whether `peer` has announced that it shuts down: to this rank, or to its nearest watchers that
+        answer.
+        """
         if self.watches.has_left(peer) or neighbours.is_mesh(self._ring.size) or not self.knows_all:
             return self.watches.has_left(peer)
         gone = {self._ring.rank}
@@ -260,10 +267,10 @@ class WorldMonitor:
         return False
 
     def _judge_stall(self, stall: PeersStalled) -> WorldFailure:
-        """Ask those who kept this rank waiting: not there, behind, or waiting themselves?
+        """Find out which of the stalled peers is the cause: one without answer, one behind, or none.
 
-        Of many those near this rank. Where all of those wait, whoever is near the one to blame finds it out, and
-        tells all. Only where nobody does the others are asked, some at a time.
+        Of many only those near this rank are asked. If all of those wait too, a rank near the cause finds it and
+        notifies all. Only if none does, the others are asked, some at a time.
         """
         near = {stall.peers[0], *neighbours.near_ranks(self._ring.rank, {self._ring.rank, *stall.peers})}
         further = [peer for peer in stall.peers if peer not in near]
@@ -280,7 +287,7 @@ class WorldMonitor:
         )
 
     def _kept_by(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
-        """What those of `peers` have that do not wait themselves."""
+        """Return the failure for the first of `peers` that has one, does not answer, or is behind; None if all wait."""
         label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
         answers = self.statuses(peers)
         for answer in answers.values():
@@ -294,7 +301,7 @@ class WorldMonitor:
                 return WorldFailure(
                     "lost",
                     f"rank {peer} has not reached {label} {waited} that rank {self._ring.rank} waited; rank "
-                    f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT says how long ranks wait",
+                    f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT sets how long ranks wait",
                     peer,
                 )
         return None

@@ -1,4 +1,4 @@
-"""What MPI's launchers tell a rank about its place: Open MPI, PRRTE (PMIx) and MPICH (PMI)."""
+"""Variables of MPI launchers with a rank's place: Open MPI, PRRTE (PMIx) and MPICH (PMI)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ringtrain.shared.environment import EnvironmentVariables
 
 @dataclass(frozen=True)
 class MpiRank:
-    """Place of a process that an MPI launcher started. `launcher`: whose variables said so."""
+    """Place of a process that an MPI launcher started. `launcher`: whose variables were found."""
 
     launcher: str
     rank: int
@@ -19,8 +19,7 @@ class MpiRank:
     local_size: int | None
 
 
-# Names of rank, size, local rank and local size. PRRTE sets Open MPI's names beside PMIx's when it runs for Open
-# MPI.
+# Names of rank, size, local rank and local size. PRRTE also sets Open MPI's names when it runs for Open MPI.
 _LAUNCHERS: Final = (
     ("Open MPI", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
     ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -29,13 +28,13 @@ _LAUNCHERS: Final = (
 
 
 def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
-    """Return what an MPI launcher says, or None if none has started this process. Raises ConfigurationError."""
+    """Return the place from an MPI launcher's variables, or None if there are none. Raises ConfigurationError."""
     for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
         if rank not in env:
             continue
         if size not in env:
             raise ConfigurationError(
-                f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is not known; "
+                f"{launcher} set {rank}={shown(env[rank])} but not {size}, so the size of the world is unknown; "
                 f"start through mpirun, or set RINGTRAIN_RANK, RINGTRAIN_SIZE and RINGTRAIN_RING_ADDRESSES"
             )
         read = EnvironmentVariables(env)

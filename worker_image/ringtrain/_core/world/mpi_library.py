@@ -1,4 +1,4 @@
-"""The MPI library, through mpi4py: imported when somebody asks for it, and not before."""
+"""MPI library by mpi4py, imported on demand."""
 
 import atexit
 from functools import cache
@@ -11,7 +11,7 @@ _FAILED = False
 
 @cache
 def load_mpi_of_world() -> Any:
-    """mpi4py's MPI module, initialized. Raises ConfigurationError that names what to install."""
+    """Return mpi4py's MPI module, initialized. Raises ConfigurationError that names what to install."""
     try:
         import mpi4py
     except ImportError as exc:
@@ -19,7 +19,7 @@ def load_mpi_of_world() -> Any:
             "mpi4py is not installed; RINGTRAIN_TRANSPORT=mpi, and mpirun over several hosts without ringtrain's "
             "launcher, need it: pip install mpi4py"
         ) from exc
-    # Ended by `_finalize_mpi_world`: a rank that has lost a peer must not wait for it in MPI_Finalize.
+    # Finalized by `_finalize_mpi_world`: a rank that has lost a peer must not wait for it in MPI_Finalize.
     mpi4py.rc.finalize = False
     try:
         from mpi4py import MPI
@@ -32,7 +32,10 @@ def load_mpi_of_world() -> Any:
 
 
 def load_world(rank: int, size: int) -> Any:
-    """MPI's communicator of the world. Raises ConfigurationError: this process is not `rank` of `size` in it."""
+    """Return MPI's communicator of the world.
+
+    Raises ConfigurationError if this process is not `rank` of `size` in it.
+    """
     mpi = load_mpi_of_world()
     world = mpi.COMM_WORLD
     if (world.rank, world.size) != (rank, size):
@@ -46,7 +49,7 @@ def load_world(rank: int, size: int) -> Any:
 
 
 def give_up() -> None:
-    """A peer is lost: end this process without the farewell in which MPI waits for all."""
+    """Skip MPI_Finalize at exit, which would wait for the lost peer."""
     global _FAILED
     _FAILED = True
 

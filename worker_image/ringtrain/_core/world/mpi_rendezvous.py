@@ -1,6 +1,6 @@
-"""How ranks that only mpirun has started learn each other's addresses.
+"""Rendezvous of ranks that mpirun has started without an agent.
 
-On one host by files in the directory that Open MPI makes for the job, which costs nothing. Else through MPI.
+On one host by files in the directory that Open MPI creates for the job, which is fast. Else by MPI.
 """
 
 import fcntl
@@ -19,14 +19,14 @@ from ringtrain.shared.ports import HeldPorts
 
 _LOOK_S = 0.01
 _SIOCGIFADDR = 0x8915
-# Bridges that container runtimes and hypervisors put on every host, with the same address on all of them.
+# Bridges of container runtimes and hypervisors, which exist on every host with the same address.
 _INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
 
 
 def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
 
-    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
     held = HeldPorts()
     (port,) = held.take(0, 1)
@@ -43,7 +43,7 @@ def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> 
 
 
 def _rendezvous_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
-    """A directory of this job's own that all ranks see; None when they are on several hosts, or there is none."""
+    """Return a directory of this job that all ranks share; None if they are on several hosts, or if there is none."""
     session, namespace = env.get("PMIX_SERVER_TMPDIR"), env.get("PMIX_NAMESPACE")
     if found.local_size != found.size or not session or not namespace or not os.access(session, os.W_OK):
         return None
@@ -54,7 +54,7 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
     directory.mkdir(mode=0o700, exist_ok=True)
     draft = directory / f"draft-{found.rank}"
     draft.write_text(own)
-    # Files of worlds before this one stay: a rank may meet again, or run one program after another.
+    # Files of earlier worlds remain: a rank may join again, or run one program after another.
     meetings = itertools.count()
     meeting = next(number for number in meetings if not (directory / f"{number}-{found.rank}").exists())
     draft.rename(directory / f"{meeting}-{found.rank}")
@@ -70,14 +70,14 @@ def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) 
         if time.monotonic() >= deadline:
             (directory / f"{meeting}-{found.rank}").unlink()
             raise ConfigurationError(
-                f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
+                f"rank(s) {in_ranges(missing)} of {found.size} did not call ringtrain.init() within "
                 f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
             )
         time.sleep(_LOOK_S)
 
 
 def _own_rendezvous_address(env: Mapping[str, str]) -> str:
-    """An address of this host that the others can reach."""
+    """Return an address of this host that the others can reach."""
     named = env.get("RINGTRAIN_POD_IP")
     if named:
         return named
@@ -92,7 +92,7 @@ def _own_rendezvous_address(env: Mapping[str, str]) -> str:
 
 
 def _rendezvous_address_of(interface: str) -> str | None:
-    """The interface's IPv4 address; None without one."""
+    """Return the interface's IPv4 address; None without one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

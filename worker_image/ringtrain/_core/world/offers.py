@@ -1,4 +1,4 @@
-"""What this rank offers to its peers, collective by collective."""
+"""Offers of this rank to its peers, by collective."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ from ringtrain._core.wire.signature import WireSignature
 from ringtrain._core.world.failure_state import WorldFailureState
 
 _ASK_CALLER_S: Final = 0.25
-# Shared memory and MPI count their collectives in the other half of the process sets' numbers.
+# Shared memory and MPI number their collectives in the other half of the process sets' numbers.
 NETWORK_HALF: Final = (1 << 30) - 1
 
 Key = tuple[int, int]  # process set, sequence number in it
 
 
 class CallerGone(Exception):
-    """The peer for which a frame was meant has given up or died."""
+    """The peer for which a frame was intended has cancelled its request or died."""
 
 
 class BegunCollective(NamedTuple):
-    """The newest collective of a process set. `others`: all peers that take part. `before`: what came before."""
+    """Newest collective of a process set. `others`: all peers that take part. `before`: the previous one."""
 
     sequence: int
     what: WireSignature
@@ -37,27 +37,27 @@ class BegunCollective(NamedTuple):
 class CollectiveOffer:
     """This rank's part of one collective.
 
-    `frames_for(rank)` yields what that peer is to get, as it becomes ready.
+    `frames_for(rank)` yields the frames for that peer, as they become ready.
     """
 
     signature: WireSignature
     frames_for: Callable[[int, TransportCaller], Iterator[WireFrame]]
-    waiting_for: set[int] = field(default_factory=set)  # peers that have not taken everything yet
+    waiting_for: set[int] = field(default_factory=set)  # peers that have not read everything yet
 
 
 class WorldOfferTable:
-    """Offers by collective; peers' requests wait here until there is what they ask for."""
+    """Table of offers by collective, in which peers' requests wait for their frames."""
 
     def __init__(self, rank: int, failure_state: WorldFailureState) -> None:
         self._rank = rank
         self._failure_state = failure_state
-        self._lock = threading.RLock()  # of all that follow
+        self._lock = threading.RLock()  # lock of all conditions below
         self._changed = threading.Condition(self._lock)
         self._all_taken = threading.Condition(self._lock)
-        self._over = threading.Condition(self._lock)  # watchers wait for the end, and not for every frame
+        self._over = threading.Condition(self._lock)  # for watchers, which wait for the end and not for each frame
         self._offers: dict[Key, CollectiveOffer] = {}
         self._begun: dict[int, BegunCollective] = {}
-        self._ended: dict[int, tuple[int, float]] = {}  # which was the last that ended in a process set, and when
+        self._ended: dict[int, tuple[int, float]] = {}  # last ended collective of a process set, and its time
         self._followed: dict[int, Callable[[], BegunCollective | None]] = {}
         self._details: dict[int, Callable[[], str]] = {}
         self._left: set[int] = set()
@@ -65,21 +65,21 @@ class WorldOfferTable:
         failure_state.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
-        """The newest sequence number of each process set that this rank has begun."""
+        """Return the newest sequence number of each process set that this rank has begun."""
         return {process_set: begun.sequence for process_set, begun in self._newest().items()}
 
     def meaning(self, key: Key) -> WireSignature | None:
-        """What this rank means to do in collective `key`; None unless that is its newest of the process set."""
+        """Return this rank's signature of collective `key`; None unless that is its newest of the process set."""
         begun = self._newest().get(key[0])
         return begun.what if begun is not None and begun.sequence == key[1] else None
 
     def changed(self) -> None:
-        """Wake up everyone who waits for a frame of this rank."""
+        """Wake all threads that wait for a frame of this rank."""
         with self._lock:
             self._changed.notify_all()
 
     def watcher_gone(self) -> None:
-        """Wake up those who wait for this rank's end: one of their callers has gone."""
+        """Wake the threads that wait for this rank's end, because one of their callers has ended."""
         with self._lock:
             self._over.notify_all()
 
@@ -90,14 +90,16 @@ class WorldOfferTable:
             self._changed.notify_all()
 
     def begin(self, key: Key, what: WireSignature, others: tuple[int, ...]) -> None:
-        """Note that this rank has begun a collective. Without a lock: nobody waits here for shared memory."""
+        """Record that this rank has begun a collective. Lock-free, because no thread here waits for shared memory."""
         last = self._newest_of(key[0])
         before = None if last is None else last.what
         self._begun[key[0]] = BegunCollective(key[1], what, others, time.monotonic(), before)
 
     def follow(self, process_set: int, last: Callable[[], BegunCollective | None] | None) -> None:
-        """Ask `last` for the last collective in which nobody had to wait, and when it ended (`since`), instead of
-        being told of each. None: ask no more.
+        """Register `last`, which returns the last collective that did not wait, with its end as `since`; None: remove
+        it.
+
+        It replaces calls of `begin` for each of them.
         """
         if last is not None:
             self._followed[process_set] = last
@@ -113,16 +115,16 @@ class WorldOfferTable:
         return ended if ended is not None and (begun is None or ended.sequence > begun.sequence) else begun
 
     def _newest(self) -> dict[int, BegunCollective]:
-        """By process set, of those that have begun any."""
+        """Return the newest collective by process set, for those that have begun any."""
         found = {number: self._newest_of(number) for number in {*self._begun.copy(), *self._followed.copy()}}
         return {number: begun for number, begun in found.items() if begun is not None}
 
     def end(self, key: Key) -> None:
-        """Note that this rank waits in collective `key` no more."""
+        """Record that this rank no longer waits in collective `key`."""
         self._ended[key[0]] = key[1], time.monotonic()
 
     def under_way(self) -> list[tuple[Key, BegunCollective]]:
-        """The collectives that this rank has begun and not ended."""
+        """Return the collectives that this rank has begun and not ended."""
         return [
             ((process_set, newest.sequence), newest)
             for process_set, newest in self._newest().items()
@@ -130,7 +132,7 @@ class WorldOfferTable:
         ]
 
     def activity(self) -> str:
-        """What this rank does, or last did, in words that follow its name."""
+        """Return this rank's current or last collective, as a predicate for a message."""
         begun = self._newest()
         if not begun:
             return "has begun no collective"
@@ -148,18 +150,18 @@ class WorldOfferTable:
         return ended if sequence >= newest.sequence else None
 
     def describe(self, process_set: int, details: Callable[[], str]) -> None:
-        """Have `details` say what the collectives of a process set, which name no tensors, are for."""
+        """Register `details`, which describes the collectives of a process set that name no tensors."""
         self._details[process_set] = details
 
     def label(self, key: Key, what: WireSignature) -> str:
-        """Collective `key` in a message."""
+        """Return the name of collective `key` for a message."""
         details = self._details.get(key[0] & NETWORK_HALF)
         about = details() if details is not None else ""
         names = what.label.removeprefix(what.kind)
         return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
 
     def published(self, key: Key) -> CollectiveOffer | None:
-        """What this rank offers in collective `key`, while it takes part in that."""
+        """Return this rank's offer for collective `key`, while it takes part in that."""
         return self._offers.get(key)
 
     def withdraw(self, key: Key) -> None:
@@ -168,19 +170,19 @@ class WorldOfferTable:
         self.end(key)
 
     def offer(self, key: Key, caller: TransportCaller) -> CollectiveOffer:
-        """Wait until this rank has begun collective `key`."""
+        """Wait until this rank has begun collective `key`, and return its offer."""
         self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
         if offer is None and self._closing and self._failure_state.failure is None:
             raise StreamBroken(StreamEnd.CLOSED, f"rank {self._rank} has shut down")
         if offer is None:
-            ended = WorldFailure("internal", f"rank {self._rank} has ended collective #{key[1]} already")
+            ended = WorldFailure("internal", f"rank {self._rank} has already ended collective #{key[1]}")
             raise PullRefused(self._failure_state.failure or ended)
         return offer
 
     def _has_begun(self, key: Key) -> bool:
         begun = self._begun.get(key[0])
-        return key[1] <= (0 if begun is None else begun.sequence)  # number 0 asks nothing: nobody waits for it
+        return key[1] <= (0 if begun is None else begun.sequence)  # number 0 is only for checks of the session
 
     def taken(self, offer: CollectiveOffer, peer: int) -> None:
         with self._lock:
@@ -189,9 +191,9 @@ class WorldOfferTable:
                 self._all_taken.notify_all()
 
     def peer_left(self, peer: int) -> list[tuple[Key, WireSignature]]:
-        """Note that `peer` has shut down: what it has not taken it will not take.
+        """Record that `peer` has shut down and will read no more.
 
-        Returns the collectives in which this rank waits for that.
+        Returns the collectives in which this rank waits for it.
         """
         with self._lock:
             self._left.add(peer)
@@ -199,9 +201,9 @@ class WorldOfferTable:
             return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
 
     def all_taken(self, offer: CollectiveOffer, timeout_s: float) -> bool:
-        """Wait until every peer has taken everything.
+        """Wait until every peer has read everything.
 
-        False on a failure, when closed, when one of them has shut down, or after `timeout_s`.
+        Return False after a failure, `close`, the shutdown of such a peer, or `timeout_s`.
         """
 
         def over() -> bool:
@@ -213,14 +215,14 @@ class WorldOfferTable:
             return not offer.waiting_for
 
     def who_left(self, offer: CollectiveOffer) -> int | None:
-        """A peer that has shut down without having taken everything, if there is one."""
+        """Return a peer that has shut down without having read everything; None if there is none."""
         return min(self._left & offer.waiting_for, default=None)
 
     def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
-        """Wait in a peer's request until `ready()`.
+        """Wait until `ready()`, in a peer's request.
 
-        Raises PullRefused with the world's failure; StreamBroken as this rank shuts down; CallerGone when nobody
-        waits for the answer any more.
+        Raises PullRefused with the world's failure; StreamBroken if this rank shuts down; CallerGone if the caller no
+        longer waits.
         """
         with self._lock:
             while not ready():
@@ -229,14 +231,14 @@ class WorldOfferTable:
                     raise StreamBroken(StreamEnd.CLOSED, f"rank {self._rank} has shut down")
                 if not caller.is_active():
                     raise CallerGone
-                # Not every caller's end notifies: some must be asked. The floor is for the moment between its
-                # deadline here and there.
+                # Not every caller's end notifies, so some are polled. The minimum covers the interval between the
+                # deadlines of both sides.
                 self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
 
     def await_end(self, timeout_s: float, caller: TransportCaller) -> bool:
-        """Wait until this rank shuts down and return True; False after `timeout_s`, or when `caller` has gone.
+        """Wait until this rank shuts down and return True; False after `timeout_s`, or if `caller` has ended.
 
-        Raises PullRefused with the world's failure: whoever watches this rank learns of it at once.
+        Raises PullRefused with the world's failure, so that watchers of this rank get it at once.
         """
         end = time.monotonic() + timeout_s
         with self._lock:
@@ -247,7 +249,7 @@ class WorldOfferTable:
             return self._closing
 
     def close(self) -> None:
-        """Let go of everyone who waits: this rank begins nothing any more."""
+        """Wake all waiting threads, because this rank begins nothing any more."""
         self._closing = True
         self._wake_all()
 

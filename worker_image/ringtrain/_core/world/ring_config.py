@@ -1,4 +1,4 @@
-"""This process's place in the world, as far as the ring is concerned."""
+"""Configuration of this rank for the ring."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class RingConfig:
     """Rank `rank` of `size`. `addresses` by rank, `host:port`.
 
-    `timeout_s`: of a process that does not answer. `stall_timeout_s`: how long a collective waits for one that
-    answers and does not come; `stall_warning_s`: after how long it is named. `local_size`: ranks of this one's
-    host or pod. `transport`: what RINGTRAIN_TRANSPORT says.
+    `timeout_s`: for a process that does not answer. `stall_timeout_s`: how long a collective waits for one that answers
+    but does not join; `stall_warning_s`: time after which it is logged. `local_size`: ranks of this one's host or pod.
+    `transport`: the value of RINGTRAIN_TRANSPORT.
     """
 
     rank: int
@@ -32,10 +32,10 @@ class RingConfig:
 
     @property
     def probe_timeout_s(self) -> float:
-        """How long a question may take whose answer is at hand."""
+        """Return the time limit of a request that is answered at once."""
         return 0.08 * self.timeout_s
 
     @property
     def settle_s(self) -> float:
-        """How long a broken connection waits for a better explanation: an error that the peer announces."""
+        """Return how long a broken connection waits for the peer's announcement of an error."""
         return min(0.5, self.timeout_s / 40)

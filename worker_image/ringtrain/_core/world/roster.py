@@ -1,8 +1,8 @@
-"""What each rank of a large world says of itself, from partner to partner to all.
+"""Membership table of a large world, distributed from partner to partner.
 
-A rank tells its partner at distance -1, -2, -4, ... of the ranks from its own on: as many as the distance (the
-dissemination of Bruck et al. 1997). So after log2 N messages it knows of all N, and each message is needed: a rank
-that is told of all, and whose own messages are answered, is needed by nobody, and may leave.
+A rank sends to its partners at distance -1, -2, -4, ... the entries of the ranks from its own on: as many as the
+distance (the dissemination of Bruck et al. 1997). After log2 N messages it knows all N, and each message is needed: a
+rank that has received all, and whose messages are answered, is needed by no other, and may leave.
 """
 
 import struct
@@ -17,16 +17,16 @@ from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.spread import await_peer_answers, is_peer_answered
 
-# Two rounds: who there is; and then, that all who are there know it.
+# Two rounds: the entries; then the confirmation that all ranks have them.
 ENTRIES, KNOWN = 0, 1
-_HEAD: Final = struct.Struct(f"<{SESSION_BYTES}sIBII")  # session and rank of who tells, round, first rank, number
+_HEAD: Final = struct.Struct(f"<{SESSION_BYTES}sIBII")  # session and rank of the sender, round, first rank, number
 _ENTRY: Final = struct.Struct("<16sHI")
 # A message has at most 64 KiB.
 _MOST_ENTRIES: Final = 2048
 
 
 class RosterEntry(NamedTuple):
-    """One rank. `share`: its part of what sessions are made of, for members only; `data_port`: 0 if none."""
+    """Entry of one rank. `share`: its part of the session key, for members only; `data_port`: 0 if none."""
 
     share: bytes
     data_port: int
@@ -37,7 +37,7 @@ class RosterEntry(NamedTuple):
 
 
 class WorldRosterMessage(NamedTuple):
-    """A message: what is known of the ranks from `first` on."""
+    """Message with the entries of the ranks from `first` on."""
 
     session: bytes
     rank: int
@@ -51,7 +51,7 @@ class WorldRosterMessage(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> "WorldRosterMessage":
-        """Raises MalformedMessage."""
+        """Decode a message. Raises MalformedMessage."""
         if len(data) < _HEAD.size:
             raise MalformedMessage("not a message of this protocol: too short")
         session, rank, round_, first, count = _HEAD.unpack_from(data)
@@ -65,8 +65,8 @@ class WorldRosterMessage(NamedTuple):
 class WorldRoster:
     """One rank's part in both rounds.
 
-    `ask(peer, round, first, entries, timeout_s)`: tells a partner; `failed(peer, error)`: takes that it does not
-    answer; `missing(ranks)`: called at the deadline, reaches a verdict about those of whom nothing is known.
+    `ask(peer, round, first, entries, timeout_s)`: sends to a partner; `failed(peer, error)`: handles one that does not
+    answer; `missing(ranks)`: called at the deadline, fails the world because of unknown ranks.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class WorldRoster:
         failure_state.on_reached(self._wake)
 
     def take(self, told: WorldRosterMessage) -> None:
-        """Note what a partner has told."""
+        """Store the entries of a partner's message."""
         with self._changed:
             for index, entry in enumerate(told.entries):
                 self._known[told.round][(told.first + index) % self._ring.size] = entry
             self._changed.notify_all()
 
     def gather(self, own: RosterEntry, end: float) -> tuple[RosterEntry, ...]:
-        """Return the entries of all ranks, by rank, once this one has met its partners. Raises the failure."""
+        """Return the entries of all ranks, by rank, after the handshake with its partners. Raises the failure."""
         self._go_round(ENTRIES, own.encode(), end)
         known = self._known[ENTRIES]
         return tuple(RosterEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
 
     def await_known(self, end: float) -> None:
-        """On return all ranks have returned from `gather`, and none needs this one. Raises the failure."""
+        """Wait until all ranks have returned from `gather`, and none needs this one. Raises the failure."""
         self._go_round(KNOWN, b"", end)
 
     def _go_round(self, round_: int, own: bytes, end: float) -> None:
@@ -117,7 +117,9 @@ class WorldRoster:
         self._await(known, size, end)
         await_peer_answers(answers, end - time.monotonic())
         if not all(map(is_peer_answered, answers)):
-            self._failure_state.wait(self._ring.probe_timeout_s)  # it is judged why: a partner may just have left
+            self._failure_state.wait(
+                self._ring.probe_timeout_s
+            )  # the monitor finds the cause; a partner may have just left
         self._failure_state.check()
 
     def _tell(self, peer: int, round_: int, ranks: Sequence[int], end: float) -> "Future[bytes]":
@@ -132,7 +134,7 @@ class WorldRoster:
         return answer
 
     def _await(self, known: dict[int, bytes], count: int, end: float) -> None:
-        """Wait until the next `count` ranks are known, this one among them."""
+        """Wait until the next `count` ranks, including this one, are known."""
         wanted = [(self._ring.rank + index) % self._ring.size for index in range(count)]
 
         def unknown() -> list[int]:

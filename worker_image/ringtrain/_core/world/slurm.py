@@ -1,7 +1,7 @@
-"""What `srun` tells a task about its world, and how ranks learn each other's addresses from it.
+"""Variables of `srun` with a task's world, and the rendezvous of its ranks.
 
-SLURM names the nodes and says nothing of ports. Task 0 runs on the first node of the step, and listens on a port
-that follows from the numbers of job and step, or 1000 beyond MASTER_PORT where that is set.
+SLURM names the nodes, but no ports. Task 0 runs on the first node of the step, and listens on a port derived from the
+numbers of job and step, or on MASTER_PORT + 1000 if that is set.
 """
 
 import zlib
@@ -17,14 +17,14 @@ from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.slurm import node_names
 
-# Below the ports that Linux gives to connections.
+# Below Linux's range of ephemeral ports.
 _PORTS: Final = range(10_000, 30_000)
 _WAY_OUT: Final = "export another MASTER_PORT in the job's script, or set RINGTRAIN_RING_ADDRESSES"
 
 
 @dataclass(frozen=True)
 class SlurmRank:
-    """Place of a process that `srun` started. `step`: job and step, which no other world has at this time."""
+    """Place of a process that `srun` started. `step`: job and step, unique among concurrent worlds."""
 
     rank: int
     size: int
@@ -32,9 +32,9 @@ class SlurmRank:
 
 
 def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
-    """Return what the task's environment says; None where srun started none, or a launcher of ranks in its place.
+    """Return the place from the task's environment; None without srun, or if another launcher started the rank.
 
-    The script of `sbatch` is no task: SLURM_PROCID is 0 there, and there is no step. Raises ConfigurationError.
+    The script of `sbatch` is not a task: SLURM_PROCID is 0 there, and there is no step. Raises ConfigurationError.
     """
     if not all(env.get(name) for name in ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")):
         return None
@@ -47,7 +47,7 @@ def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
 
 
 def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
-    """Whether the task is mpirun's daemon or torchrun, and this process one of those that it started."""
+    """Return whether the task is mpirun's daemon or torchrun, which has started this process."""
     if env.get("RANK") and env.get("WORLD_SIZE"):
         return True
     if "PMI_RANK" in env:
@@ -60,9 +60,9 @@ def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
 def meet_on_first_node(
     found: SlurmRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
 
-    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
     nodes = node_names("SLURM_STEP_NODELIST", env)
     port = _PORTS[zlib.crc32(found.step.encode()) % len(_PORTS)]
@@ -76,7 +76,7 @@ def meet_on_first_node(
     held = HeldPorts()
     try:
         (listens,) = held.take(0, 1)
-        # Without a token, ranks of two jobs whose ports are the same must not take each other for their own.
+        # Without a token, the step keeps ranks of two jobs with the same port apart.
         proof = token or found.step.encode()
         return gather_addresses(found.rank, found.size, meeting, host_port(own, listens), proof, timeout_s)
     finally:
@@ -84,12 +84,12 @@ def meet_on_first_node(
 
 
 def _own_address(node: str, port: int) -> str:
-    """This node's address for the others, though its own name may be one of loopback here."""
+    """Return this node's address for the others, because its own name may resolve to loopback here."""
     try:
         own = own_address(host_port(node, port))
     except OSError as error:
         raise ConfigurationError(
             f'the first node of SLURM_STEP_NODELIST, "{node}", can\'t be resolved or reached: '
-            f"{error.strerror or error}; make its name known on all nodes, or set RINGTRAIN_RING_ADDRESSES"
+            f"{error.strerror or error}; make its name resolvable on all nodes, or set RINGTRAIN_RING_ADDRESSES"
         ) from error
     return reachable_address() if is_loopback(host_port(own, port)) else own

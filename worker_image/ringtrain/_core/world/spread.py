@@ -1,4 +1,4 @@
-"""A verdict on its way from one rank to others."""
+"""Distribution of a failure from one rank to others."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 
 def await_peer_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
-    """Wait until all `answers` are there, or have failed; at most `timeout_s`."""
+    """Wait until all `answers` have arrived or failed; at most `timeout_s`."""
     lock, over, missing = threading.Lock(), threading.Event(), len(answers)
 
     def came(_: object) -> None:
@@ -23,15 +23,15 @@ def await_peer_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> 
 
 
 def is_peer_answered(answer: "Future[bytes]") -> bool:
-    """Whether there is an answer, and it is no error."""
+    """Return whether the answer has arrived and is not an error."""
     return answer.done() and answer.exception() is None
 
 
 class FailureSpread:
-    """Tells the first rank of each group; where that one does not answer, all others of the group.
+    """Sender of a failure to the first rank of each group; if that does not answer, to all others of the group.
 
-    `ask`: sends the verdict to one rank, with a deadline; `ended`: called when all have been told. No
-    thread: answers come on the transport's.
+    `ask`: sends the failure to one rank, with a deadline; `ended`: called when all were notified. Has no thread:
+    answers arrive on the transport's.
     """
 
     def __init__(
@@ -44,22 +44,22 @@ class FailureSpread:
         self._ask = ask
         self._ended = ended
         self._lock = threading.Lock()
-        self._missing = 1  # answers, and this rank's own word that all groups have been told
+        self._missing = 1  # pending answers, plus one until all groups were notified
         self._over = threading.Event()
         self._given_up = False
 
     def begin(self) -> None:
-        """Tell the first of each group. Returns at once."""
+        """Notify the first of each group. Returns at once."""
         for first, *others in self._groups:
             self._tell(first, others)
         self._came()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until everyone who is there has been told; at most `timeout_s`."""
+        """Wait until every reachable rank was notified; at most `timeout_s`."""
         self._over.wait(timeout_s)
 
     def give_up(self) -> None:
-        """Tell nobody any more: this rank closes its connections."""
+        """Stop notifying, because this rank closes its connections."""
         self._given_up = True
 
     def _tell(self, peer: int, instead: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""TensorFlow's `TF_CONFIG`: a cluster of tasks by type, and which of them this process is."""
+"""TensorFlow's `TF_CONFIG`: a cluster of tasks by type, and the task of this process."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KNOWN_TYPES: Final = (*RING_TYPES, "ps", "evaluator")
 
 @dataclass(frozen=True)
 class TfTask:
-    """A task of the cluster. `addresses`: of the ring's ranks, chief first; a task outside the ring has none."""
+    """Task of the cluster. `addresses`: of the ring's ranks, chief first; empty for a task outside the ring."""
 
     type: str
     index: int
@@ -24,8 +24,8 @@ class TfTask:
 def parse_tf_config(text: str) -> TfTask | None:
     """Return the task that `text` describes, or None if it describes no cluster.
 
-    The chief is rank 0, then the workers. An evaluator stands outside the ring and need not be in the cluster.
-    Raises ConfigurationError that says where the text is wrong, and for the task of a parameter server.
+    The chief is rank 0, then the workers. An evaluator is outside the ring and need not be in the cluster. Raises
+    ConfigurationError with the place of an error in the text, and for the task of a parameter server.
     """
     config = _tf_config_object(_tf_config_json(text), "TF_CONFIG")
     cluster = {
@@ -49,8 +49,8 @@ def parse_tf_config(text: str) -> TfTask | None:
         )
     if kind == "ps":
         raise ConfigurationError(
-            f"TF_CONFIG: this process is the parameter server ps {index}, which has nothing to do here: the ranks "
-            "keep the weights. Start chief, workers and evaluator alone, and leave ps out of the cluster"
+            f"TF_CONFIG: this process is the parameter server ps {index}, which is not needed: the ranks "
+            "store the weights. Start only chief, workers and evaluator, and remove ps from the cluster"
         )
     if kind == "evaluator":
         return TfTask(kind, index, 0, ())
@@ -58,7 +58,7 @@ def parse_tf_config(text: str) -> TfTask | None:
     if (ranks := same_address(ring)) is not None:
         first, second = ranks
         raise ConfigurationError(
-            f"TF_CONFIG: {ring[first]} is the address of ranks {first} and {second}; give each task its own"
+            f"TF_CONFIG: {ring[first]} is the address of ranks {first} and {second}; use a different one for each task"
         )
     return TfTask(kind, index, index + (len(cluster.get("chief", ())) if kind == "worker" else 0), ring)
 
@@ -92,7 +92,7 @@ def _tf_config_addresses(kind: str, value: Any) -> tuple[str, ...]:
         raise ConfigurationError(f'TF_CONFIG: cluster.{kind} is {quoted(value)}; expected a list of "host:port"')
     check_addresses(value, lambda index: f"TF_CONFIG: cluster.{kind}[{index}]")
     if kind == "chief" and len(value) > 1:
-        raise ConfigurationError(f"TF_CONFIG: the cluster has {len(value)} chiefs; expected one at most")
+        raise ConfigurationError(f"TF_CONFIG: the cluster has {len(value)} chiefs; expected at most one")
     return tuple(value)
 
 

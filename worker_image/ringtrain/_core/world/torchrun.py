@@ -1,8 +1,8 @@
-"""What torchrun tells a process about its world, and how ranks learn each other's addresses from it.
+"""Variables of torchrun with a process's world, and the rendezvous of its ranks.
 
-torchrun says where rank 0 is (MASTER_ADDR, MASTER_PORT) and not where the others are. Under torchrun itself a
-store of torch's listens on MASTER_PORT, and ranks leave their addresses there. With variables that someone has set
-by hand, MASTER_PORT belongs to whatever the training code starts, so rank 0 listens 1000 ports further on.
+torchrun gives the address of rank 0 (MASTER_ADDR, MASTER_PORT) but not those of the others. Under torchrun itself a
+store of torch listens on MASTER_PORT, in which ranks write their addresses. If the variables were set by hand,
+MASTER_PORT belongs to the training code, so rank 0 listens on a port 1000 higher.
 """
 
 import os
@@ -23,12 +23,12 @@ from ringtrain.shared.ports import HeldPorts
 _NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BESIDE: Final = 1000
 _HIGHEST_PORT: Final = 65_535
-_meetings = 0  # of this process: each `init` leaves its addresses under a key of its own
+_meetings = 0  # count of this process: each `init` writes its addresses under another key
 
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """Place of a process. `master`: `host:port`. The last three are None where the environment is silent."""
+    """Place of a process. `master`: `host:port`. The last three are None if the environment does not set them."""
 
     rank: int
     size: int
@@ -38,7 +38,7 @@ class TorchrunRank:
     host: int | None = None
 
     def place(self, addresses: tuple[str, ...]) -> RankPlace:
-        """What the environment says, else by the hosts of the addresses."""
+        """Return the place from the environment, else from the hosts of the addresses."""
         if self.local_rank is None or self.local_size is None or self.size % self.local_size:
             return place_of(addresses, self.rank)
         host = self.rank // self.local_size if self.host is None else self.host
@@ -47,12 +47,12 @@ class TorchrunRank:
 
 
 def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
-    """Return what the environment says, or None if nothing of torchrun's is set. Raises ConfigurationError."""
+    """Return the place from the environment, or None without torchrun's variables. Raises ConfigurationError."""
     present = [name for name in _NAMES if env.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:
         return None
     if present in (["RANK"], ["WORLD_SIZE"]):
-        return None  # a name that other programs use, too
+        return None  # other programs use this name too
     size = _torchrun_number(env, "WORLD_SIZE", 1)
     rank = _torchrun_number(env, "RANK", 0, size - 1)
     local_size = _torchrun_number(env, "LOCAL_WORLD_SIZE", 1, size) if env.get("LOCAL_WORLD_SIZE") else None
@@ -71,9 +71,9 @@ def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
 def meet_beside_master(
     found: TorchrunRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """The addresses of all ranks, by rank; this rank's port is free for it to listen on.
+    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
 
-    Raises ConfigurationError: no way to meet, or not all ranks came within `timeout_s`.
+    Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
     global _meetings
     _meetings += 1
@@ -96,7 +96,7 @@ def _rendezvous_beside(master: str) -> RendezvousPoint:
 
 
 def rendezvous_port_beside(port: int) -> int:
-    """The port where ranks meet whose MASTER_PORT is `port`."""
+    """Return the port of the rendezvous for a MASTER_PORT of `port`."""
     return port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
 
 
@@ -122,7 +122,7 @@ def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None,
     except RuntimeError as error:
         missing = [rank for rank in range(found.size) if not _has_rendezvous_key(store, f"{key}/{rank}")]
         raise ConfigurationError(
-            f"rank(s) {in_ranges(missing)} of {found.size} have not called ringtrain.init() within "
+            f"rank(s) {in_ranges(missing)} of {found.size} did not call ringtrain.init() within "
             f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
         ) from error
     addresses = []
@@ -167,7 +167,7 @@ def _torchrun_number(env: Mapping[str, str], name: str, lowest: int, highest: in
 
 
 def _forget_meetings() -> None:
-    """A forked process that meets on its own counts from the start, as one that was started does."""
+    """Restart the count in a forked process, which calls `init` on its own like a started one."""
     global _meetings
     _meetings = 0
 

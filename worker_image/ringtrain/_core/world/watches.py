@@ -1,4 +1,4 @@
-"""The questions that this rank has open at peers, so that it hears of their end."""
+"""Open requests of this rank to peers, whose end signals the end of the peer."""
 
 import functools
 import threading
@@ -17,10 +17,10 @@ LEFT = b"left"
 
 
 class WorldWatches:
-    """Who is watched, and who has left. In a world that is no mesh, the next two that have not left.
+    """Watched peers, and peers that have left. In a world that is not a mesh, the next two that have not left.
 
-    `ask(peer, hold, timeout_s)`: asks a peer to answer when it leaves, or at once. `is_over`: whether this rank
-    has left, or its world has failed. `report`: takes a loss; `peer_left`: told of a peer that left in good order.
+    `ask(peer, hold, timeout_s)`: requests an answer when the peer leaves, or at once. `is_over`: returns whether this
+    rank has left, or its world has failed. `report`: gets a loss; `peer_left`: gets a peer that left in order.
     """
 
     def __init__(
@@ -39,36 +39,36 @@ class WorldWatches:
         self._lock = threading.Lock()
         self._left: set[int] = set()
         self._watched = set(neighbours.watched_ranks(ring.rank, ring.size))
-        # Whether all have met, and this rank watches only some of them.
+        # Whether all have joined, and this rank watches only some of them.
         self.are_sparse = False
 
     def has_left(self, peer: int) -> bool:
-        """Whether `peer` has said that it shuts down. That news may still be on its way."""
+        """Return whether `peer` has announced that it shuts down. The announcement may still be in flight."""
         return peer in self._left
 
     def who_left(self, peers: frozenset[int]) -> int | None:
-        """One of `peers` that has said so, if there is one."""
+        """Return one of `peers` that has announced its shutdown; None if there is none."""
         return min(self._left & peers, default=None)
 
     def watch(self, peer: int) -> None:
-        """Keep one question open at `peer`, which has been met: it ends when the peer does, or its world.
+        """Begin to watch `peer` after the handshake by an open request, which ends when the peer or its world ends.
 
-        In a world that is no mesh every partner is first told, once, that they have met, and those that are not
-        watched nothing more. A question that is kept open may be broken off before it arrives.
+        In a world that is not a mesh every partner first gets one short request, which confirms the handshake; only
+        watched ones get the open request. An open request may break before it arrives.
         """
         self._question(peer, neighbours.is_mesh(self._ring.size))
 
     def end_meeting(self) -> None:
-        """All have met: from now on ranks that left are no longer watched, and the next ones are."""
+        """End the handshake phase: from now on ranks that left are no longer watched, and the next ones are."""
         self.are_sparse = not neighbours.is_mesh(self._ring.size)
         self._watch_next()
 
     def farewell(self) -> bytes:
-        """What a watcher is told when this rank leaves: that, and who else has left, as nobody else may know."""
+        """Return the reply to watchers when this rank leaves: that, and the other ranks that have left."""
         return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_wire_message(self.left())
 
     def left(self) -> list[int]:
-        """The ranks that this one knows to have left in good order."""
+        """Return the ranks that are known to have left in order."""
         return sorted(self._left.copy())
 
     def _question(self, peer: int, hold: bool, again: bool = False) -> None:
@@ -85,11 +85,11 @@ class WorldWatches:
             if peer in self._watched:
                 self._question(peer, True, again=True)
         elif error is None or (isinstance(error, StreamBroken) and error.how is StreamEnd.TIMEOUT):
-            # Who computes without releasing the interpreter answers late: it is alive.
+            # A process that computes without releasing the GIL answers late: it is alive.
             self._question(peer, hold, again=True)
         elif _is_peer_elsewhere(error) or (isinstance(error, PeerUnreached) and again):
-            # Between two questions it has left, and its process has ended, or answers in its next world. Or it has
-            # died: whoever had a question there hears of that.
+            # Between two requests the peer has left, and its process has ended, or answers in its next world. Or it has
+            # died: another rank with an open request notices that.
             self.note_left({peer})
         elif isinstance(error, PullRefused):
             self._report(error.failure)
@@ -97,7 +97,7 @@ class WorldWatches:
             self._report(PeerClosed(peer, str(error), None))
 
     def note_left(self, ranks: set[int]) -> None:
-        """These have left in good order: that fails nobody before it needs one of them."""
+        """Record that these ranks have left in order: that is no failure before this rank needs one of them."""
         with self._lock:
             new = ranks - self._left - {self._ring.rank}
             self._left |= new
@@ -106,7 +106,7 @@ class WorldWatches:
         self._watch_next()
 
     def _watch_next(self) -> None:
-        """Where ranks that this one watched have left, watch the next ones."""
+        """Watch the next ranks instead of watched ones that have left."""
         if not self.are_sparse or self._is_over():
             return
         with self._lock:
@@ -119,15 +119,15 @@ class WorldWatches:
 
     def _next_answered(self, peer: int, answer: "Future[bytes]") -> None:
         if has_watched_peer_gone(answer):
-            # Both that watched it have just left, and nobody knows how it ended: in good order, as they did. A
-            # rank that needs it finds its connection broken.
+            # Both watchers have just left, and it is unknown how the peer ended: assume in order, like them. A rank
+            # that needs it finds its connection broken.
             self.note_left({peer})
         else:
             self._ended(peer, True, answer, again=False)
 
 
 def has_watched_peer_gone(answer: "Future[bytes]") -> bool:
-    """Whether the process that was asked is not there any more, or is in its next world."""
+    """Return whether the process at the address has ended, or is in its next world."""
     error = answer.exception()
     return _is_peer_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)
 
