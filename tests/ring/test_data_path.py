@@ -265,8 +265,8 @@ def _frame(kind: Http2FrameType, flags: int, stream: int, data: bytes = b"") -> 
 GREETING = PREFACE + frames.http2_settings({})
 CALL = GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, request_block("x:1", 60.0))
 STRANGERS = {
-    "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin like HTTP/2"),
-    "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin like HTTP/2"),
+    "no-preface": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64, "does not begin with the preface of HTTP/2"),
+    "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin with the preface of HTTP/2"),
     "oversized-frame": (
         GREETING + frames.frame_head(Http2FrameType.PING, 0, 0, 1 << 23),
         "type 6 with 8388608 bytes",

@@ -1,8 +1,7 @@
-"""How bytes get from rank to rank: the seam (`base`), and over it gRPC and sockets of our own (`rpc`).
+"""Transport of bytes between ranks: the interface (`base`), and its implementation by gRPC and sockets (`rpc`).
 
-The data path is gRPC's wire protocol (HTTP/2) on plain sockets, from the tensor's memory and into it. gRPC's
-Python binding takes and gives bytes objects only, so that each byte is copied five times; here the kernel copies
-it once on each side. Bytes: `channel`. Frames, flow control, header compression: `connection`, `frames`. Which
-peer is reached how, and one call as its client sees it: `data_path`; as its server sees it: `data_server`,
-`data_serving`.
+The data path is gRPC's wire protocol (HTTP/2) on plain sockets, directly from and to the tensor's memory. gRPC's Python
+binding uses only bytes objects, so that each byte is copied five times; here the kernel copies it once on each side.
+`channel`: bytes. `connection`, `frames`: frames, flow control, header compression. `data_path`: connections to peers,
+and the client side of a call; `data_server`, `data_serving`: the server side.
 """

@@ -1,4 +1,4 @@
-"""The seam between the world and what carries its bytes."""
+"""Interface between the world and the transport of its bytes."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,11 +10,11 @@ from ringtrain._core.wire.messages import WireFrame
 
 
 class StreamEnd(Enum):
-    """How a stream or question ended without its answer."""
+    """Reason why a stream or request ended without its answer."""
 
     CLOSED = "closed"  # the connection broke, or could not be made
     TIMEOUT = "timeout"  # nothing within the deadline
-    CANCELLED = "cancelled"  # this side gave up
+    CANCELLED = "cancelled"  # cancelled by this side
 
 
 class StreamBroken(Exception):
@@ -27,63 +27,63 @@ class StreamBroken(Exception):
 
 
 class PeerUnreached(StreamBroken):
-    """The question never arrived: the connection could not be made, or broke before."""
+    """The request did not arrive: the connection could not be made, or broke before."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(StreamEnd.CLOSED, detail)
 
 
 class UnexpectedFrame(Exception):
-    """A peer sent something else than it should have: a defect, never a user's mistake."""
+    """A peer sent another frame than expected: a defect, never a user's mistake."""
 
 
 class FrameStream(Protocol):
-    """Frames from one peer, in order. Both ways to read raise StreamBroken, PullRefused or UnexpectedFrame."""
+    """Frames from one peer, in order. Both reading methods raise StreamBroken, PullRefused or UnexpectedFrame."""
 
     def read_into(self, head: bytes, target: memoryview) -> None:
-        """Wait for the next frame, which must be `head` and as much as `target` holds, and store it there.
+        """Wait for the next frame, which must be `head` and as many bytes as `target` has, and store it there.
 
-        `target`: writable bytes. After an error its content is not defined.
+        `target`: writable bytes. Its content is undefined after an error.
         """
 
     def end(self) -> None:
-        """Wait until the peer has said that there is nothing more, and let go of the connection."""
+        """Wait for the peer's end of the stream, and release the connection."""
 
     def cancel(self) -> None:
-        """Make a read that waits raise, from any thread."""
+        """Make a waiting read raise, from any thread."""
 
     def close(self) -> None:
-        """Give up what has not come yet, and let go of the connection; only from the thread that reads."""
+        """Discard the rest of the stream, and release the connection; only from the reading thread."""
 
 
 class TransportCaller(Protocol):
-    """The other end of a request that is being served."""
+    """Client of a request that is being served."""
 
     def remaining_s(self) -> float:
-        """Seconds until the caller gives up."""
+        """Return the seconds until the caller gives up."""
 
     def is_active(self) -> bool: ...
 
     def flush(self) -> None:
-        """Send what was handed out so far: it may be a while until more comes."""
+        """Send all frames handed out before, because the next one may take a while."""
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call back when the caller has given up or is gone."""
+        """Register a callback for the case that the caller cancels or ends."""
 
 
 class TransportService(Protocol):
-    """What a rank answers.
+    """Handlers of a rank's incoming requests.
 
     `answer` and `pull` may block, and raise PullRefused, or StreamBroken (CLOSED) if the rank is leaving.
     """
 
     def is_peer(self, rank: int, session: bytes) -> bool:
-        """Whether `session` is what the peer `rank` was given. At once."""
+        """Return whether `session` was issued to the peer `rank`. Does not block."""
 
     def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes: ...
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield frames. The memory of each is read before the next one is asked for, and not after."""
+        """Yield frames. The memory of each is read before the next one is requested, and not after."""
 
 
 class Transport(Protocol):
@@ -91,29 +91,33 @@ class Transport(Protocol):
 
     @property
     def data_port(self) -> int | None:
-        """Where this rank answers `pull`, if not with all the rest. Known once it serves."""
+        """Return the port for `pull` if it differs from the port for other requests. Known after `serve`."""
 
     def use_session(self, peer: int, session: bytes) -> None:
-        """Show `session` with every request to `peer` from now on."""
+        """Send `session` with every later request to `peer`."""
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
-        """Pull from `peer` there, if it can be reached. `request`: shows the session, and is refused."""
+        """Pull from `peer` on this port, if it can be reached. `request`: carries the session, and is refused."""
 
     def serve(self, service: TransportService) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""
 
     def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
-        """Send one request. The future raises StreamBroken (PeerUnreached where the peer never had the request) or
-        PullRefused. `patient`: wait for a peer that is not up."""
+        """Send one request.
+
+        The future raises StreamBroken (PeerUnreached if the request did not arrive) or PullRefused.
+
+        `patient`: wait for a peer that is not up.
+        """
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
 
     def close(self, grace_s: float) -> None:
-        """Let answers under way finish within `grace_s`, then close everything."""
+        """Let answers in progress finish within `grace_s`, then close everything."""
 
 
 class NoPeersTransport:
-    """The transport of a world of one: nobody asks this rank, and it has nobody to ask."""
+    """Transport of a world of one rank, without peers."""
 
     data_port = None
 
@@ -133,7 +137,7 @@ class NoPeersTransport:
 
 
 class TransportStatus:
-    """Those of gRPC's codes that are used here."""
+    """gRPC status codes that are used here."""
 
     OK: Final = 0
     UNKNOWN: Final = 2
@@ -145,14 +149,14 @@ class TransportStatus:
 
 
 def status_of(error: PullRefused | StreamBroken) -> tuple[int, str]:
-    """The code and message by which a service's answer travels."""
+    """Return the gRPC code and message for an error of a service."""
     if isinstance(error, PullRefused):
         return TransportStatus.FAILED_PRECONDITION, error.failure.encode()
     return TransportStatus.UNAVAILABLE, str(error)
 
 
 def transport_error_of(code: int, message: str) -> PullRefused | StreamBroken:
-    """What a status other than OK means."""
+    """Return the error for a status other than OK."""
     if code == TransportStatus.FAILED_PRECONDITION:
         return PullRefused(WorldFailure.decode(message))
     if code == TransportStatus.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it

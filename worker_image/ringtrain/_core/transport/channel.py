@@ -1,4 +1,4 @@
-"""Bytes in and out of a socket, with deadlines and without a copy; the frames that wait to be sent."""
+"""Reads and writes of a socket, with deadlines and without a copy; and the queue of frames to send."""
 
 import contextlib
 import errno
@@ -13,16 +13,16 @@ from ringtrain._core.transport.frames import Http2FrameType, Http2Setting
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError
 from ringtrain.shared.tls import TlsIdentity, TlsSocket
 
-# Frame headers and small frames are read through a buffer, what is longer goes where it belongs. A longer buffer
-# would copy more of each segment, and a shorter one would read a small answer in two.
+# Frame headers and small frames are read through a buffer; longer payloads are read directly into their target. A
+# longer buffer would copy more of each segment, and a shorter one would read a small answer in two calls.
 BUFFER_BYTES: Final = 20 << 10
-# The kernel waits for a whole segment in one call, and looks up so often. Polling for each piece costs more.
+# The kernel waits for a whole segment in one call, and returns at least this often. Polling for each piece costs more.
 TICK_S: Final = 0.1
 _TIMEVAL: Final = struct.Struct("ll")
-# How much of what is sent may wait in the kernel: what waits there is sent in its order and not in ours, and
-# results end up in front of contributions that others wait for. See docs/decisions/0008-data-path.md.
+# Limit of unsent bytes in the kernel: these are sent in their order, so results would be delayed by later
+# contributions, or precede contributions that others wait for. See docs/decisions/0008-data-path.md.
 _UNSENT_BYTES: Final = 128 << 10
-# BBR shares a link unevenly among connections that pause and go on all the time; see there.
+# BBR shares a link unevenly among connections that pause often; see there.
 _UNEVEN: Final = b"bbr"
 _EVEN: Final = b"cubic"
 
@@ -33,15 +33,15 @@ _Socket = socket.socket | TlsSocket
 
 
 class SocketChannel:
-    """A connected stream socket. One thread uses it; `shut` may be called from any."""
+    """Connected stream socket. One thread uses it; `shut` may be called from any thread."""
 
     def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
-        """`tick_s`: how late a deadline may be noticed while reading."""
+        """Configure the socket. `tick_s`: the delay with which a read notices its deadline."""
         self._sock: _Socket = sock
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
-        self.deadline = float("inf")  # of what is under way, in time.monotonic
+        self.deadline = float("inf")  # of the current operation, in time.monotonic
         self.on_stall: Callable[[], None] = lambda: None  # called while a send waits for the peer
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,27 +55,27 @@ class SocketChannel:
     peer = "a peer that has gone"
 
     def secure(self, tls: TlsIdentity, is_client: bool, deadline: float) -> None:
-        """Go on with TLS; before anything is read or sent. Raises ConnectionLost."""
+        """Start TLS, before anything is read or sent. Raises ConnectionLost."""
         assert isinstance(self._sock, socket.socket)
         try:
             wrapped = self._sock = tls.wrap(self._sock, is_client)
-        except OSError as error:  # the peer has gone in this moment
+        except OSError as error:  # the peer has just disconnected
             raise ConnectionLost(error.strerror or str(error)) from error
         wrapped.shake_hands(TICK_S, deadline)
 
     def peek(self) -> bytes:
-        """Wait for a byte, and return it without reading it; before `secure`."""
+        """Wait for a byte, and return it without consuming it; before `secure`."""
         first = bytearray(1)
         self._received(memoryview(first), socket.MSG_PEEK)
         return bytes(first)
 
     @property
     def buffered(self) -> memoryview:
-        """What has been read and not taken. Valid until the next call."""
+        """Return the bytes that were read and not consumed. Valid until the next call."""
         return self._view[self._start : self._end]
 
     def held(self) -> int:
-        """How much has been read and not taken."""
+        """Return the number of bytes that were read and not consumed."""
         return self._end - self._start
 
     def take(self, count: int) -> memoryview:
@@ -86,8 +86,10 @@ class SocketChannel:
         return self._view[self._start - count : self._start]
 
     def take_if(self, expected: bytes, first: int) -> bool:
-        """Take `expected`, if that is what comes; otherwise nothing. Waits for more than the `first` bytes only if
-        those are as expected."""
+        """Consume `expected` if these are the next bytes; otherwise nothing.
+
+        Waits for more than the `first` bytes only if those are as expected.
+        """
         total = len(expected)
         if self._end - self._start < total:
             self._await(first)
@@ -100,7 +102,7 @@ class SocketChannel:
         return True
 
     def take_into(self, target: memoryview) -> None:
-        """Fill `target`."""
+        """Wait for bytes to fill `target`."""
         total = len(target)
         at = min(total, self._end - self._start)
         if at:
@@ -112,7 +114,7 @@ class SocketChannel:
                 self._check_deadline()
 
     def look(self, wait: bool = False) -> bool:
-        """Read what is there without waiting, or waiting for one tick. Returns whether anything was."""
+        """Read available bytes without waiting, or after waiting for one tick. Return whether there were any."""
         self._to_front()
         if self._end == BUFFER_BYTES:
             return False
@@ -128,7 +130,7 @@ class SocketChannel:
         return True
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send all of it."""
+        """Send all parts."""
         left = sum(map(len, parts))
         while left:
             try:
@@ -144,7 +146,7 @@ class SocketChannel:
                 parts = _parts_without_sent(parts, sent)
 
     def shut(self) -> None:
-        """Make every call fail with ConnectionLost, also one that waits."""
+        """Make every call fail with ConnectionLost, including waiting ones."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -155,7 +157,7 @@ class SocketChannel:
         return self._sock.fileno()
 
     def _await(self, count: int) -> None:
-        """Have `count` bytes in the buffer, at most BUFFER_BYTES."""
+        """Wait until `count` bytes, at most BUFFER_BYTES, are in the buffer."""
         if self._end - self._start >= count:
             return
         if self._start == self._end:
@@ -195,7 +197,7 @@ def _socket_error_reason(error: OSError) -> str:
 
 
 def _parts_without_sent(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """What is left of `parts` after the first `sent` bytes."""
+    """Return the rest of `parts` after the first `sent` bytes."""
     left: list[Buffer] = []
     for part in parts:
         if sent < len(part):
@@ -205,10 +207,10 @@ def _parts_without_sent(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
 
 
 def _share_the_link(sock: socket.socket) -> None:
-    """Have connections of one host share its link evenly, as far as the system lets us."""
+    """Configure the socket so that connections of one host share its link evenly, as far as the system supports it."""
     with contextlib.suppress(OSError):
         if sock.getpeername()[0] == sock.getsockname()[0]:
-            return  # there is no link
+            return  # both ends are on one host
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         if not hasattr(socket, "TCP_CONGESTION"):  # only Linux has it
@@ -218,7 +220,7 @@ def _share_the_link(sock: socket.socket) -> None:
 
 
 def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
-    """Probe an idle connection, so that what lies between does not forget it and a dead peer is noticed."""
+    """Enable keepalive probes, so that middleboxes do not drop an idle connection and a dead peer is noticed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, int(keepalive_s))
     for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", seconds), ("TCP_KEEPCNT", 3)):
@@ -226,13 +228,13 @@ def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# Up to this a frame waits for what follows it, so that a short answer is one packet and wakes its reader once.
+# Up to this size a frame waits for the next ones, so that a short answer is one packet and wakes its reader once.
 _CORKED_BYTES: Final = 8 << 10
-_PREFIX: Final = struct.Struct(">BI")  # gRPC's: compressed or not, length
+_PREFIX: Final = struct.Struct(">BI")  # gRPC's prefix: compressed or not, length
 
 
 class FrameSender:
-    """Sends the frames of one call at a time."""
+    """Sender of the frames of one call at a time."""
 
     def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
@@ -245,15 +247,15 @@ class FrameSender:
         self._stream_window = frames.DEFAULT_WINDOW
         self._stream = 0
 
-    # What the peer allows
+    # Limits set by the peer
 
     def begin(self, stream: int) -> None:
-        """What follows belongs to this stream."""
+        """Begin to send on this stream."""
         self._stream = stream
         self._stream_window = self._initial_window
 
     def set(self, name: int, value: int) -> None:
-        """Heed a setting of the peer."""
+        """Apply a setting of the peer."""
         if name == Http2Setting.INITIAL_WINDOW_SIZE:
             if value > frames.MAX_WINDOW:
                 raise ProtocolError(f"an initial window of {value} bytes")
@@ -265,7 +267,7 @@ class FrameSender:
             self._frame_bytes = value
 
     def widen(self, stream: int, more: int) -> None:
-        """Heed a window update of the peer."""
+        """Apply a window update of the peer."""
         if stream == 0:
             self._window += more
         elif stream == self._stream:
@@ -273,23 +275,23 @@ class FrameSender:
         if more == 0 or max(self._window, self._stream_window) > frames.MAX_WINDOW:
             raise ProtocolError(f"a window update by {more} on stream {stream}")
 
-    # What is sent
+    # Output
 
     def put(self, frame: bytes) -> None:
-        """Queue a frame that is not data."""
+        """Queue a frame other than DATA."""
         self._queue.append(frame)
         self._queued_bytes += len(frame)
 
     def put_block(self, block: bytes, end: bool) -> None:
-        """Queue headers, or trailers if they are the `end`. `block`: shorter than the shortest largest frame."""
+        """Queue headers, or trailers if `end`. `block`: shorter than the smallest maximum frame size."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
         self.put(frames.http2_frame(Http2FrameType.HEADERS, flags, self._stream, block))
 
     def send_message(self, head: bytes, payload: Buffer, end: bool, wait: Callable[[], None]) -> None:
-        """Send `head` and `payload` as one message of gRPC; a short one waits for `flush`.
+        """Send `head` and `payload` as one gRPC message; a short one waits for `flush`.
 
-        A long `payload` is not copied, and is no longer needed on return. `wait`: reads what the peer says next,
-        for when its windows are full; may raise.
+        A long `payload` is not copied, and may be reused on return. `wait`: reads the peer's next frame while its
+        windows are full; may raise.
         """
         total = frames.PREFIX_BYTES + len(head) + len(payload)
         if total <= min(self._frame_bytes, self._window, self._stream_window):
@@ -313,9 +315,9 @@ class FrameSender:
             at += fits
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the queued frames."""
         if self._sending:
-            return  # while a send waits, frames of the peer are read, and they may ask for an answer
+            return  # while a send waits, frames of the peer are read, which may call this
         self._sending = True
         try:
             while self._queue:
@@ -333,12 +335,12 @@ class FrameSender:
 
 
 def _cut_payload(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, memoryview]:
-    """Bytes `start` to `stop` of `front` and `payload` behind each other: what they have of each."""
+    """Return bytes `start` to `stop` of the concatenation of `front` and `payload`, as the parts of each."""
     length = len(front)
     return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]
 
 
 def stream_prefix_of(data: Buffer) -> tuple[int, int]:
-    """Whether a message is compressed, and how long it is: what gRPC writes in front of it."""
+    """Return from gRPC's message prefix whether the message is compressed, and its length."""
     compressed, length = _PREFIX.unpack_from(data)
     return int(compressed), int(length)

@@ -18,16 +18,16 @@ from ringtrain._core.transport.frames import (
 )
 from ringtrain.shared.connection_errors import ProtocolError, StreamReset
 
-# A sender that the peer keeps up with looks so often at what that says, a reset or a question: each look is a
-# system call that finds nothing, most times. While it waits for the peer it looks all the time.
+# Bytes after which a sender checks for frames of the peer, such as a reset: each check is a system call that usually
+# finds nothing. While it waits for the peer it checks all the time.
 _UNHEARD_BYTES: Final = 8 << 20
 
 
 class Http2Connection:
-    """Frames in and out of a channel. `window`: how much the peer may send before it is told that more fits.
+    """Frames over a channel. `window`: bytes that the peer may send before a window update.
 
-    Used by one thread at a time. Methods raise ConnectionLost, DeadlinePassed, ProtocolError; and StreamReset when
-    the peer has given up the call.
+    Used by one thread at a time. Methods raise ConnectionLost, DeadlinePassed, ProtocolError; and StreamReset if the
+    peer has cancelled the call.
     """
 
     def __init__(self, channel: SocketChannel, is_client: bool, window: int = frames.MAX_WINDOW) -> None:
@@ -37,10 +37,10 @@ class Http2Connection:
         self._blocks = Http2BlockReader()
         self._sender = FrameSender(channel)
         self.going_away = False
-        # What this end has read since it last told the peer that more fits: of the connection, of the stream.
+        # Bytes read since the last window update: of the connection, of the stream.
         self._owed = [0, 0]
-        self._newest = 0  # stream that the peer has begun
-        self._unheard = 0  # bytes sent since this end last looked at what the peer says
+        self._newest = 0  # newest stream of the peer
+        self._unheard = 0  # bytes sent since the last check for frames of the peer
         self._begin(0)
         channel.on_stall = self.look
         self._greet()
@@ -50,8 +50,8 @@ class Http2Connection:
         self._newest = max(self._newest, stream)
         self.is_open = stream > 0
         self.was_reset = False
-        self.blocks: list[Fields] = []  # header blocks that came on the stream
-        self.has_ended = False  # the peer says nothing more, once `_data_left` has been read
+        self.blocks: list[Fields] = []  # header blocks received on the stream
+        self.has_ended = False  # the stream ends after `_data_left`
         self._data_left = self._padding_left = 0
         self._owed[1] = 0
         self._sender.begin(stream)
@@ -71,25 +71,25 @@ class Http2Connection:
             self._sender.put(frames.window_update(0, self._window - frames.DEFAULT_WINDOW))
         self._sender.flush()
 
-    # Out
+    # Output
 
     def open_stream(self, block: bytes) -> None:
-        """Begin a call with the next number. Only a client."""
+        """Begin a call with the next number. Only for a client."""
         self._begin(self.stream + 2 if self.stream else 1)
         self._sender.put_block(block, end=False)
 
     def send_block(self, block: bytes, end: bool) -> None:
-        """Queue headers, or trailers if they are the `end`."""
+        """Queue headers, or trailers if `end`."""
         self._sender.put_block(block, end)
 
     def end_call(self) -> None:
-        """The call is over for this end: what still comes on its stream is passed over."""
+        """End the call on this side: later frames of its stream are ignored."""
         self.is_open = self.was_reset = False
 
     def send_message(self, head: bytes, payload: Buffer, end: bool = False) -> None:
         """Send `head` and `payload` as one message; a short one waits for `flush`.
 
-        A long `payload` is not copied, and is no longer needed on return.
+        A long `payload` is not copied, and may be reused on return.
         """
         self._sender.send_message(head, payload, end, self._await_frame)
         self._unheard += len(payload)
@@ -100,7 +100,7 @@ class Http2Connection:
             raise StreamReset
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the queued frames."""
         self._sender.flush()
 
     def go_away(self, code: Http2ErrorCode, reason: str) -> None:
@@ -115,18 +115,18 @@ class Http2Connection:
         if self.was_reset:
             raise StreamReset
 
-    # In
+    # Input
 
     def look(self) -> None:
-        """Take in what the peer has said meanwhile, as far as it is there.
+        """Process the peer's frames that have already arrived.
 
-        After a reset nothing more is read: what follows belongs to the next call.
+        Stops after a reset, because the following frames belong to the next call.
         """
         while not (self.was_reset or self._data_left or self._padding_left) and self._has_frame():
             self._read_frame()
 
     def read_data(self, target: memoryview) -> int:
-        """Fill `target` with what the peer sends on the stream; less only if that ends. Returns how much."""
+        """Fill `target` with data of the stream; less only if the stream ends. Return the number of bytes."""
         at = 0
         while at < len(target):
             if self._data_left == 0 and not self._next_data():
@@ -138,9 +138,11 @@ class Http2Connection:
         return at
 
     def read_message(self, head: bytes, target: memoryview) -> bool:
-        """Fill `target` if a message comes next that is `head` and as much as `target` holds, as this end's peers
-        send it: in a frame of its own, and before the first one their headers. Otherwise no data is taken, and
-        `read_data` reads it, whatever it is."""
+        """Fill `target` if the next message is `head` and as many bytes as `target` has, in one frame.
+
+        That is the form in which ringtrain's peers send, with headers before the first message. Otherwise consume no
+        data; `read_data` then reads it in any form.
+        """
         if self._data_left or self._padding_left or self.has_ended:
             return False
         if not self.blocks and not self._took_block(frames.END_HEADERS, response_block()):
@@ -152,7 +154,7 @@ class Http2Connection:
         return True
 
     def _took_block(self, flags: int, block: bytes) -> bool:
-        """Whether a frame with this header block came next, and was taken."""
+        """Return whether a frame with this header block was next, and was consumed."""
         frame = frames.http2_frame(Http2FrameType.HEADERS, flags, self.stream, block)
         if not self.channel.take_if(frame, frames.HEADER_BYTES):
             return False
@@ -160,7 +162,7 @@ class Http2Connection:
         return True
 
     def take_rest(self) -> bytes | None:
-        """What is left of the stream, if it has ended and that is no more than fits in the channel's buffer."""
+        """Return the rest of the stream, if it has ended and fits the channel's buffer; else None."""
         if not self.has_ended or self._padding_left or self._data_left > BUFFER_BYTES:
             return None
         count, self._data_left = self._data_left, 0
@@ -185,7 +187,10 @@ class Http2Connection:
         return not self._next_data()
 
     def _has_frame(self) -> bool:
-        """Whether a frame is there as a whole. Data need not be: it is read by its own ways."""
+        """Return whether a whole frame has arrived.
+
+        DATA needs only its header, because its payload is read separately.
+        """
         if not self._is_there(frames.HEADER_BYTES):
             return False
         head = frames.http2_head_of(self.channel.buffered)
@@ -216,7 +221,7 @@ class Http2Connection:
         if mine and not self.blocks:
             raise ProtocolError("data before headers")
         self._grant(head.length, mine)
-        if not mine:  # of a call that has been given up
+        if not mine:  # of a cancelled call
             self._skip(head.length)
             return
         padding = 0
@@ -228,7 +233,7 @@ class Http2Connection:
         self.has_ended = bool(head.flags & frames.END_STREAM)
 
     def _grant(self, count: int, mine: bool) -> None:
-        """Tell the peer that more fits, once half of the window is used."""
+        """Send a window update when half of the window is used."""
         owed = self._owed
         owed[0] += count
         if mine:
@@ -248,7 +253,7 @@ class Http2Connection:
             self._newest = head.stream
             if self._is_client:
                 raise ProtocolError(f"headers on stream {head.stream}, which is not open")
-            if self.is_open:  # one call at a time: gRPC tries again
+            if self.is_open:  # one call at a time: gRPC repeats the request
                 self._reply(frames.http2_reset(head.stream, Http2ErrorCode.REFUSED_STREAM))
             else:
                 self._begin(head.stream)
@@ -296,7 +301,7 @@ class Http2Connection:
             count -= len(self.channel.take(min(count, BUFFER_BYTES)))
 
 
-# Lengths of control frames: multiples, or exactly.
+# Lengths of control frames: multiples, or exact ones.
 _UNITS: Final[dict[int, int]] = {
     Http2FrameType.PRIORITY: 5,
     Http2FrameType.RST_STREAM: 4,

@@ -1,4 +1,4 @@
-"""Which peer's data port is reached how: connections that are dialled once and used for one Pull after another."""
+"""Connections to peers' data ports: dialled once and reused for later Pulls."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
 class SocketFrameStream:
-    """Frames of one Pull. `give_back` gets the connection when another call may follow on it."""
+    """Frames of one Pull. `give_back` receives the connection if another call may follow on it."""
 
     def __init__(self, connection: Http2Connection, give_back: Callable[[Http2Connection], None]) -> None:
         self._connection = connection
@@ -80,7 +80,7 @@ class SocketFrameStream:
             self._connection.channel.close()
 
     def _read_other(self, head: bytes, target: memoryview) -> None:
-        """What does not come as peers of ours send it."""
+        """Read a frame that is not in the form in which ringtrain's peers send."""
         front = self._front
         count = self._connection.read_data(front)
         if count == 0:
@@ -95,7 +95,7 @@ class SocketFrameStream:
             raise UnexpectedFrame("it ended in the middle of a frame")
 
     def _check_status(self) -> None:
-        """After the end of the stream: raise what the peer says about how the call went."""
+        """Raise the peer's status after the end of the stream, unless it is OK."""
         fields = self._connection.blocks[-1] if self._connection.blocks else {}
         try:
             status = int(fields.get("grpc-status", ""))
@@ -117,19 +117,21 @@ class SocketFrameStream:
 
 log = logging.getLogger("ringtrain")
 
-# What a dial may take of the timeout; all peers are dialled at once.
+# Fraction of the timeout for a dial; all peers are dialled at once.
 _DIAL_SHARE: Final = 0.08
 
-# Dials of one rank at a time: a port lets few in that have not shown their session.
+# Concurrent dials of one rank: a port admits only few connections without a session.
 _DIALS_AT_ONCE: Final = 16
 _ATTEMPTS: Final = 3
-# A connection that was used so recently is not looked at before it is used again.
+# A connection that was used this recently is reused without a check.
 _SURE_S: Final = 1.0
 
 
 class TransportDataPath:
-    """This rank's data port, and its connections to those of its peers. `addresses`: `host:port` by rank.
-    `in_clear`: peers with which it does without `tls`."""
+    """This rank's data port, and its connections to those of its peers.
+
+    `addresses`: `host:port` by rank. `in_clear`: peers with which it does not use `tls`.
+    """
 
     def __init__(
         self,
@@ -151,10 +153,10 @@ class TransportDataPath:
         self._is_reported = False
         self._authorities: dict[int, str] = {}
         self._dialled: dict[int, Future[Http2Connection | Exception]] = {}
-        self._idle: dict[int, list[tuple[float, Http2Connection]]] = {}  # with when each was last used
+        self._idle: dict[int, list[tuple[float, Http2Connection]]] = {}  # with the time of the last use
 
     def serve(self, service: TransportService) -> int | None:
-        """Return the port on which Pull is answered; None, with a line in the log, if there is none to be had."""
+        """Return the port for Pull; None, with a log line, if no port is available."""
         host, _ = split_address(listening_address(self._addresses[self._rank]))
         try:
             self._server = TransportDataServer(
@@ -166,7 +168,9 @@ class TransportDataPath:
         return self._server.port
 
     def meet(self, peer: int, port: int, request: bytes) -> None:
-        """Begin to dial the data port of `peer`, and send `request`, which it refuses, to show the session."""
+        """Begin to dial the data port of `peer`, and send `request`, which it refuses, to authenticate the
+        connection.
+        """
         host, _ = split_address(self._addresses[peer])
         dialled: Future[Http2Connection | Exception] = Future()
         with self._lock:
@@ -182,7 +186,7 @@ class TransportDataPath:
                         raise StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
                     dialled.set_result(self._tried(peer, request))
             except (OSError, StreamBroken) as error:
-                dialled.set_result(error)  # said when it matters: the peer may have left meanwhile
+                dialled.set_result(error)  # logged on use: the peer may have left
 
         threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
 
@@ -198,7 +202,7 @@ class TransportDataPath:
             except StreamBroken:
                 if self._closed:
                     raise
-                continue  # it broke since it was last used
+                continue  # it broke after its last use
             return stream
         return None
 
@@ -215,7 +219,7 @@ class TransportDataPath:
             connection.channel.close()
 
     def _connection(self, peer: int) -> Http2Connection | None:
-        """An idle connection, else a new one."""
+        """Return an idle connection, else a new one; None if the peer has no reachable data port."""
         if peer not in self._authorities:
             return None
         while True:
@@ -230,7 +234,7 @@ class TransportDataPath:
             connection.channel.close()
         dialled = self._dialled.pop(peer, None)
         if dialled is None:
-            with contextlib.suppress(OSError, StreamBroken):  # gRPC's own connection finds out what there is to know
+            with contextlib.suppress(OSError, StreamBroken):  # gRPC's own connection finds the cause
                 return self._dial(peer)
             return None
         first = dialled.result(self._timeout_s)
@@ -241,7 +245,7 @@ class TransportDataPath:
         return None
 
     def _dial(self, peer: int) -> Http2Connection:
-        """Raises OSError or StreamBroken."""
+        """Connect to the peer's data port. Raises OSError or StreamBroken."""
         sock = socket.create_connection(split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE)
         try:
             channel = SocketChannel(sock, self._timeout_s / 6)
@@ -257,7 +261,7 @@ class TransportDataPath:
             raise StreamBroken(StreamEnd.CLOSED, str(error)) from error
 
     def _tried(self, peer: int, request: bytes) -> Http2Connection:
-        """A connection on which one call has been answered: nothing on the way has swallowed it."""
+        """Return a connection on which one call was answered, which shows that no middlebox blocks it."""
         connection = self._dial(peer)
         stream = SocketFrameStream(connection, lambda connection: None)
         try:
@@ -277,7 +281,7 @@ class TransportDataPath:
             told, self._is_reported = self._is_reported or self._closed, True
         if not told:
             log.warning(
-                "rank %d can't reach the data port %s of rank %d (%s): it pulls through the port of the ring "
+                "rank %d can't reach the data port %s of rank %d (%s): it uses the port of the ring "
                 "instead, which is slower",
                 self._rank, self._authorities[peer], peer, error,
             )  # fmt: skip
@@ -291,7 +295,7 @@ class TransportDataPath:
 
 
 def _is_alive(connection: Http2Connection) -> bool:
-    """Whether the peer still holds an idle connection."""
+    """Return whether the peer has not closed an idle connection."""
     try:
         connection.look()
     except (ConnectionLost, ProtocolError, DeadlinePassed):

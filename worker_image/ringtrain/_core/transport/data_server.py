@@ -1,4 +1,4 @@
-"""The data port: answers Pull, and nothing else, for whoever has a session."""
+"""Server of the data port: answers only Pull, and only with a session."""
 
 import contextlib
 import logging
@@ -19,17 +19,19 @@ from ringtrain.shared.tls import TlsIdentity
 
 log = logging.getLogger("ringtrain")
 
-# From its first byte until a connection has shown a session: two requests' time, see `data_serving`.
+# Time from a connection's first byte until its session: two requests' time, see `data_serving`.
 _STRANGER_S: Final = 20.0
 _ACCEPT_S: Final = 1.0
-# Threads that wait for the next call wake up so often: it costs nothing beside a tick of the reading side.
+# Interval at which threads that wait for the next call wake up: small in cost compared to the reader's tick.
 _TICK_S: Final = 1.0
 _IDLE_CLOSE_S: Final = 10.0
 
 
 class TransportDataServer:
-    """Listens on a free port of `host` ("" for all interfaces). A connection has a thread while it is used; those
-    that rest share one."""
+    """Server on a free port of `host` ("" for all interfaces).
+
+    Connections in use have a thread each; idle ones share one.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,10 @@ class TransportDataServer:
         tls: TlsIdentity | None = None,
         also_in_clear: bool = False,
     ) -> None:
-        """`also_in_clear`: with `tls`, a caller may do without. Raises OSError if there is no port to be had."""
+        """Listen and start to accept. `also_in_clear`: with `tls`, a caller may omit it.
+
+        Raises OSError if no port is available.
+        """
         self._also_in_clear = also_in_clear
         self._service = service
         self._tls = tls
@@ -48,7 +53,7 @@ class TransportDataServer:
         self.port = int(self._listener.getsockname()[1])
         self._changed = threading.Condition()
         self._closing = False
-        self._serving: dict[Http2CallServing, threading.Thread | None] = {}  # None: it rests
+        self._serving: dict[Http2CallServing, threading.Thread | None] = {}  # None: it is idle
         self._idle = _IdleHttp2Connections(self._resume)
         self._strangers = UnauthenticatedPeers(limit_s=_STRANGER_S)
         self._complaints = RateLimitedWarnings(log.warning)
@@ -56,7 +61,7 @@ class TransportDataServer:
         self._acceptor.start()
 
     def close(self, grace_s: float) -> None:
-        """Let calls under way finish within `grace_s`; then let go of everything."""
+        """Let calls in progress finish within `grace_s`; then close everything."""
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not any(one.is_busy for one in self._serving), grace_s)
@@ -77,7 +82,7 @@ class TransportDataServer:
         self._listener.close()
 
     def enter(self, one: Http2CallServing, busy: bool) -> bool:
-        """Note that `one` begins or ends a call. Returns whether it may go on."""
+        """Record that `one` begins or ends a call. Return whether it may continue."""
         with self._changed:
             one.is_busy = busy and not self._closing
             if self._closing:
@@ -93,8 +98,8 @@ class TransportDataServer:
                 continue
             except OSError as error:
                 if not self._closing:
-                    self._complaints.say(f"the data port accepts nobody for a moment: {error.strerror}")
-                    time.sleep(_ACCEPT_S)  # out of file descriptors, most likely
+                    self._complaints.say(f"the data port can't accept connections for a moment: {error.strerror}")
+                    time.sleep(_ACCEPT_S)  # probably out of file descriptors
                 continue
             self._take_in(sock)
 
@@ -118,10 +123,10 @@ class TransportDataServer:
         return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
 
     def _put_out(self, one: Http2CallServing) -> None:
-        """`one` is not to stay any longer without a session."""
+        """Close `one`, which has shown no session in time."""
         if not self._closing:
             self._complaints.say(
-                f"the data port closed a connection from {one.peer}: it has shown no session, and others came or "
+                f"the data port closed a connection from {one.peer}: it has shown no session, and newer ones came or "
                 f"its time was over"
             )
         one.shut()
@@ -143,7 +148,7 @@ class TransportDataServer:
                         one.close()
 
     def _resume(self, one: Http2CallServing) -> None:
-        """Something has come for `one`, or it has ended: give it a thread again."""
+        """Start a thread for `one`, on which data has arrived, or which has ended."""
         with self._changed:
             if self._closing:
                 return
@@ -152,8 +157,7 @@ class TransportDataServer:
 
 
 class _IdleHttp2Connections:
-    """Connections that wait for their next call, all of them in one thread, which calls `resume(connection)` when
-    something has come on one."""
+    """Idle connections, watched by one thread, which calls `resume(connection)` when data arrives on one."""
 
     def __init__(self, resume: Callable[[Http2CallServing], None]) -> None:
         self._resume = resume
@@ -165,12 +169,12 @@ class _IdleHttp2Connections:
         self._thread.start()
 
     def add(self, connection: Http2CallServing) -> None:
-        """Wait for what comes on `connection`, which nobody else reads until it is resumed."""
+        """Watch `connection`, which no other thread may read until it is resumed."""
         with self._lock:
             self._selector.register(connection.fileno(), selectors.EVENT_READ, connection)
 
     def close(self) -> None:
-        """Resume nothing any more. The connections are left to whoever added them."""
+        """Stop the thread. The connections belong to the threads that added them."""
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
         self._thread.join(_IDLE_CLOSE_S)

@@ -28,22 +28,22 @@ from ringtrain.shared.tls import TlsIdentity
 
 log = logging.getLogger("ringtrain")
 
-# From a connection's first byte until it has shown a session, and for each request to arrive as a whole.
+# Time from a connection's first byte until its session, and for each request to arrive completely.
 _REQUEST_S: Final = 10.0
-# A request carries a signature: some 40 bytes for each tensor. gRPC's own limit.
+# A request contains a signature: some 40 bytes per tensor. gRPC's own limit.
 _MOST_REQUEST_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 64 << 10
-# Callers of gRPC need not say how long they wait.
+# gRPC's callers may omit their timeout.
 _NO_TIMEOUT_S: Final = 3600.0
-# Whether the caller still waits takes a system call to find out, and the request has just come from it.
+# Checking whether the caller still waits takes a system call, and its request has just arrived.
 _LOOK_EVERY_S: Final = 0.25
-# A thread stays so long with a connection that has nothing to do: a call that follows at once waits for no thread.
+# Time for which a thread stays with an idle connection, so that the next call need not wait for a thread.
 _STAY_S: Final = 1.0
 _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
 class _NextHttp2Call(Enum):
-    """What follows on a connection that waits for a call."""
+    """Next event on a connection that waits for a call."""
 
     CALL = auto()
     NOTHING_YET = auto()
@@ -51,9 +51,12 @@ class _NextHttp2Call(Enum):
 
 
 class Http2CallServing:
-    """Answers one call after the other. `enter(self, busy)`: told when a call begins and ends; False: stop."""
+    """Server of one connection, which answers one call after the other.
 
-    # Called once: when a session has been shown, or the connection ends without.
+    `enter(self, busy)`: called when a call begins and ends; returns False to stop.
+    """
+
+    # Called once: when the connection is authenticated, or ends without that.
     on_proven: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
@@ -71,31 +74,31 @@ class Http2CallServing:
         self._channel = channel
         self._service = service
         self._enter = enter
-        self.is_proven = False  # a session was shown
+        self.is_proven = False  # the connection is authenticated
         self.is_busy = False
-        self._has_begun = False  # the current call's first headers are sent
+        self._has_begun = False  # the current call's headers were sent
         self._began = time.monotonic()
-        self._connection: Http2Connection | None = None  # once it is known to be secured
+        self._connection: Http2Connection | None = None  # set when it is known to be encrypted
 
     @property
     def peer(self) -> str:
-        """Address of the other end."""
+        """Return the address of the other end."""
         return self._channel.peer
 
     def shut(self) -> None:
-        """End it, from another thread."""
+        """Shut the connection down, from another thread."""
         self._channel.shut()
 
     def close(self) -> None:
-        """Let go of a connection that no thread is with."""
+        """Close a connection that no thread uses."""
         self._channel.close()
 
     def fileno(self) -> int:
-        """Of the connection's socket."""
+        """Return the descriptor of the connection's socket."""
         return self._channel.fileno()
 
     def run(self) -> bool:
-        """Answer calls until the connection ends; True if it rests: run again when something has come."""
+        """Answer calls until the connection ends; return True if it is idle: run it again when data has arrived."""
         with contextlib.suppress(ConnectionLost, DeadlinePassed):
             connection = self._connection
             if connection is None:
@@ -118,13 +121,13 @@ class Http2CallServing:
 
     def _begin(self, connection: Http2Connection) -> None:
         if bytes(self._channel.take(len(PREFACE))) != PREFACE:
-            raise ProtocolError("it does not begin like HTTP/2")
+            raise ProtocolError("it does not begin with the preface of HTTP/2")
         self._connection = connection
 
     def _is_secured(self) -> bool:
-        """Whether the connection is encrypted where it has to be."""
+        """Return whether the connection is encrypted as required."""
         try:
-            # A peer knows its own site and this one's: who dials in clear is near, or nobody who has a session.
+            # A peer knows its own site and this one's: a caller without TLS is in this site, or has no valid session.
             in_clear = self._also_in_clear and self._channel.peek() == PREFACE[:1]
             if self._tls is not None and not in_clear:
                 self._channel.secure(self._tls, False, self._channel.deadline)
@@ -135,7 +138,7 @@ class Http2CallServing:
             return False
 
     def _serve(self, connection: Http2Connection) -> bool:
-        """Whether the connection rests; it ends otherwise."""
+        """Answer calls. Return whether the connection is idle; otherwise it ends."""
         while (following := self._await_call(connection)) is _NextHttp2Call.CALL and self._enter(self, True):
             try:
                 self._answer(connection)
@@ -147,7 +150,9 @@ class Http2CallServing:
         return following is _NextHttp2Call.NOTHING_YET
 
     def _await_call(self, connection: Http2Connection) -> _NextHttp2Call:
-        """Wait for the next call: a while from a peer, and from who has not shown a session until it is late."""
+        """Wait for the next call: for a while from a peer, and from an unauthenticated caller until its time is
+        over.
+        """
         newest = connection.stream
         waits_until = time.monotonic() + _STAY_S
         self._channel.deadline = time.monotonic() + _REQUEST_S
@@ -167,7 +172,7 @@ class Http2CallServing:
         return _NextHttp2Call.CALL
 
     def _answer(self, connection: Http2Connection) -> None:
-        """One call, from its headers to its trailers."""
+        """Answer one call, from its headers to its trailers."""
         self._has_begun = False
         try:
             status, message = self._pulled(connection)
@@ -182,7 +187,7 @@ class Http2CallServing:
             raise ProtocolError(message or "it has no session")
 
     def _pulled(self, connection: Http2Connection) -> tuple[int, str]:
-        """Send what the service has for the caller; return the status."""
+        """Send the service's frames to the caller; return the status."""
         timeout_s = _checked_stream_timeout(connection.blocks[0])
         request = _read_pull_request(connection)
         self._channel.deadline = time.monotonic() + timeout_s
@@ -204,7 +209,7 @@ class Http2CallServing:
             return status_of(error)
         except _ENDS:
             raise
-        except Exception as error:  # a defect of ours: the caller must not wait for its deadline
+        except Exception as error:  # a defect of ringtrain: the caller must not wait for its deadline
             log.exception("a pull failed")
             return TransportStatus.UNKNOWN, f"{type(error).__name__}: {error}"
         finally:
@@ -222,7 +227,7 @@ class Http2CallServing:
 
 
 class Http2Caller:
-    """Who waits for the answer. Used by the thread that serves it."""
+    """Caller of the current request. Used by the thread that serves it."""
 
     def __init__(self, connection: Http2Connection, deadline: float) -> None:
         self._connection = connection
@@ -251,7 +256,7 @@ class Http2Caller:
         self._callbacks.append(callback)
 
     def status(self) -> tuple[int, str]:
-        """How a call ends whose frames have all been sent, or that was given up while it waited for one."""
+        """Return the status of a call whose frames were all sent, or that was cancelled while it waited for one."""
         if self._has_caller_left:
             raise ConnectionLost("closed by the peer")
         if self._connection.was_reset:
@@ -261,7 +266,7 @@ class Http2Caller:
         return TransportStatus.OK, ""
 
     def leave(self) -> None:
-        """Call back if the caller was seen not to wait for the end."""
+        """Run the callbacks if the caller did not wait for the end."""
         if self._has_caller_left or self._connection.was_reset or self.remaining_s() <= 0:
             for callback in self._callbacks:
                 callback()
@@ -276,7 +281,7 @@ class _Http2Objection(Exception):
 
 
 def _checked_stream_timeout(fields: Fields) -> float:
-    """Seconds that the caller waits. Raises _Http2Objection if this is not a Pull."""
+    """Return the caller's timeout in seconds. Raises _Http2Objection if this is not a Pull."""
     if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
         raise _Http2Objection(TransportStatus.INTERNAL, "not a call of gRPC")
     if fields.get(":path") != PULL_PATH:
@@ -288,7 +293,7 @@ def _checked_stream_timeout(fields: Fields) -> float:
 
 
 def _length_in(prefix: bytes | bytearray) -> int:
-    """How long the message behind `prefix` is. Raises _Http2Objection."""
+    """Return the length of the message behind `prefix`. Raises _Http2Objection."""
     if len(prefix) < PREFIX_BYTES:
         raise _Http2Objection(TransportStatus.INTERNAL, "a call without a message")
     compressed, length = stream_prefix_of(prefix)
@@ -310,12 +315,12 @@ def _read_pull_request(connection: Http2Connection) -> bytes:
         raise _Http2Objection(TransportStatus.INTERNAL, "a call with other than one whole message")
     prefix = bytearray(PREFIX_BYTES)
     length = _length_in(prefix[: connection.read_data(memoryview(prefix))])
-    # In pieces, so that nobody claims memory by a length alone.
+    # In pieces, so that a claimed length alone allocates no memory.
     parts = []
     while length:
         part = bytearray(min(length, _PIECE_BYTES))
         if connection.read_data(memoryview(part)) < len(part):
-            raise _Http2Objection(TransportStatus.INTERNAL, "a message that is shorter than it says")
+            raise _Http2Objection(TransportStatus.INTERNAL, "a message that is shorter than its stated length")
         parts.append(part)
         length -= len(part)
     if not connection.at_end():

@@ -17,7 +17,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES: Final = 9
 MAX_WINDOW: Final = (1 << 31) - 1
 DEFAULT_WINDOW: Final = (1 << 16) - 1
-LEAST_FRAME: Final = 1 << 14  # what every peer takes
+LEAST_FRAME: Final = 1 << 14  # supported by every peer
 LARGEST_FRAME: Final = (1 << 24) - 1
 MAX_STREAM: Final = (1 << 31) - 1
 
@@ -25,13 +25,13 @@ MAX_STREAM: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct(">IBI")
 _SETTING: Final = struct.Struct(">HI")
 _WORD: Final = struct.Struct(">I")
-# A DATA frame's header, and what gRPC writes in front of the message in it: compressed or not, length.
+# A DATA frame's header, and gRPC's prefix of the message in it: compressed or not, length.
 _MESSAGE: Final = struct.Struct(">IBIBI")
 PREFIX_BYTES: Final = 5
 
 
 class Http2FrameType(IntEnum):
-    """Types of frames. Others than these are ignored, as the standard asks."""
+    """Types of frames. Others are ignored, as the standard requires."""
 
     DATA = 0
     HEADERS = 1
@@ -61,14 +61,14 @@ class Http2Setting(IntEnum):
 
 
 class Http2ErrorCode(IntEnum):
-    """Why a stream or a connection is given up."""
+    """Codes for the reset of a stream or connection."""
 
     PROTOCOL_ERROR = 1
     REFUSED_STREAM = 7
 
 
 class Http2FrameHead(NamedTuple):
-    """What the first nine bytes of a frame say."""
+    """Fields of the first nine bytes of a frame."""
 
     length: int
     kind: int
@@ -77,7 +77,7 @@ class Http2FrameHead(NamedTuple):
 
 
 def http2_head_of(data: bytes | bytearray | memoryview) -> Http2FrameHead:
-    """Read the first nine bytes."""
+    """Parse the first nine bytes of a frame."""
     word, flags, stream = _HEADER.unpack_from(data)
     return Http2FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
 
@@ -91,7 +91,7 @@ def data_head(flags: int, stream: int, length: int) -> bytes:
 
 
 def message_front(flags: int, stream: int, head: bytes, payload_bytes: int) -> bytes:
-    """What stands before the payload of a message that is a frame of its own. `head`: the message's beginning."""
+    """Return the bytes before the payload of a message in its own frame. `head`: the message's beginning."""
     length = len(head) + payload_bytes
     return _MESSAGE.pack((PREFIX_BYTES + length) << 8, flags, stream, 0, length) + head
 
@@ -107,7 +107,7 @@ def http2_settings(values: dict[Http2Setting, int]) -> bytes:
 
 
 def http2_settings_of(payload: bytes) -> list[tuple[int, int]]:
-    """Undo `http2_settings`. `payload`: a multiple of six bytes."""
+    """Decode the result of `http2_settings`. `payload`: a multiple of six bytes."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -124,7 +124,7 @@ def http2_goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
 
 
 def http2_word_of(payload: bytes) -> int:
-    """The 31 bits that a WINDOW_UPDATE or RST_STREAM holds."""
+    """Return the 31 bits in a WINDOW_UPDATE or RST_STREAM."""
     return int(_WORD.unpack(payload)[0]) & MAX_STREAM
 
 
@@ -139,9 +139,9 @@ _LARGEST_TIMEOUT_MS: Final = 99_999_999
 Fields = dict[str, str]
 
 
-@functools.lru_cache(maxsize=256)  # a training step repeats the same calls
+@functools.lru_cache(maxsize=256)  # the same calls are needed in every step
 def request_block(authority: str, timeout_s: float) -> bytes:
-    """The headers of a Pull that may take `timeout_s`."""
+    """Return the headers of a Pull with the timeout `timeout_s`."""
     milliseconds = min(max(int(timeout_s * 1000), 1), _LARGEST_TIMEOUT_MS)
     return _encoded_http2_fields(
         (":method", "POST"),
@@ -156,12 +156,12 @@ def request_block(authority: str, timeout_s: float) -> bytes:
 
 @functools.cache
 def response_block() -> bytes:
-    """The headers in front of the first message."""
+    """Return the headers before the first message."""
     return _encoded_http2_fields((":status", "200"), ("content-type", CONTENT_TYPE))
 
 
 def trailer_block(status: int, message: str, only: bool) -> bytes:
-    """What ends a call. `only`: nothing went before."""
+    """Return the trailers that end a call. `only`: there were no headers."""
     return (
         _ok_block(only)
         if status == TransportStatus.OK
@@ -180,7 +180,7 @@ def _http2_trailer(status: int, message: str, only: bool) -> list[tuple[str, str
     return [*front, ("grpc-status", str(status)), *text]
 
 
-# Everything printable but the percent sign.
+# All printable characters except the percent sign.
 _UNQUOTED: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
@@ -189,7 +189,7 @@ def grpc_message_of(fields: Fields) -> str:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Seconds that the caller waits, None if it does not say. Raises ValueError."""
+    """Return the caller's timeout in seconds, None if it has none. Raises ValueError."""
     text = fields.get("grpc-timeout")
     if text is None:
         return None
@@ -200,20 +200,20 @@ def timeout_of(fields: Fields) -> float | None:
 
 
 def _encoded_http2_fields(*fields: tuple[str, str]) -> bytes:
-    """A block that leaves the compressor's table alone: it means the same at any time, on any connection."""
+    """Encode a block that does not use the compressor's table, so that it is valid at any time on any connection."""
     return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)
 
 
 class Http2BlockReader:
-    """Decodes the header blocks of one connection."""
+    """Decoder of the header blocks of one connection."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
-        # Peers of ours repeat the same blocks, which do not use the table: decoding one takes 20 us.
+        # Ringtrain's peers repeat the same blocks, which do not use the table: decoding one takes 20 us.
         self._known: dict[bytes, Fields] = {}
 
     def read(self, block: bytes) -> Fields:
-        """Return the fields of the next block; of a field that comes twice, the last. Raises ProtocolError."""
+        """Return the fields of the next block; of a repeated field, the last. Raises ProtocolError."""
         fields = self._known.get(block)
         if fields is not None and not self._decoder.header_table.dynamic_entries:
             return fields

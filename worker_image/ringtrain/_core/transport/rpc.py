@@ -1,6 +1,6 @@
-"""Ranks over gRPC: the border where gRPC's errors become ours.
+"""Transport by gRPC, which maps gRPC's errors to ringtrain's.
 
-Frames and control messages are raw bytes on generic handlers: no protobuf around a tensor.
+Frames and control messages are raw bytes on generic handlers: tensors are not wrapped in protobuf.
 """
 
 import threading
@@ -32,19 +32,19 @@ from ringtrain.shared.tls import TlsIdentity, caller_problem
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
 _SESSION_KEY: Final = "ringtrain-session"
-# Says that a question has arrived, before its answer is there.
+# Metadata that confirms the arrival of a request before its answer.
 _ARRIVED: Final = (("ringtrain-arrived", "1"),)
-# Calls without a session at a time: each holds a thread, and a message of at most 64 KiB. Ranks that meet have no
-# session yet: in a world that is twice as large each has two more partners, of which each has two calls.
+# Concurrent calls without a session: each has a thread, and a message of at most 64 KiB. Ranks in the handshake have no
+# session yet: in a world of twice the size each has two more partners, each with two calls.
 _MOST_CALLS: Final = 16
 _MORE_CALLS: Final = 4
 _UNLIMITED = -1
-# Connections at a time. A peer has one.
+# Concurrent connections. A peer has one.
 _MOST_CONNECTIONS = 256
 _HANDSHAKE_MS = 10_000
-# Who asks nothing for so long is no peer: one that watches this rank has a question open, and any other one closes
-# its connection before, within twice its time, and opens it again for its next question. With one time for both
-# that question could meet a server that is closing, and its rank be lost.
+# A connection without a request for this long is not a peer's: a watching peer has an open request, and any other
+# closes its connection earlier, within twice its own time, and reopens it for its next request. With one common time
+# that request could reach a server that is closing, and its rank be considered lost.
 _IDLE_MS = 30_000
 _CLIENT_IDLE_MS = 5_000
 # Options of gRPC, all derived from the one timeout.
@@ -52,7 +52,7 @@ Options = list[tuple[str, int]]
 
 
 class RpcCaller:
-    """A caller on the other side of an RPC."""
+    """Caller on the other side of an RPC."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -64,7 +64,7 @@ class RpcCaller:
         return bool(self._context.is_active())
 
     def flush(self) -> None:
-        """gRPC sends every message at once."""
+        """Do nothing: gRPC sends every message at once."""
 
     def on_end(self, callback: Callable[[], None]) -> None:
         if not self._context.add_callback(callback):
@@ -72,7 +72,7 @@ class RpcCaller:
 
 
 class RpcStream:
-    """Frames of one Pull."""
+    """Frames of one Pull over gRPC."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -89,7 +89,7 @@ class RpcStream:
             raise UnexpectedFrame("it sent too much")
 
     def _next(self) -> bytes | None:
-        """The next message, or None at the end."""
+        """Return the next message, or None at the end."""
         try:
             return next(self._call, None)
         except grpc.RpcError as error:
@@ -105,9 +105,9 @@ class RpcStream:
 class RpcTransport:
     """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
 
-    `data_path`: whether frames take the data port (`data_path`) where it can be reached; they take gRPC otherwise.
-    `tls`: encrypts all of it, and lets nobody in who is not a rank of the job. `in_clear`: peers with which frames
-    travel in clear on the data port all the same.
+    `data_path`: whether frames use the data port (`data_path`) if it can be reached; otherwise gRPC. `tls`: encrypts
+    everything, and admits only ranks of the job. `in_clear`: peers with which frames are sent unencrypted on the data
+    port nevertheless.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RpcTransport:
         self._timeout_s = timeout_s
         self._pool = TransportThreadPool("ringtrain-serve")
         self._server: Any = None
-        self._lock = threading.Lock()  # of channels: threads of gRPC make some, too, while this rank leaves
+        self._lock = threading.Lock()  # protects the channels: threads of gRPC create some, too, while this rank leaves
         self._closed = False
         self._channels: dict[int, Any] = {}
         self._methods: dict[tuple[int, str], Any] = {}
@@ -180,7 +180,7 @@ class RpcTransport:
         shown = self._sessions.get(peer)
         try:
             call = self._method(peer, method).future(request, timeout=timeout_s, wait_for_ready=patient, metadata=shown)
-        except ValueError:  # gRPC's, of a channel that is closed
+        except ValueError:  # raised by gRPC for a closed channel
             if not self._closed:
                 raise
             answer.set_exception(StreamBroken(StreamEnd.CANCELLED, "this rank has shut down"))
@@ -222,13 +222,16 @@ class RpcTransport:
         return grpc.secure_channel(address, self._tls.certificates.for_channel(), options=named)
 
     def _method(self, peer: int, method: str) -> Any:
-        """Raises ValueError, as a channel that is closed does, once this rank has shut down."""
+        """Return the callable of a peer's method.
+
+        Raises ValueError, like a closed channel, after this rank has shut down.
+        """
         made = self._methods.get((peer, method))
         if made is not None:
             return made
         with self._lock:
             if self._closed:
-                raise ValueError("no channel is made any more")
+                raise ValueError("this rank has shut down")
             channel = self._channels.get(peer)
             if channel is None:
                 channel = self._channels[peer] = self._dialled(self._addresses[peer])
@@ -238,10 +241,10 @@ class RpcTransport:
 
 
 class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds who answers a call, before anything of its message is read.
+    """Selection of the handler of a call, before its message is read.
 
-    A caller whose metadata shows a session is a peer. Any other is a stranger: few at a time, each for some
-    seconds. A stranger's message is read by the thread that answers it, so that none of either is left over.
+    A caller whose metadata has a valid session is a peer. Any other is unauthenticated: few at a time, each for some
+    seconds. Its message is read by the thread that answers it, so that none of either remains.
     """
 
     def __init__(
@@ -250,7 +253,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service = service
         self._tls = tls
         self._strangers = strangers
-        # Twice as many as may stay: those that have to go need a moment.
+        # Twice the limit: calls that are being cancelled need a moment.
         self._calls = threading.BoundedSemaphore(2 * strangers.most)
         self._of_peers = {method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS}
         self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
@@ -266,7 +269,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         shown = dict(handler_call_details.invocation_metadata or ()).get(_SESSION_KEY, "")
         if self._is_peer(shown):
             return self._of_peers[method]
-        # None: the caller is told to come again.
+        # None: gRPC asks the caller to repeat.
         return self._of_strangers[method] if self._calls.acquire(blocking=False) else None
 
     def _is_peer(self, shown: str | bytes) -> bool:
@@ -277,7 +280,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return False
 
     def pull(self, request: bytes, context: Any) -> Iterator[bytes]:
-        """Frames as messages, for a peer."""
+        """Yield frames as messages, for a peer."""
         self._check_certificate(context)
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
@@ -286,7 +289,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             _abort_rpc(context, error)
 
     def _check_certificate(self, context: Any) -> None:
-        """Refuse who has a certificate of the job, but not a rank's: a launcher takes no part."""
+        """Refuse a caller that has a certificate of the job, but not a rank's, such as the launcher."""
         if self._tls is not None and (problem := caller_problem(context, self._tls.name)):
             _abort_rpc(context, NotAPeer(WorldFailure("configuration", problem)))
 
@@ -305,7 +308,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return answer
 
     def _once(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
-        """`answer` for a stranger: waits for the message here."""
+        """Wrap `answer` for an unauthenticated caller: waits for the message here."""
 
         def limited(requests: Iterator[bytes], context: Any) -> bytes:
             stranger = self._strangers.enter(context.cancel)
@@ -336,25 +339,25 @@ def _our_transport_error(error: Any) -> Exception:
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
         return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
     if code in _TOO_MANY:
-        return StreamBroken(StreamEnd.CLOSED, "it is no rank, or hears no more callers that it does not know")
+        return StreamBroken(StreamEnd.CLOSED, "it is not a rank, or has too many unauthenticated callers")
     return transport_error_of(code.value[0], detail)
 
 
-# How `RpcTransportHandlers` ends a stranger's call for another one's sake, or does not begin it.
+# Status with which `RpcTransportHandlers` cancels or refuses an unauthenticated caller's call.
 _TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def grpc_channel_options(timeout_s: float) -> Options:
-    """Options of the channel to one peer."""
+    """Return the options of the channel to one peer."""
     return [
         *_common_channel_options(timeout_s),
         ("grpc.max_receive_message_length", _UNLIMITED),
         ("grpc.use_local_subchannel_pool", 1),
-        # Ranks of one job come up within seconds of each other: gRPC's own backoff would add a second or more.
+        # Ranks of one job start within seconds of each other: gRPC's own backoff would add at least a second.
         ("grpc.initial_reconnect_backoff_ms", 50),
-        # How long an attempt may take (one that is refused ends at once): as long as a ping. A rank on a busy host
-        # accepts late, and whom a question can't reach with its first attempt is taken for lost.
+        # Limit of a connection attempt (a refused one ends at once): the same as for a ping. A rank on a busy host
+        # accepts late, and a peer that the first attempt does not reach is considered lost.
         ("grpc.min_reconnect_backoff_ms", _silent_ms(timeout_s)),
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
@@ -364,7 +367,7 @@ def grpc_channel_options(timeout_s: float) -> Options:
 
 
 def server_options(timeout_s: float, size: int) -> Options:
-    """Options of the server of one rank of `size`."""
+    """Return the options of the server of one rank of `size`."""
     return [
         *_common_channel_options(timeout_s),
         ("grpc.max_receive_message_length", MOST_CONTROL_BYTES),
@@ -380,11 +383,11 @@ def server_options(timeout_s: float, size: int) -> Options:
 def _common_channel_options(timeout_s: float) -> Options:
     return [
         ("grpc.max_send_message_length", _UNLIMITED),
-        # A stopped process or a cut network is noticed after at most half of the timeout: pings are answered by
-        # gRPC's own threads, so that a rank that computes without releasing the interpreter is not taken for lost.
+        # A stopped process or a cut network is noticed after at most half of the timeout. Pings are answered by
+        # gRPC's own threads, so that a rank that computes without releasing the GIL is not considered lost.
         ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),
         ("grpc.keepalive_timeout_ms", _silent_ms(timeout_s)),
-        # What the timer of a keepalive ping really goes by in current gRPC; 60 s unless it is set.
+        # The actual timer of a keepalive ping in current gRPC; default 60 s.
         ("grpc.http2.ping_timeout_ms", _silent_ms(timeout_s)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -392,5 +395,5 @@ def _common_channel_options(timeout_s: float) -> Options:
 
 
 def _silent_ms(timeout_s: float) -> int:
-    """How long a peer's gRPC may keep silent before the connection to it counts as broken."""
+    """Return the milliseconds of silence after which a connection to a peer's gRPC counts as broken."""
     return max(50, int(timeout_s * 1000 / 3))

@@ -1,4 +1,4 @@
-"""Threads that answer peers, without holding up the interpreter's exit."""
+"""Threads that answer peers, without delaying the interpreter's exit."""
 
 import queue
 import threading
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class TransportThreadPool(Executor):
-    """An executor that grows when all its threads are busy.
+    """Executor that grows when all its threads are busy.
 
-    `concurrent.futures` joins its threads before `atexit` runs: a thread that serves a peer's long wait would hold
-    up the exit until that peer gives up, and with it the `shutdown` that would let it go.
+    `concurrent.futures` joins its threads before `atexit` runs: a thread that serves a peer's long wait would delay the
+    exit until that peer gives up, and with it the `shutdown` that would end the wait.
     """
 
     def __init__(self, name: str) -> None:
