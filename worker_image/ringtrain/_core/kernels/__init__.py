@@ -1,5 +1,5 @@
-"""Compiled inner loops: `native/` in C, built when ringtrain is installed where there is a compiler.
+"""Compiled inner loops: `native/` in C, built at installation if there is a compiler.
 
-Everything here has the same bits as the numpy code that it stands in for: no contraction of multiplication and
-addition, no reordering.
+All results are bitwise equal to the numpy code that they replace: no contraction of multiplication and addition, no
+reordering.
 """

@@ -1,4 +1,4 @@
-"""The compiled library, if this installation has one."""
+"""Compiled library, if this installation has one."""
 
 import ctypes
 import functools
@@ -22,15 +22,15 @@ log = logging.getLogger("ringtrain")
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """Return the library, or None: then numpy does the work. Logs once why."""
+    """Return the library, or None if numpy must be used. Logs the reason once."""
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
-        log.info("ringtrain was installed without a C compiler: numpy does what compiled kernels would do faster")
+        log.info("ringtrain was installed without a C compiler: numpy is used instead of the faster compiled kernels")
         return None
     library = ctypes.CDLL(spec.origin)
     if difference := _library_difference(library):
         log.warning(
-            "%s is of another version of ringtrain: %s. Install ringtrain again; numpy does its work until then",
+            "%s is of another version of ringtrain: %s. Install ringtrain again; numpy is used until then",
             spec.origin, difference,
         )  # fmt: skip
         return None
@@ -39,7 +39,7 @@ def native_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def native_calls() -> ModuleType | None:
-    """The module of native/calls.c; None where Python's headers were missing, or it is of another version."""
+    """Return the module of native/calls.c; None if Python's headers were missing, or it is of another version."""
     try:
         calls = importlib.import_module(_CALLS)
     except ImportError:
@@ -48,7 +48,7 @@ def native_calls() -> ModuleType | None:
 
 
 def address_of(buffer: NDArray[Any]) -> int:
-    """Where its first element lies in memory."""
+    """Return the address of the first element."""
     address = None if _address_of is None else _address_of(buffer)
     return int(buffer.ctypes.data if address is None else address)
 

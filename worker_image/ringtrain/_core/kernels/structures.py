@@ -1,4 +1,4 @@
-"""The structures of native/shm.h and native/optimizer.h, field by field as the C code has them."""
+"""Structures of native/shm.h and native/optimizer.h, with the same fields as in C."""
 
 import ctypes
 from typing import Any, Final
@@ -7,17 +7,17 @@ import numpy as np
 
 PARITIES: Final = 2
 SIGNATURE_BYTES: Final = 32768
-COUNTERS_BYTES: Final = 4 * 128  # what stands before the signatures in a rank's part of the segment's head
+COUNTERS_BYTES: Final = 4 * 128  # before the signatures in a rank's part of the segment's head
 RANK_HEAD_BYTES: Final = COUNTERS_BYTES + PARITIES * SIGNATURE_BYTES
 
 
 def _fields_of_kind(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
-    """Fields of one type, as C declares them."""
+    """Return fields of one type, as C declares them."""
     return [(name, kind) for name in names.split()]
 
 
 class ChannelStruct(ctypes.Structure):
-    """One rank's end of a segment: `channel`."""
+    """C struct `channel`: one rank's end of a segment."""
 
     _fields_ = [
         ("base", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class ChannelStruct(ctypes.Structure):
 
 
 class JobStruct(ctypes.Structure):
-    """One collective: `job`."""
+    """C struct `job`: one collective."""
 
     _fields_ = [
         ("what", ctypes.c_char_p),
@@ -45,7 +45,7 @@ class JobStruct(ctypes.Structure):
 
 
 class UpdateStruct(ctypes.Structure):
-    """What becomes of the own chunk: `update`."""
+    """C struct `update`: the update of the own chunk."""
 
     _fields_ = [
         *_fields_of_kind(ctypes.c_int32, "rule last targets"),
@@ -58,19 +58,20 @@ class UpdateStruct(ctypes.Structure):
     ]
 
 
-# A parameter's part of the own chunk: `span`; and what is in its field `fate`.
+# C struct `span`: a parameter's part of the own chunk; and the value of its field `fate` for a parameter without a
+# gradient.
 SPAN: Final = np.dtype([("end", np.int64), ("terms", np.uint64), ("fate", np.int64)])
 STAYS: Final = 2
 
 
 class SgdTermsStruct(ctypes.Structure):
-    """`sgd_terms`."""
+    """C struct `sgd_terms`."""
 
     _fields_ = [*_fields_of_kind(ctypes.c_double, "scale rate momentum decay"), ("nesterov", ctypes.c_int)]
 
 
 class AdamTermsStruct(ctypes.Structure):
-    """`adam_terms`."""
+    """C struct `adam_terms`."""
 
     _fields_ = [
         *_fields_of_kind(ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"),
@@ -88,9 +89,9 @@ STRUCT_BYTES: Final = (
 
 
 def differing_layout(library: ctypes.CDLL) -> str:
-    """How the structures of `library` differ in size from those of this module; empty where they do not."""
+    """Return how the structures of `library` differ in size from those of this module; empty if they do not."""
     try:
         theirs = tuple((ctypes.c_uint32 * len(STRUCT_BYTES)).in_dll(library, "ringtrain_struct_bytes"))
     except ValueError:
-        return "it tells no sizes of structures"
+        return "it has no table of structure sizes"
     return "" if theirs == STRUCT_BYTES else f"its structures have {theirs} bytes, expected {STRUCT_BYTES}"

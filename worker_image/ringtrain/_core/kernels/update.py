@@ -1,4 +1,4 @@
-"""An update rule as compiled code takes it (`native/shm.h`), for those who hand it on without knowing rules."""
+"""Arguments of compiled update rules (`native/shm.h`), for modules that pass them on."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,9 +15,11 @@ Flat = NDArray[Any]
 
 @dataclass(frozen=True)
 class NativeRule:
-    """`code`: of enum rule. `spans`: of the whole own chunk, one for each parameter in it, in their order, as
-    `structures.SPAN` has them; an update notes there which of them no rank has a gradient of. `terms`: what spans
-    point to: coefficients, as native/optimizer.c lays them out.
+    """Update rule in the format of compiled code.
+
+    `code`: of enum rule. `spans`: of the whole own chunk, one for each parameter in it, in order, as `structures.SPAN`;
+    an update marks the parameters for which no rank has a gradient. `terms`: coefficients that the spans refer to, in
+    the layout of native/optimizer.c.
     """
 
     code: int
@@ -27,9 +29,9 @@ class NativeRule:
 
 @dataclass(frozen=True)
 class Kept:
-    """Room for what an update changes: `arrays` get the own chunk's weights (or master) and states from before it.
+    """Buffers for values before an update: `arrays` receive the own chunk's weights (or master) and states.
 
-    `count`: one uint64 that grows by the elements that are kept, and changed. Elements are changed in their order.
+    `count`: one uint64 that grows by the elements that were copied and changed. Elements are changed in order.
     """
 
     arrays: tuple[Flat, ...]
@@ -38,14 +40,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class ChunkUpdate:
-    """What becomes of this rank's chunk of gradients once it is reduced.
+    """Update of this rank's chunk after the reduction of gradients.
 
-    `weights`: the whole buffer, as long as the gradients and of their dtype; its own chunk holds the weights that
-    are updated. `states`: of the own chunk, in the order in which the rule takes them, float32 or float64.
-    `master`: the own chunk's weights in float32, where `weights` are of a half type. `last`: no other update
-    follows: return when all ranks have done theirs. `reduced`: gets the own chunk's reduced gradients, if
-    somebody wants them; may be the own chunk of the gradients. `kept`: gets what is changed. `offset`: where in
-    the own chunk this part of it begins.
+    `weights`: the whole buffer, as long as the gradients and of their dtype; its own chunk contains the weights to
+    update. `states`: of the own chunk, in the rule's order, float32 or float64. `master`: the own chunk's weights in
+    float32, if `weights` are of a half type. `last`: no other update follows, so return when all ranks have done
+    theirs. `reduced`: receives the own chunk's reduced gradients, if set; may be the own chunk of the gradients.
+    `kept`: receives the old values. `offset`: of this part in the own chunk.
     """
 
     rule: NativeRule
@@ -58,7 +59,7 @@ class ChunkUpdate:
     offset: int = 0
 
     def cut(self, where: slice, own: slice) -> "ChunkUpdate":
-        """The update of elements `where` of the buffer, of whose chunk this rank owns `own`."""
+        """Return the update of elements `where` of the buffer, of which this rank owns `own`."""
         within = slice(where.start - own.start, where.stop - own.start)
         return ChunkUpdate(
             self.rule,
@@ -73,7 +74,7 @@ class ChunkUpdate:
 
 
 def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]") -> UpdateStruct:
-    """`change` as compiled code takes it. `weights`: where those of each rank begin."""
+    """Return `change` as a C struct. `weights`: addresses of each rank's weights."""
     return UpdateStruct(
         rule=change.rule.code,
         last=change.last,

@@ -1,1 +1,1 @@
-"""The arithmetic of reductions, without communication: operations, the fold in rank order, cuts of buffers."""
+"""Arithmetic of reductions, without communication: operations, the fold in rank order, cuts of buffers."""

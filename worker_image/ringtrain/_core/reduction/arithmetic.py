@@ -1,4 +1,4 @@
-"""Arithmetic beside the fold: scale factors and Adasum."""
+"""Arithmetic besides the fold: scale factors and Adasum."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,10 @@ Array = NDArray[Any]
 
 
 def scaled(array: Array, factor: float) -> Array:
-    """Return `array * factor` in its own dtype, computed in double precision: float32 for halves, extended for
-    integers of 64 bits."""
+    """Return `array * factor` in its own dtype, computed in double precision.
+
+    In float32 for half types, in extended precision for 64-bit integers.
+    """
     if factor == 1.0:
         return array
     if array.dtype in (np.float32, np.float64) or array.dtype.kind == "c":
@@ -24,7 +26,7 @@ def scaled(array: Array, factor: float) -> Array:
 
 
 def adasum_error(size: int) -> str:
-    """Why Adasum can't combine what `size` ranks have; empty if it can."""
+    """Return why Adasum can't combine `size` ranks; empty if it can."""
     if size & (size - 1):
         return f"Adasum combines ranks in pairs, and the process set has {size}; expected a power of two"
     return ""
@@ -33,7 +35,7 @@ def adasum_error(size: int) -> str:
 def adasum(arrays: Sequence[Array]) -> Array:
     """Combine gradients pairwise so that orthogonal ones add and parallel ones average.
 
-    `arrays`: one a rank, a power of two of them. Norms and products are taken in float64. Maleki, Musuvathi et al.
+    `arrays`: one per rank, a power of two of them. Norms and products are computed in float64. Maleki, Musuvathi et al.
     2021, "Scaling distributed training with adaptive summation", equation 3 and section 3.4.
     """
     level = [array.astype(np.float64) for array in arrays]

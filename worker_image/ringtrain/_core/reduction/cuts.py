@@ -1,4 +1,4 @@
-"""How a flat buffer, or several as if they lay one behind the other, are cut: a chunk a rank, then segments."""
+"""Cuts of a flat buffer, or of several as if they were concatenated: a chunk per rank, then segments."""
 
 import functools
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from ringtrain._core.reduction.fold import Flat
 
 Bounds = tuple[int, ...]  # chunk of position p: bounds[p] to bounds[p + 1]
 
-# Where segments are passed on, a chunk has at least so many, down to where their fixed cost shows: what is passed
-# on waits for whole ones.
+# If segments are forwarded, a chunk has at least this many, down to a size at which their fixed cost shows: only whole
+# segments are forwarded.
 _PASSED_SEGMENTS: Final = 4
 _LEAST_PASSED_BYTES: Final = 256 << 10
 
 
-@functools.lru_cache(maxsize=4096)  # 2 us of a small collective's 25
+@functools.lru_cache(maxsize=4096)  # saves 2 us of a small collective's 25
 def even_bounds(length: int, parts: int) -> Bounds:
-    """Cut `length` into `parts` as even as can be; the first ones get one more."""
+    """Cut `length` into `parts` of equal length; the first ones get one more."""
     base, more = divmod(length, parts)
     return tuple(position * base + min(position, more) for position in range(parts + 1))
 
@@ -33,17 +33,17 @@ def cut_segments(start: int, end: int, step: int) -> list[slice]:
 
 
 def segments_at(bounds: Bounds, step: int) -> list[list[slice]]:
-    """The segments of every chunk."""
+    """Return the segments of every chunk."""
     return [cut_segments(start, end, step) for start, end in pairwise(bounds)]
 
 
 def cut_passing_bytes(longest: int, most: int) -> int:
-    """How long a segment is where segments are passed on, if the longest chunk has `longest` bytes."""
+    """Return the length in bytes of forwarded segments, if the longest chunk has `longest` bytes."""
     return min(max(longest // _PASSED_SEGMENTS, _LEAST_PASSED_BYTES), most)
 
 
 def length_offsets(lengths: Sequence[int]) -> Bounds:
-    """Bounds of chunks of these lengths."""
+    """Return the bounds of adjacent chunks of these lengths."""
     bounds = [0]
     for length in lengths:
         bounds.append(bounds[-1] + length)
@@ -53,16 +53,15 @@ def length_offsets(lengths: Sequence[int]) -> Bounds:
 def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tuple[Flat, slice]]]:
     """Cut all pieces into `parts` chunks, and each chunk into segments of at most `step` elements.
 
-    Returns for each chunk the segments, and where they are in all pieces behind each other. No segment is part of
-    two pieces.
+    Returns for each chunk the segments, and their slices in the concatenation of all pieces. No segment crosses pieces.
     """
     places = _places_in_cut(tuple(map(len, pieces)), parts, step)
     return [[(pieces[number][within], cut) for number, within, cut in chunk] for chunk in places]
 
 
-@functools.lru_cache(maxsize=256)  # a training step repeats its buckets: 2 ms of 161 tensors between four ranks
+@functools.lru_cache(maxsize=256)  # saves 2 ms per step with 161 tensors and four ranks
 def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
-    """The segments of each chunk: in which piece, where in it, and where in all pieces behind each other."""
+    """Return, for each chunk's segments: the index of the piece, the slice of it, and that of the concatenation."""
     starts = length_offsets(lengths)
     return [
         [
@@ -75,14 +74,14 @@ def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list
 
 
 def cut_lies_at(piece: Flat, place: Flat) -> bool:
-    """Whether `piece`, as long as `place`, is that memory."""
+    """Return whether `piece`, as long as `place`, is the same memory."""
     return address_of(piece) == address_of(place)
 
 
 def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -> list[Flat]:
-    """`pieces`, but with neighbours shorter than `least_bytes` copied together, to their place in `target`."""
+    """Return `pieces`, but with short neighbours (below `least_bytes`) copied together, to their place in `target`."""
     found: list[Flat] = []
-    start = at = 0  # of what has been copied and is not in `found`; of the next piece
+    start = at = 0  # of copied data that is not yet in `found`; of the next piece
     for piece in pieces:
         is_short = piece.nbytes < least_bytes
         if at > start and (not is_short or (at - start) * target.itemsize >= least_bytes):
@@ -102,7 +101,7 @@ def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """A rank's part of an array of `shape`: `values` (1-d) are its elements from `start` on, in C order."""
+    """Rank's part of an array of `shape`: `values` (1-d) are its elements from `start` on, in C order."""
 
     values: NDArray[Any]
     shape: tuple[int, ...]
@@ -115,16 +114,16 @@ class ArrayPart:
 
 @runtime_checkable
 class ReadableArray(Protocol):
-    """An array that is elsewhere, and of which a part can be read."""
+    """Array in another place, of which a part can be read."""
 
     shape: tuple[int, ...]
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Elements `start:stop`, in C order, 1-d."""
+        """Return elements `start:stop`, in C order, 1-d."""
 
 
 def elements_of_cut(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
-    """Elements `start:stop` of `array`, in C order; of one that is elsewhere no others are read."""
+    """Return elements `start:stop` of `array`, in C order; of a ReadableArray only these are read."""
     if isinstance(array, ReadableArray):
         return array.read(start, stop)
     return array.reshape(-1)[start:stop]

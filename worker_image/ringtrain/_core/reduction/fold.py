@@ -1,9 +1,9 @@
-"""The arithmetic of a reduction: contributions are folded in rank order.
+"""Arithmetic of a reduction: contributions are folded in rank order.
 
-`((g0 + g1) + g2) + …`, element by element, whatever the segment, the bucket, the transport or who came first: same
-inputs give the same bits, on every rank and every run. Between many pods, pods' sums are folded in pairs instead,
-and between many ranks without pods the ranks (`communicators/pod_tree.py`). Half precision is folded in float32
-and rounded once; an average divides after the fold.
+`((g0 + g1) + g2) + …`, element by element, whatever the segment, bucket, transport or order of arrival: equal inputs
+give bitwise equal results, on every rank and in every run. Between many pods, pods' sums are folded in pairs instead,
+and between many ranks without pods the ranks (`communicators/pod_tree.py`). Half precision is folded in float32 and
+rounded once; an average divides after the fold.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ from ringtrain._core.wire.dtypes import CODES, HALVES, dtype_name
 
 Flat = NDArray[Any]  # 1-d and contiguous
 
-# What kernels/native/fold.h calls them.
+# Codes of kernels/native/fold.h.
 OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, ReduceOp.Max: 2, ReduceOp.Product: 3}
 
 
 class ReductionFold:
-    """Folds segments of one collective of `size` ranks.
+    """Fold of the segments of one collective of `size` ranks.
 
-    In the compiled library if there is one (a float16 segment of 2 MiB from two ranks: 0.5 ms instead of 25 ms),
-    else in numpy, with the same bits.
+    Uses the compiled library if there is one (a float16 segment of 2 MiB from two ranks: 0.5 ms instead of 25 ms), else
+    numpy, bitwise equal.
     """
 
     def __init__(self, op: ReduceOp, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True) -> None:
@@ -38,22 +38,22 @@ class ReductionFold:
         self._wide = dtype_name(dtype) in HALVES
         self._is_compiled = native and self._wide and can_fold_and_update()
         self._dtype = np.dtype(np.float32) if self._wide else dtype
-        # Until the own contribution is folded, `out` may still hold it.
+        # Until the own contribution is folded, `out` may still contain it.
         self._out_is_free_from = max(own_position, 1)
         self._scratch: Flat = np.empty(0, self._dtype)
 
     @property
     def keeps_all(self) -> bool:
-        """Whether `fold` takes all contributions before it folds; otherwise it holds at most the last two."""
+        """Return whether `fold` needs all contributions at once; otherwise it needs at most the last two."""
         return self._is_compiled
 
     def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
-        """Fold one contribution of each rank, given in rank order, into `out`.
+        """Fold one contribution of each rank, in rank order, into `out`.
 
-        `out` may be the memory of the own contribution. Each contribution is asked for when it is needed, so that
-        it can be read from the network then.
+        `out` may be the memory of the own contribution. Each contribution is requested on demand, so that it can be
+        read from the network at that time.
         """
-        if self._is_compiled:  # one pass, without the interpreter's lock: peers are served meanwhile
+        if self._is_compiled:  # one pass, without the GIL, so that peers are served at the same time
             FoldContributions(list(contributions), self._op, self._size).fold(out)
         else:
             self._fold_in_numpy(contributions, out)
@@ -66,14 +66,14 @@ class ReductionFold:
                 running = self._widened(part, scratch)
                 continue
             into = out if position >= self._out_is_free_from and not self._wide else scratch
-            UFUNCS[self._op](running, part, out=into)  # a half type is widened on the way
+            UFUNCS[self._op](running, part, out=into)  # widens a half type
             running = into
         assert running is not None
         if self._op is ReduceOp.Average:
             running = np.divide(running, self._size, out=scratch if self._wide else out)
         if running is not out:
             out[...] = running
-            if self._wide and self._op is ReduceOp.Average:  # a mean that is too small for the type is 0, not -0
+            if self._wide and self._op is ReduceOp.Average:  # a mean that underflows is 0, not -0
                 out[(out == 0) & (running != 0)] = 0
 
     def _widened(self, part: Flat, scratch: Flat) -> Flat:
@@ -89,16 +89,16 @@ class ReductionFold:
 
 
 def can_fold_and_update() -> bool:
-    """Whether `FoldContributions` can be folded in this installation."""
+    """Return whether this installation can run `FoldContributions`."""
     return native_library() is not None
 
 
 @dataclass(frozen=True)
 class FoldContributions:
-    """What is folded in compiled code: `parts` of some ranks, in rank order, onto `before`.
+    """Arguments of a fold in compiled code: `parts` of some ranks, in rank order, onto `before`.
 
-    `before`: the fold of the ranks before them, in the accumulator's type; None: there are none. `size`: how many
-    ranks there are in all, for an average of them.
+    `before`: the fold of the earlier ranks, in the accumulator's dtype; None: there are none. `size`: number of all
+    ranks, for an average.
     """
 
     parts: Sequence[Flat]
@@ -123,7 +123,7 @@ class FoldContributions:
         return _fold_addresses(self.parts), len(self.parts)
 
     def fold_partial(self, into: Flat) -> None:
-        """Leave in `into`, of the accumulator's type, what the following ranks' contributions are folded onto.
+        """Write the fold without division to `into`, of the accumulator's dtype, for the following ranks.
 
         `into` may be one of the parts.
         """
@@ -132,14 +132,14 @@ class FoldContributions:
         _fold_library().ringtrain_fold_partial(*self._kind, self._before, target, *self._parts, count)
 
     def fold(self, into: Flat) -> None:
-        """Leave the result in `into`, which may be one of the parts."""
+        """Write the result to `into`, which may be one of the parts."""
         count = ctypes.c_size_t(len(into))
         target = ctypes.c_void_p(address_of(into))
         _fold_library().ringtrain_fold(*self._kind, self._divisor, self._before, target, *self._parts, count)
 
     def update(self, change: ChunkUpdate, copies: Sequence[Flat] = ()) -> None:
-        """Fold, and apply `change` to all of its weights, in one pass. `copies` get the new weights, too."""
-        weights = _fold_addresses([change.weights, *copies])  # as long as `given` points there
+        """Fold, and apply `change` to all of its weights, in one pass. `copies` receive the new weights, too."""
+        weights = _fold_addresses([change.weights, *copies])  # referenced by `given`
         given = native_update(change, weights)
         count = ctypes.c_uint64(len(change.weights))
         _fold_library().ringtrain_update(
@@ -153,5 +153,5 @@ def _fold_addresses(arrays: Sequence[Flat]) -> Any:
 
 def _fold_library() -> ctypes.CDLL:
     library = native_library()
-    assert library is not None, "ask can_update first"
+    assert library is not None, "call can_update first"
     return library

@@ -1,4 +1,4 @@
-"""Reduction operations, under the names that Horovod gave them."""
+"""Reduction operations, with Horovod's names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ringtrain.errors import ConfigurationError
 
 
 class ReduceOp(Enum):
-    """How the values of all ranks become one.
+    """Reduction of the values of all ranks.
 
-    `Sum`, `Min`, `Max`, `Product` fold in the order that `api/collectives.py` tells. `Average` is the sum divided
-    by the number of ranks. `Adasum` (Maleki et al. 2020) scales what it adds by how far two gradients point the
-    same way.
+    `Sum`, `Min`, `Max`, `Product` fold in the order that `process_groups/collectives.py` documents. `Average` is the
+    sum divided by the number of ranks. `Adasum` (Maleki et al. 2020) scales each addition by the angle between two
+    gradients.
     """
 
     Average = "Average"
@@ -28,17 +28,19 @@ class ReduceOp(Enum):
     Max = "Max"
     Product = "Product"
 
-    __hash__ = object.__hash__  # Enum's own runs in Python
+    __hash__ = object.__hash__  # Enum's own is slower, because it is in Python
 
     def __repr__(self) -> str:
         return f"ringtrain.{self.value}"
 
     @classmethod
     def of(cls, op: Any, average: bool | None = None) -> ReduceOp:
-        """Return the operation that `op` or the deprecated `average` asks for; `op` may also be a name, and None
-        means Average. Raises ConfigurationError."""
+        """Return the operation for `op` or the deprecated `average`.
+
+        `op` may also be a name, and None means Average. Raises ConfigurationError.
+        """
         if op is not None and average is not None:
-            raise ConfigurationError("op and average are both given; op supersedes average: pass op alone")
+            raise ConfigurationError("op and average are both set; expected only op, which replaces average")
         if average is not None:
             warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
             return cls.Average if average else cls.Sum
@@ -50,7 +52,7 @@ class ReduceOp(Enum):
             raise ConfigurationError(f"op is {op!r}; expected Average, Sum, Adasum, Min, Max or Product") from None
 
 
-# What folds two contributions into one; an average divides once, at the end. Adasum has none.
+# Function that folds two contributions; an average divides once, at the end. Adasum has none.
 UFUNCS: Final[dict[ReduceOp, Callable[..., Any]]] = {
     ReduceOp.Sum: np.add,
     ReduceOp.Average: np.add,
@@ -68,12 +70,12 @@ Product: Final = ReduceOp.Product
 
 
 def check_op(op: ReduceOp, dtype: str) -> None:
-    """Raise ConfigurationError if `op` has no meaning for `dtype`."""
+    """Raise ConfigurationError if `op` is not defined for `dtype`."""
     if not isinstance(op, ReduceOp):
         raise ConfigurationError(f"op is {op!r}; expected Sum, Average, Adasum, Min, Max or Product of ringtrain")
     if op is Average and dtype in INTEGERS:
         raise ConfigurationError(
-            f"Average of {dtype} would have to round; pass op=ringtrain.Sum and divide as you mean it, or convert"
+            f"Average of {dtype} would need rounding; pass op=ringtrain.Sum and divide, or convert"
         )
     if op is Adasum and dtype in INTEGERS:
         raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")

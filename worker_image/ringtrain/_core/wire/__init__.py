@@ -1,1 +1,1 @@
-"""What travels between ranks, as bytes: frames of payload, signatures of collectives, failures, control."""
+"""Wire format between ranks: frames of payload, signatures of collectives, failures, control messages."""

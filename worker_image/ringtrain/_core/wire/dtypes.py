@@ -1,4 +1,4 @@
-"""The element types that the ring carries."""
+"""Element types that ranks can exchange."""
 
 import functools
 from typing import Any, Final
@@ -17,17 +17,17 @@ CODES: Final = {
     "uint8": 7,
     "bool": 8,
 }
-_OF_A_PACKAGE: Final = 2  # what numpy's `isbuiltin` says of a dtype that a package has added
+_OF_A_PACKAGE: Final = 2  # numpy's `isbuiltin` of a dtype that a package has added
 HALVES: Final = ("float16", "bfloat16")
 INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
 
 def can_travel(name: str) -> bool:
-    """Return whether the ring carries arrays of the dtype of that name."""
+    """Return whether arrays of the dtype `name` can be exchanged."""
     return name in CODES
 
 
-@functools.cache  # numpy puts a dtype's name together anew each time, in 2 us
+@functools.cache  # numpy builds a dtype's name on each access, in 2 us
 def name_of(dtype: np.dtype[Any]) -> str:
     """Return numpy's name of any dtype."""
     return dtype.name
@@ -35,19 +35,21 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name under which `dtype` travels.
+    """Return the name of `dtype` on the wire.
 
-    Raises ConfigurationError for a type the ring does not carry.
+    Raises ConfigurationError for an unsupported type.
     """
     if dtype.name in CODES:
         return dtype.name
-    raise ConfigurationError(f"dtype {dtype.name} can't be sent over the ring; it carries {', '.join(CODES)}")
+    raise ConfigurationError(f"dtype {dtype.name} can't be exchanged; expected one of {', '.join(CODES)}")
 
 
 @functools.cache
 def is_made_of_its_name(dtype: np.dtype[Any]) -> bool:
-    """Whether a reader makes the dtype again of its name: numpy's own, and bfloat16. The others of `ml_dtypes` have
-    names that numpy does not know; float8_e5m2 has a float's kind nevertheless."""
+    """Return whether a reader can reconstruct the dtype from its name: numpy's own, and bfloat16.
+
+    The other dtypes of `ml_dtypes` have names that numpy does not know, although float8_e5m2 has a float's kind.
+    """
     return dtype.name == "bfloat16" or (dtype.isbuiltin != _OF_A_PACKAGE and dtype.kind not in "OV")
 
 

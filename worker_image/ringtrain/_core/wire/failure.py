@@ -1,4 +1,4 @@
-"""A failure as it travels: every rank of a world raises the same error from it."""
+"""Failure on the wire, from which every rank of a world raises the same error."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,22 +6,22 @@ from typing import Final, Literal
 
 from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, RingtrainError
 
-# stranger: not of a world, but of one request, which shows no session of this world
+# stranger: concerns only one request, which has no session of this world
 Kind = Literal["lost", "mismatch", "configuration", "internal", "stranger"]
-# gRPC carries a refusal in a trailer, and trailers are limited to 8 KiB.
+# gRPC sends a refusal in a trailer, and trailers are limited to 8 KiB.
 _MESSAGE_LIMIT: Final = 3000
 
 
 @dataclass(frozen=True)
 class WorldFailure:
-    """Why a world can't go on. `rank` is the culprit of a `lost`."""
+    """Reason for the end of a world. `rank`: the lost rank if `kind` is `lost`."""
 
     kind: Kind
     message: str
     rank: int = -1
 
     def error(self) -> RingtrainError:
-        """A new exception: one object raised twice would collect the tracebacks of both."""
+        """Return a new exception: one object raised twice would collect both tracebacks."""
         if self.kind == "lost":
             return PeerLost(self.rank, self.message)
         if self.kind == "mismatch":
@@ -43,7 +43,7 @@ class WorldFailure:
 
 
 class PullRefused(Exception):
-    """A service does not answer, and says why. Crosses the transport as it is."""
+    """A service refuses a request, with the reason. Passes through the transport unchanged."""
 
     def __init__(self, failure: WorldFailure) -> None:
         super().__init__(failure.message)
@@ -51,7 +51,7 @@ class PullRefused(Exception):
 
     @property
     def is_of_a_stranger(self) -> bool:
-        """Whether who answered is in another world than who asked."""
+        """Return whether the answering rank is in another world than the caller."""
         return self.failure.kind == "stranger"
 
 

@@ -1,4 +1,4 @@
-"""Requests and answers of the control methods, and the request that opens a stream of frames."""
+"""Requests and replies of the control methods, and the request that opens a stream of frames."""
 
 import json
 import struct
@@ -23,19 +23,19 @@ MEANING: Final = "Meaning"
 ROSTER: Final = "Roster"
 METHODS: Final = (HELLO, PROVE, WATCH, STATUS, ABORT, MEANING, ROSTER)
 
-# More than any request of a peer to the ring's port has: a signature's text, or an announced failure.
+# Longer than any request of a peer to the ring's port: a signature's text, or an announced failure.
 MOST_CONTROL_BYTES: Final = 64 << 10
 _MOST_TEXT: Final = 300  # host names have at most 253 characters
 _PULL: Final = struct.Struct("<16sIIQ")
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no message of this protocol: never from a peer of this version."""
+    """Bytes that are not a message of this protocol: never sent by a peer of this version."""
 
 
 @dataclass(frozen=True)
 class HelloMessage:
-    """Who speaks: compared field by field with who listens before anything else is exchanged."""
+    """Identity of a rank, compared field by field with the other rank's before any other exchange."""
 
     version: int
     rank: int
@@ -45,14 +45,14 @@ class HelloMessage:
     instance: str
     nonce: str
     local_size: int = 1
-    transport: str = "auto"  # as RINGTRAIN_TRANSPORT has it
-    release: str = RELEASE  # of the package
+    transport: str = "auto"  # the value of RINGTRAIN_TRANSPORT
+    release: str = RELEASE  # version of the package
 
     @staticmethod
     def parse(value: object) -> "HelloMessage":
-        """Return the hello that a decoded message describes. Raises MalformedMessage for anything else.
+        """Return the hello in a decoded message. Raises MalformedMessage for other values.
 
-        A hello of another version may have other fields: what tells whose it is, and of which version, is read.
+        A hello of another version may have other fields: only identity and version are read.
         """
         names = {field.name for field in fields(HelloMessage)}
         if isinstance(value, dict) and value.get("version") != PROTOCOL_VERSION:
@@ -69,9 +69,9 @@ class HelloMessage:
 
 @dataclass(frozen=True)
 class PullRequestMessage:
-    """`rank` asks for everything that its peer sends it in collective `sequence` of a process set.
+    """Request of `rank` for all frames that its peer sends it in collective `sequence` of a process set.
 
-    `compared`: of the signature of what it means to do (`WireSignature.compared`).
+    `compared`: of this rank's signature (`WireSignature.compared`).
     """
 
     session: bytes
@@ -90,29 +90,32 @@ class PullRequestMessage:
 
 
 def encode_wire_message(message: Any) -> bytes:
-    """A control message (a dataclass or plain values) as JSON. Control is rare: readable beats small."""
+    """Encode a control message (a dataclass or plain values) as JSON, which is readable; control messages are rare."""
     value = asdict(message) if hasattr(message, "__dataclass_fields__") else message
     return json.dumps(value, sort_keys=True).encode()
 
 
 def decode_message(data: bytes) -> Any:
-    """The values of a control message. Raises MalformedMessage: a stranger may send any bytes."""
+    """Return the values of a control message.
+
+    Raises MalformedMessage, because unauthenticated peers may send any bytes.
+    """
     try:
         value = json.loads(data)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text, and can't be proved
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not valid text, and has no proof
         return value
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"not a message of this protocol: {str(error)[:100]}") from error
 
 
 def decode_message_fields(data: bytes, **types: type) -> dict[str, Any]:
-    """The named values of a control message, an object. Raises MalformedMessage where one is missing or differs.
+    """Return the named values of a control message. Raises MalformedMessage if one is missing or has another type.
 
-    A session travels as hexadecimal text and is returned as bytes when `bytes` is asked for.
+    A session is hexadecimal text on the wire, and is returned as bytes if its type is `bytes`.
     """
     message = decode_message(data)
     if not isinstance(message, dict):
-        raise MalformedMessage("not a message of this protocol: no object")
+        raise MalformedMessage("not a message of this protocol: not an object")
     found: dict[str, Any] = {}
     for name, wanted in types.items():
         value = message.get(name)
@@ -126,26 +129,26 @@ def _message_octets(name: str, text: Any) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise MalformedMessage(f"not a message of this protocol: {name} is no hexadecimal text") from error
+        raise MalformedMessage(f"not a message of this protocol: {name} is not hexadecimal text") from error
 
 
-# 32 bytes: the payload behind it stays aligned for every dtype.
+# 32 bytes, so that the payload after it is aligned for every dtype.
 _HEADER: Final = struct.Struct("<HBBIQIIQ")
 _MAGIC: Final = 0x5274
 HEADER_BYTES: Final = _HEADER.size
 
 
 class WireStep(IntEnum):
-    """Which part of a collective a frame belongs to."""
+    """Part of a collective to which a frame belongs."""
 
-    SIZES = 0  # how many elements follow, where that may differ between ranks
-    CONTRIBUTION = 1  # reduce-scatter: what a rank adds to a chunk that another rank owns
+    SIZES = 0  # number of elements, if it may differ between ranks
+    CONTRIBUTION = 1  # reduce-scatter: a rank's contribution to a chunk that another rank owns
     RESULT = 2  # all-gather, broadcast, all-to-all: final values
-    READY = 3  # broadcast: nothing but the fact that the sender has come, and all that get it from the sender
+    READY = 3  # broadcast: no data; the sender has joined, and so have all ranks that receive from it
 
 
 class FrameHeader(NamedTuple):
-    """Where a payload of `length` bytes belongs."""
+    """Place of a payload of `length` bytes."""
 
     generation: int
     sequence: int
@@ -159,22 +162,24 @@ class FrameHeader(NamedTuple):
 
 
 def encoded_header(generation: int, sequence: int, step: WireStep, segment: int, dtype: str, length: int) -> bytes:
-    """What `FrameHeader` says, as bytes."""
+    """Return a `FrameHeader` with these values as bytes."""
     return _HEADER.pack(_MAGIC, CODES[dtype], step, generation, sequence, segment, 0, length)
 
 
 class WireFrame(NamedTuple):
-    """A header and its payload, which stays where it is."""
+    """Header and payload; the payload is not copied."""
 
     head: bytes
     payload: memoryview
 
     def joined(self) -> bytes:
-        """One bytes object, for what takes nothing else. Copies the payload."""
+        """Return one bytes object, for interfaces that need one. Copies the payload."""
         return b"".join(self)
 
     def move_into(self, head: bytes, target: memoryview) -> str | None:
-        """Copy the payload to `target` if this is the frame of `head`; say what is wrong otherwise."""
+        """Copy the payload to `target` if this is the frame of `head`; otherwise return a description of the
+        difference.
+        """
         if self.head != head or len(self.payload) != len(target):
             return describe_difference(head, len(target), self.head, len(self.payload))
         target[:] = self.payload
@@ -182,23 +187,23 @@ class WireFrame(NamedTuple):
 
 
 def split_frame(data: bytes) -> WireFrame:
-    """Undo `WireFrame.joined`, without a copy of the payload."""
+    """Return the frame in a result of `WireFrame.joined`, without a copy of the payload."""
     return WireFrame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
 
 
 def payload_octets(array: np.ndarray[Any, Any]) -> memoryview:
-    """The memory of a 1-d contiguous array as bytes: the buffer protocol has no name for bfloat16."""
+    """Return the memory of a 1-d contiguous array as bytes, because the buffer protocol has no code for bfloat16."""
     return array.view(np.uint8).data
 
 
 def describe_difference(expected: bytes, expected_length: int, got: bytes, length: int) -> str:
-    """Say which frame came in place of which."""
+    """Describe the received frame and the expected one."""
     head, other = _named_frame_head(expected), _named_frame_head(got)
     return f"expected {head} with {expected_length} bytes of payload, got {other} with {length}"
 
 
 def _named_frame_head(head: bytes) -> str:
-    """`head` in words if it is a frame's header, else in hexadecimal digits."""
+    """Describe `head` if it is a frame's header, else return its hexadecimal digits."""
     names = {code: name for name, code in CODES.items()}
     try:
         magic, dtype, step, generation, sequence, segment, _, length = _HEADER.unpack(head)

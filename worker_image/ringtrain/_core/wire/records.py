@@ -1,7 +1,7 @@
-"""Values of the standard library, dataclasses and named tuples as a kind and plain parts, and back.
+"""Conversion of standard library values, dataclasses and named tuples to a kind and plain parts, and back.
 
-What comes back is made of parts alone: no function of a class, nor one that a sender names, is called. A class
-must be one that this process has loaded already.
+Objects are built from their parts: no function of a class, nor one that a sender names, is called. A class must have
+been loaded by this process.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 from ringtrain.errors import ConfigurationError
 
 _DATACLASS, _NAMED_TUPLE, _DEFAULTS = "dataclass", "named tuple", "defaultdict"
-# What a missing key of a defaultdict may get.
+# Default factories that are supported for a defaultdict.
 _FACTORIES: Final[dict[str, Any]] = {
     **{factory.__name__: factory for factory in (bool, dict, float, int, list, set, str, tuple)},
     "None": None,
@@ -28,7 +28,10 @@ _FACTORIES: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _RecordKind:
-    """Of values of exactly this type. `parts` is plain, and `make` undoes it."""
+    """Conversion of values of exactly this type.
+
+    `parts` returns plain values, and `make` builds the value from them.
+    """
 
     of: type
     parts: Callable[[Any], Any]
@@ -36,7 +39,7 @@ class _RecordKind:
 
 
 def _record_time_zone(value: Any) -> None:
-    """Raise ConfigurationError for a time zone that is more than a distance from UTC."""
+    """Raise ConfigurationError for a time zone that is not a fixed offset from UTC."""
     if value.tzinfo is not None and not isinstance(value.tzinfo, datetime.timezone):
         raise ConfigurationError(
             f"a {type(value).__name__} with the time zone {value.tzinfo} is not sent between ranks without "
@@ -74,7 +77,7 @@ _KINDS: Final[dict[str, _RecordKind]] = {
 
 
 def parts_of(value: Any) -> tuple[str, Any] | None:
-    """Return the kind of `value` and what is left to encode; None where it is of no such kind."""
+    """Return the kind of `value` and the parts to encode; None for unsupported types."""
     kind = type(value)
     if (known := _KINDS.get(kind.__name__)) is not None and known.of is kind:
         return kind.__name__, known.parts(value)
@@ -94,7 +97,7 @@ def parts_of(value: Any) -> tuple[str, Any] | None:
 
 
 def record_made_of(kind: str, parts: Any) -> Any:
-    """Undo `parts_of`. Raises ConfigurationError for a kind or a class that is not known here."""
+    """Build the value from the result of `parts_of`. Raises ConfigurationError for an unknown kind or class."""
     if kind in _KINDS:
         return _KINDS[kind].make(parts)
     if kind == "dtype":
@@ -110,7 +113,7 @@ def record_made_of(kind: str, parts: Any) -> Any:
         return made
     if kind == _NAMED_TUPLE:
         return tuple.__new__(_record_class_of(kind, *parts[:2]), parts[2])
-    raise ConfigurationError(f"a value of kind {kind!r} arrived, which is not known here; use the same version")
+    raise ConfigurationError(f"received a value of unknown kind {kind!r}; use the same version")
 
 
 def _record_place(kind: type) -> tuple[str, str]:
@@ -137,7 +140,7 @@ def _record_class_of(kind: str, module: str, qualname: str) -> Any:
     )
     if not is_right:
         raise ConfigurationError(
-            f"a {kind} of the class {module}.{qualname} arrived, which this rank has not loaded; import it "
+            f"received a {kind} of the class {module}.{qualname}, which this rank has not loaded; import it "
             "on every rank, at the top of a module"
         )
     return found

@@ -1,4 +1,4 @@
-"""What a rank means to do in a collective; ranks that mean different things must not exchange bytes."""
+"""Signature of a collective on one rank; ranks with different signatures must not exchange data."""
 
 import functools
 import hashlib
@@ -9,20 +9,20 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 
-# A dimension that may differ between ranks.
+# Dimension that may differ between ranks.
 ANY_ROWS = -1
-# A longer signature is compared by its digest: requests and slots of shared memory have room for that, whatever
-# the number of tensors.
+# A longer signature is compared by its digest, so that requests and slots of shared memory have room for it at any
+# number of tensors.
 _TEXT_BYTES: Final = 16 << 10
 _DIGEST_MARK: Final = b"#"  # no JSON begins with it
-# Of a name in a message: a failure travels in some thousand characters, and both values must fit.
+# Limit of a name in a message: a failure has some thousand characters, and both values must fit.
 _NAME_CHARACTERS: Final = 300
 _BOUNDS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True)
 class WireTensorSignature:
-    """One tensor of a collective. `shape` has `ANY_ROWS` where ranks may differ."""
+    """One tensor of a collective. `shape` contains `ANY_ROWS` if ranks may differ."""
 
     name: str | None
     dtype: str
@@ -36,9 +36,9 @@ class WireTensorSignature:
 
 @dataclass(frozen=True)
 class WireSignature:
-    """Everything that all ranks of a collective must agree on.
+    """Values that must be equal on all ranks of a collective.
 
-    `layout`: bounds and segment size, which follow from the rest unless ranks are set up differently.
+    `layout`: bounds and segment size, which follow from the rest unless ranks have different settings.
     """
 
     kind: str
@@ -52,24 +52,27 @@ class WireSignature:
 
     @functools.cached_property
     def compared(self) -> bytes:
-        """What ranks compare: equal exactly if the signatures are. The text, or for a long one its digest."""
-        return _compared_signature(self)  # to hash a signature, as that cache does, takes 2 us
+        """Return the bytes that ranks compare: equal exactly if the signatures are.
+
+        The text, or the digest of a long one.
+        """
+        return _compared_signature(self)  # a lookup in its cache needs a hash, which takes 2 us
 
     @functools.cached_property
     def label(self) -> str:
-        """`allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
+        """Return `allreduce "conv1.weight"`, or `allreduce` for tensors without a name."""
         names = [t.name for t in self.tensors if t.name is not None]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return f'{_clipped_name(self.kind)} "{_clipped_name(names[0])}"{more}' if names else _clipped_name(self.kind)
 
 
-@functools.lru_cache(maxsize=4096)  # one object each time, so that what ranks compare is known from the second on
+@functools.lru_cache(maxsize=4096)  # the same object each time, whose `compared` is then cached
 def signature_laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
-    """`what` of a collective whose buffers are cut so."""
+    """Return `what` with the `layout` of its buffers."""
     return replace(what, layout=layout)
 
 
-@functools.lru_cache(maxsize=4096)  # a training step repeats the same signatures
+@functools.lru_cache(maxsize=4096)  # the same signatures are needed in every step
 def _encode_signature(signature: WireSignature) -> bytes:
     s = signature
     tensors = [[t.name, t.dtype, t.shape] for t in s.tensors]
@@ -83,7 +86,7 @@ def _compared_signature(signature: WireSignature) -> bytes:
 
 
 def is_signature_text(compared: bytes) -> bool:
-    """Whether `decode_signature` can read what a rank compares; else it is a digest."""
+    """Return whether `decode_signature` can read `compared`; else it is a digest."""
     return not compared.startswith(_DIGEST_MARK)
 
 
@@ -95,7 +98,7 @@ def decode_signature(data: bytes) -> WireSignature:
 
 
 def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: tuple[int, WireSignature]) -> str:
-    """Say in one line how two (rank, signature) pairs differ; both ranks say it alike."""
+    """Describe in one line how two (rank, signature) pairs differ, equally on both ranks."""
     (rank_a, a), (rank_b, b) = sorted((first, second), key=lambda pair: pair[0])
     if a.kind != b.kind and not a.tensors and not b.tensors:
         at = first_difference(a.kind, b.kind)
@@ -147,7 +150,7 @@ def _signature_difference(one: WireTensorSignature, other: WireTensorSignature, 
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The first place in which two sequences differ; the length of the shorter one if that begins the other."""
+    """Return the index of the first difference; the length of the shorter sequence if there is none."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -157,7 +160,7 @@ def _quoted_name(name: str | None, differs_at: int = 0) -> str:
 
 
 def _clipped_name(text: str, differs_at: int = 0) -> str:
-    """`text`, or the part of a long one in which it differs from another."""
+    """Return `text`, or the part of a long one that differs from another."""
     if len(text) <= _NAME_CHARACTERS:
         return text
     start = max(0, differs_at - _NAME_CHARACTERS // 2)
@@ -171,7 +174,7 @@ def _signature_shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _signature_values_around(values: tuple[Any, ...], place: int) -> str:
-    """`values`, or of many those around `place`, by number."""
+    """Return `values` as text, or of many those around `place`, with their index."""
     if len(values) <= _BOUNDS_SHOWN:
         return str(list(values))
     start = max(0, min(place - 2, len(values) - _BOUNDS_SHOWN))

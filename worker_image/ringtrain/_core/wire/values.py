@@ -1,8 +1,8 @@
-"""Plain values as bytes, without pickle: JSON for the structure, raw bytes behind it for arrays.
+"""Encoding of plain values as bytes, without pickle: JSON for the structure, then raw bytes for arrays.
 
-JSON has no bytes, arrays, tuples, sets or dicts with keys that are not strings: these become an object with the
-one key `$<kind>`, and so do the values that `wire.records` knows. A dict of the user's that looks like one of them
-is written as a list of pairs, so nothing is ambiguous.
+JSON has no bytes, arrays, tuples, sets or dicts with keys other than strings: these become an object with the one key
+`$<kind>`, and so do the values of `wire.records`. A user's dict with such a key is written as a list of pairs, so the
+encoding is unambiguous.
 """
 
 import json
@@ -23,8 +23,9 @@ _LENGTH: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class ForeignWireValues:
-    """What a framework adds to plain values, its tensors above all. `pack` raises ConfigurationError for what it
-    does not know; `unpack` runs no code of the sender's.
+    """Additions of a framework to plain values, mainly its tensors.
+
+    `pack` raises ConfigurationError for unsupported values; `unpack` runs no code of the sender's.
     """
 
     pack: Callable[[Any], bytes]
@@ -32,14 +33,14 @@ class ForeignWireValues:
 
 
 def encode_value(value: Any, foreign: ForeignWireValues | None = None) -> bytes:
-    """Return `value` as bytes. Raises ConfigurationError for a type that is not carried, and says where it is."""
+    """Return `value` as bytes. Raises ConfigurationError for an unsupported type, with its place in `value`."""
     writer = _WireValueWriter([], foreign)
     text = json.dumps(writer.plain(value, "value"), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *writer.blobs])
 
 
 def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
-    """Undo `encode_value`. Runs no code of the sender's."""
+    """Return the value in the result of `encode_value`. Runs no code of the sender's."""
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
     return _WireValueReader(memoryview(data)[start:], foreign).value(json.loads(data[_LENGTH.size : start]))
@@ -47,7 +48,7 @@ def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
 
 @dataclass(frozen=True)
 class _WireValueWriter:
-    """`blobs`: the raw bytes, in the order in which they will be read."""
+    """Encoder. `blobs`: receives raw bytes, in the order of reading."""
 
     blobs: list[bytes]
     foreign: ForeignWireValues | None
@@ -106,7 +107,7 @@ class _WireValueWriter:
 
 
 class _WireValueReader:
-    """Values are decoded in the order in which they were encoded."""
+    """Decoder. Values are decoded in the order in which they were encoded."""
 
     def __init__(self, blobs: memoryview, foreign: ForeignWireValues | None) -> None:
         self._blobs = blobs
@@ -142,7 +143,7 @@ class _WireValueReader:
             return records.record_made_of(content[0], self.value(content[1]))
         if kind == "$foreign" and self._foreign is not None:
             return self._foreign.unpack(bytes(self._take(content)))
-        raise ConfigurationError(f"a value of kind {kind!r} arrived, which is not known here; use the same module")
+        raise ConfigurationError(f"received a value of unknown kind {kind!r}; use the same module")
 
     def _take(self, count: int) -> memoryview:
         start, self._at = self._at, self._at + count
