@@ -18,5 +18,5 @@ def test_an_old_numpy_is_named(tmp_path: Path) -> None:
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").write_text('__version__ = "1.25.2"')
     line = last_line("import ringtrain; ringtrain.init()", str(tmp_path))
-    expected = "ringtrain needs numpy 1.26 or newer, and numpy 1.25.2 is installed: pip install 'numpy>=1.26'"
+    expected = "ringtrain needs numpy 1.26 or newer; numpy 1.25.2 is installed: pip install 'numpy>=1.26'"
     assert line == f"ImportError: {expected}"

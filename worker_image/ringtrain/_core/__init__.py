@@ -1,1 +1,1 @@
-"""What no script imports: worlds, transports, communicators, reductions, process groups and their negotiation."""
+"""Internal packages: worlds, transports, communicators, reductions, process groups and their negotiation."""

@@ -1,4 +1,4 @@
-"""What must be installed beside ringtrain: numpy for everything, a framework for its adapter."""
+"""Check of required packages: numpy for everything, a framework for its adapter."""
 
 from importlib.util import find_spec
 
@@ -8,12 +8,12 @@ _OLDEST_NUMPY = (1, 26)  # as in pyproject.toml
 
 if tuple(int(part) for part in np.__version__.split(".")[:2]) < _OLDEST_NUMPY:
     raise ImportError(
-        f"ringtrain needs numpy 1.26 or newer, and numpy {np.__version__} is installed: pip install 'numpy>=1.26'"
+        f"ringtrain needs numpy 1.26 or newer; numpy {np.__version__} is installed: pip install 'numpy>=1.26'"
     )
 
 
 def missing(framework: str) -> str:
-    """Return how to install `framework`; empty where it is installed."""
+    """Return how to install `framework`; empty if it is installed."""
     if find_spec(framework) is not None:
         return ""
     return f"ringtrain.{framework} needs {framework}, which is not installed: pip install ringtrain[{framework}]"
