@@ -1,1 +1,1 @@
-"""What a script's library and the programs beside it (`ringtrain_job`) agree on, and all that both use."""
+"""Code shared by the library and the programs of a job (`ringtrain_job`), including their common contract."""

@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 _PORT_DIGITS: Final = 5
 _LONGEST_NAME: Final = 255
 _SHOWN: Final = 300
-# Any address that only the default route leads to. Nothing is sent there.
+# Any address that is reached only by the default route. Nothing is sent to it.
 _FAR_AWAY: Final = "198.18.0.1:9"
 # A connection within a machine takes less than a millisecond.
 _LOOPBACK_S: Final = 5.0
@@ -31,7 +31,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _is_host(name: str) -> bool:
-    """Whether `name` can be looked up at all; Python raises UnicodeError for names that DNS can't have."""
+    """Return whether `name` can be looked up; Python raises UnicodeError for names that are invalid in DNS."""
     try:
         return 0 < len(name.encode("idna")) <= _LONGEST_NAME and name.isprintable() and " " not in name
     except UnicodeError:
@@ -39,12 +39,15 @@ def _is_host(name: str) -> bool:
 
 
 def host_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 host."""
+    """Return `host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def own_address(address: str) -> str:
-    """The address of this host on the way to `address` (host:port). Nothing is sent. OSError: no such name."""
+    """Return the address of this host on the route to `address` (host:port). Sends nothing.
+
+    Raises OSError for an unknown name.
+    """
     host, port = split_address(address)
     family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, proto) as probe:
@@ -53,7 +56,7 @@ def own_address(address: str) -> str:
 
 
 def interface_addresses() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one, loopback last."""
+    """Return the IPv4 address of each network interface that has one, loopback last."""
     import psutil  # which ranks do without
 
     both = ((name, each) for name, addresses in psutil.net_if_addrs().items() for each in reversed(addresses))
@@ -62,7 +65,7 @@ def interface_addresses() -> dict[str, str]:
 
 
 def reachable_address() -> str:
-    """This host's address for others: on the default route, else of its first interface, else of loopback."""
+    """Return this host's address for others: on the default route, else of its first interface, else loopback."""
     with suppress(OSError):
         return own_address(_FAR_AWAY)
     return next(iter(interface_addresses().values()), None) or loopback_address()
@@ -88,10 +91,10 @@ def loopback_address() -> str:
 
 
 def listening_address(address: str) -> str:
-    """Return where the rank that peers reach at `address` listens.
+    """Return the address on which the rank with the public `address` listens.
 
-    A loopback address: only there. Any other: on all interfaces, because inside a pod or behind a name the
-    address that peers use need not be one of an interface.
+    A loopback address: only that. Any other: all interfaces, because inside a pod or behind a name the public address
+    need not be that of an interface.
     """
     host, port = split_address(address)
     ip = _looked_up(host, port)
@@ -103,7 +106,7 @@ def listening_address(address: str) -> str:
 def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.socket:
     """Listen on `port` (0: any free one) of `host`, or of all interfaces for "". Raises OSError.
 
-    `is_held`: another process holds the port and shares it.
+    `is_held`: another process has bound the port and shares it.
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -111,20 +114,20 @@ def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_held)
-        except OSError as error:  # a machine may have IPv6 switched off
+        except OSError as error:  # IPv6 may be disabled
             if error.errno == errno.EADDRINUSE:
                 raise
     return socket.create_server(("", port), reuse_port=is_held)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only processes of this host reach `host:port`."""
+    """Return whether only processes of this host can reach `host:port`."""
     ip = _looked_up(*split_address(address))
     return ip is not None and ip.is_loopback
 
 
 def has_no_host(address: str, within_s: float) -> bool:
-    """Whether the host of `host:port` is a name that is not found, which a lookup said in time."""
+    """Return whether the host of `host:port` is a name that a lookup within `within_s` did not find."""
     unknown: list[bool] = []
 
     def look() -> None:
@@ -137,11 +140,11 @@ def has_no_host(address: str, within_s: float) -> bool:
 
 
 def _looked_up(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for a name that only peers resolve, as the one of a Service that is still empty."""
+    """Return the address of a host; None for a name that only peers can resolve, such as of a Service without pods."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    # IPv4 first: "localhost" is both, and peers that found nobody at one of them would try the other.
+    # IPv4 first: "localhost" has both, and peers try the other one if the first does not answer.
     ips = [ipaddress.ip_address(info[4][0]) for info in sorted(found, key=lambda info: info[0] != socket.AF_INET)]
     return ips[0]

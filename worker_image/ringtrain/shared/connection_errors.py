@@ -1,4 +1,4 @@
-"""How a connection ends early. None of these leaves the package."""
+"""Reasons for the early end of a connection. None of these leaves the package."""
 
 
 class ConnectionLost(Exception):
@@ -6,11 +6,11 @@ class ConnectionLost(Exception):
 
 
 class DeadlinePassed(Exception):
-    """The deadline of what is under way has passed."""
+    """The deadline of the current operation has passed."""
 
 
 class StreamReset(Exception):
-    """The peer has given up the call."""
+    """The peer has cancelled the call."""
 
 
 class ProtocolError(Exception):

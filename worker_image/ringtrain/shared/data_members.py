@@ -1,4 +1,4 @@
-"""Who serves a job's input: what a data worker announces, and the file in which ranks read it."""
+"""Data workers of a job: their announcement, and the file in which ranks read them."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _SAY_EVERY: Final = 20
 
 @dataclass(frozen=True)
 class DataMember:
-    """One data worker as it announces itself. `instance`: one life of its process; `address`: host:port."""
+    """Announcement of one data worker. `instance`: identifies one life of its process; `address`: host:port."""
 
     job_uid: str
     index: int
@@ -40,7 +40,7 @@ class DataMember:
 
 @dataclass(frozen=True)
 class DataAddress:
-    """A data worker as a rank sees it."""
+    """Address of a data worker, for a rank."""
 
     index: int
     instance: str
@@ -48,7 +48,7 @@ class DataAddress:
 
 
 def members_text(kind: str, members: Iterable[DataMember]) -> str:
-    """The content of RINGTRAIN_DATA_WORKERS_FILE, by docs/contract.md."""
+    """Return the content of RINGTRAIN_DATA_WORKERS_FILE, as defined in docs/contract.md."""
     by_index = sorted(members, key=lambda member: member.index)
     workers = [{"index": one.index, "instance": one.instance, "address": one.address} for one in by_index]
     dispatchers = [address for one in by_index for address in one.dispatchers]
@@ -57,12 +57,12 @@ def members_text(kind: str, members: Iterable[DataMember]) -> str:
 
 
 def digest(text: str) -> str:
-    """By what agent and launcher tell one membership from another; empty for none."""
+    """Return a digest by which agent and launcher identify a membership; empty for none."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def read_members(path: Path) -> tuple[DataAddress, ...]:
-    """The data workers in the file at `path`; none where it is not written yet. Raises DataError."""
+    """Return the data workers in the file at `path`; none if it does not exist yet. Raises DataError."""
     expected = 'expected {"version": 1, "workers": [{"index": 0, "instance": "a", "address": "10.0.0.9:7370"}]}'
     try:
         document = json.loads(path.read_text())
@@ -75,34 +75,34 @@ def read_members(path: Path) -> tuple[DataAddress, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: no list of data workers ({error!r}); {expected}") from error
+        raise DataError(f"{path}: not a list of data workers ({error!r}); {expected}") from error
 
 
 class DataMembersFile:
-    """The file that an agent writes for its ranks. Replaced as a whole, so that no rank reads half of it."""
+    """File of data workers that an agent writes for its ranks. Replaced atomically, so that ranks read a whole one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = ""
 
     def take(self, text: str) -> None:
-        """Write what the launcher says; nothing for an empty text."""
+        """Write the content that the launcher has sent; does nothing for an empty text."""
         if not text:
             return
         new = self.path.with_suffix(".new")
         try:
             new.write_text(text)
             os.replace(new, self.path)
-        except OSError as error:  # ranks go on with those that they know; the next heartbeat tries again
+        except OSError as error:  # ranks continue with the known ones; the next heartbeat tries again
             log.warning("%s cannot be written: %s", self.path, error)
             return
         self.version = digest(text)
 
 
 class DataMemberAnnouncer:
-    """Keeps a data worker registered at whatever launcher answers, until it is closed.
+    """Heartbeat that registers a data worker at any launcher that answers, until it is closed.
 
-    `member` is asked for before each call. `on_members` gets what the launcher knows of all data workers.
+    `member` is called before each request. `on_members` gets the launcher's list of all data workers.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class DataMemberAnnouncer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; the launcher notices by the silence."""
+        """Stop; the launcher notices the missing heartbeats."""
         self._closed.set()
         self._thread.join(self._call_s)
 
@@ -148,11 +148,11 @@ class DataMemberAnnouncer:
             self._complain(f"refused: {reply.reason}")
             return
         if self._problems:
-            log.info("the launcher is there again")
+            log.info("the launcher answers again")
         self._problems = 0
         self._on_members(reply.members)
 
     def _complain(self, problem: str) -> None:
-        if self._problems % _SAY_EVERY == 1:  # the first one may be a launcher that starts somewhat later
+        if self._problems % _SAY_EVERY == 1:  # the first failure may be a launcher that starts later
             log.warning("this data worker is not registered at the launcher: %s", problem)
         self._problems += 1

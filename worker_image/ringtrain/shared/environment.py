@@ -1,4 +1,4 @@
-"""Reading settings from the environment, with errors that name variable, value and what was expected."""
+"""Typed reads of environment variables, with errors that name variable, value and what was expected."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,45 +7,45 @@ from ringtrain.errors import ConfigurationError, quoted
 
 # Eleven days. gRPC counts milliseconds in 32 bits.
 LONGEST_TIMEOUT_S: Final = 1e6
-# More ranks than any world has; sizes, generations and attempts travel in 32 bits.
+# More ranks than in any world; sizes, generations and attempts have 32 bits on the wire.
 HIGHEST: Final = 2**31 - 1
 
 
 def without_empty(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `env` that have a value: an empty variable is one that is not set."""
+    """Return the variables of `env` that have a value, because an empty variable counts as unset."""
     return {name: value for name, value in env.items() if value}
 
 
 class EnvironmentVariables:
-    """Typed reads of `env`, in which an empty variable is one that is not set."""
+    """Typed reads of `env`, in which an empty variable counts as unset."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
 
     def optional(self, name: str) -> str | None:
-        """The variable's value, or None."""
+        """Return the variable's value, or None."""
         return self._env.get(name) or None
 
     def unchanged(self, name: str) -> str | None:
-        """The variable's value, empty or not; None if it is not set."""
+        """Return the variable's value, empty or not; None if it is unset."""
         return self._env.get(name)
 
     def text(self, name: str) -> str:
-        """The variable's value; ConfigurationError where it has none."""
+        """Return the variable's value. Raises ConfigurationError if it is unset."""
         value = self.optional(name)
         if value is None:
             raise ConfigurationError(f"{name} is not set; the operator and `dtj local` set it on every pod")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """The variable's value, which must be one of `allowed`."""
+        """Return the variable's value, which must be one of `allowed`."""
         value = self.text(name)
         if value not in allowed:
             raise ConfigurationError(f"{name}={quoted(value)}: expected one of {', '.join(allowed)}")
         return value
 
     def integer(self, name: str, *, low: int, high: int = HIGHEST) -> int:
-        """The variable as an integer in `low`..`high`."""
+        """Return the variable as an integer in `low`..`high`."""
         value = self.text(name)
         try:
             number = int(value)
@@ -56,7 +56,7 @@ class EnvironmentVariables:
         return number
 
     def seconds(self, name: str, *, zero: bool = False) -> float:
-        """The variable as a positive number of seconds, at most `LONGEST_TIMEOUT_S`; `zero`: it may be 0."""
+        """Return the variable as a positive number of seconds, at most `LONGEST_TIMEOUT_S`; `zero`: it may be 0."""
         value = self.text(name)
         try:
             number = float(value)
@@ -68,7 +68,7 @@ class EnvironmentVariables:
         return number
 
     def address(self, name: str) -> str:
-        """The variable as `host:port` (`[host]:port` for IPv6)."""
+        """Return the variable as `host:port` (`[host]:port` for IPv6)."""
         value = self.text(name)
         host, _, port = value.rpartition(":")
         if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65535:
@@ -76,5 +76,5 @@ class EnvironmentVariables:
         return value
 
     def words(self, name: str) -> tuple[str, ...]:
-        """The words of the variable, which commas separate; none where it is not set."""
+        """Return the comma-separated words of the variable; none if it is unset."""
         return tuple(filter(None, (word.strip() for word in (self.optional(name) or "").split(","))))

@@ -1,4 +1,4 @@
-"""Values as text and as safe JSON, for every part of the project."""
+"""Formatting of values as text and as valid JSON, for every part of the project."""
 
 import math
 from typing import Any

@@ -1,6 +1,6 @@
-"""Messages on a stream of bytes: each behind its length, with open files along if need be, or each on a line.
+"""Messages on a byte stream: prefixed by their length, optionally with open files, or one per line.
 
-Of the standard library only, and little of it: the two programs that mpirun starts many of import it.
+Uses only the standard library, and little of it, because two programs that mpirun starts in large numbers import it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def send_frame(connection: socket.socket, data: bytes, files: Sequence[int] = ()
 
 
 def receive_frame(connection: socket.socket) -> tuple[bytes, list[int]] | None:
-    """One frame and the files that came with it, now the caller's; None when the other side is gone."""
+    """Receive one frame and its files, which then belong to the caller; None if the other side has closed."""
     files: list[int] = []
     body = None
     with contextlib.suppress(ConnectionError):
@@ -52,23 +52,23 @@ def send_message(connection: socket.socket, message: Mapping[str, Any], files: S
 
 
 def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """One message and the files that came with it, now the caller's; None when the other side is gone."""
+    """Receive one message and its files, which then belong to the caller; None if the other side has closed."""
     frame = receive_frame(connection)
     return None if frame is None else (json.loads(frame[0]), frame[1])
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """`message` as JSON in a line, for whoever reads lines."""
+    """Return `message` as JSON in one line."""
     return json.dumps(message).encode() + b"\n"
 
 
 class StreamLineBuffer:
-    """What has come of a stream, cut into lines; `rest`: of one that is not whole."""
+    """Buffer that splits a stream into lines; `rest`: the incomplete last line."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without their ends."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines

@@ -1,4 +1,4 @@
-"""Horovod's environment variables that have a counterpart here, in one table."""
+"""Table of Horovod's environment variables with a counterpart in ringtrain."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,20 @@ from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.environment import LONGEST_TIMEOUT_S
 
-# Horovod's names of levels, in lower case, and Python's. Those that both have are not repeated.
+# Horovod's log levels, in lower case, and Python's. Levels with the same name are omitted.
 LOG_LEVELS: Final = {"trace": "debug", "fatal": "critical"}
 OUR_LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
-# The longest time that a wait may have.
+# Longest supported wait.
 NEVER: Final = f"{LONGEST_TIMEOUT_S:.0f}"
 
 
 @dataclass(frozen=True)
 class HorovodVariable:
-    """`horovod` is read where `ours` is not set. `translate(name, value)` is our value; empty: as if not set."""
+    """Pair of variables: `horovod` is read if `ours` is unset.
+
+    `translate(name, value)` returns ringtrain's value; empty: unset.
+    """
 
     horovod: str
     ours: str
@@ -27,7 +30,7 @@ class HorovodVariable:
 
 
 def log_level(name: str, value: str) -> str:
-    """Python's name of the level `value`, in either spelling. ConfigurationError names `name`."""
+    """Return Python's name of the level `value`, in either spelling. Raises ConfigurationError that names `name`."""
     level = LOG_LEVELS.get(value.lower(), value.lower())
     if level not in OUR_LOG_LEVELS:
         expected = ", ".join((*OUR_LOG_LEVELS, *LOG_LEVELS))
@@ -36,7 +39,7 @@ def log_level(name: str, value: str) -> str:
 
 
 def _horovod_file(_: str, value: str) -> str:
-    # With DYNAMIC Horovod waits for start_timeline(), which needs no preparation here.
+    # With DYNAMIC Horovod waits for start_timeline(), which needs no preparation in ringtrain.
     return "" if value == "DYNAMIC" else value
 
 
@@ -84,20 +87,23 @@ COUNTERPARTS: Final = (
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         contract.ENV_STALL_WARNING,
         _never_if_0,
-        "after how long late ranks are named",
+        "time after which late ranks are logged",
     ),
     HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _horovod_seconds, "read by the command"),
     HorovodVariable(
         "HOROVOD_ELASTIC_TIMEOUT",
         contract.ENV_START_TIMEOUT,
         _horovod_seconds,
-        "read by the command, where `HOROVOD_START_TIMEOUT` is not set",
+        "read by the command if `HOROVOD_START_TIMEOUT` is not set",
     ),
 )
 
 
 def with_counterparts(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with our variables where only Horovod's are set. ConfigurationError names one with a bad value."""
+    """Return `env` with ringtrain's variables where only Horovod's are set.
+
+    Raises ConfigurationError for a bad value.
+    """
     found = dict(env)
     for row in COUNTERPARTS:
         if env.get(row.horovod) and not found.get(row.ours):

@@ -1,4 +1,4 @@
-"""Hosts as users name them, and how many ranks each may have: `a:2,b:2`, or a hostfile."""
+"""Hosts and numbers of ranks as users write them: `a:2,b:2`, or a hostfile."""
 
 import re
 import socket
@@ -15,13 +15,13 @@ _LINE: Final = re.compile(
     r"(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max_slots\s*=\s*\S+)?(?:\s+site\s*=\s*(?P<site>\S+))?"
 )
 _SLOTS: Final = re.compile(r":\d*$")
-# As the values of labels of Kubernetes' nodes.
+# Like the values of labels of Kubernetes nodes.
 _SITE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host, its slots, and the name of its site, if it has one."""
+    """Host, its slots, and the name of its site, if it has one."""
 
     name: str
     slots: int
@@ -29,24 +29,26 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Whether the name is one of this machine."""
+        """Return whether the name is one of this machine."""
         return self.name in own_names()
 
 
 def own_names() -> frozenset[str]:
-    """Names under which this machine may be listed."""
+    """Return the names under which this machine may be listed."""
     name = socket.gethostname()
     return frozenset({LOCAL, "127.0.0.1", "::1", name, name.partition(".")[0]})
 
 
 def is_host_name(text: str) -> bool:
-    """Whether ssh can be given `text` as a host."""
+    """Return whether `text` can be passed to ssh as a host."""
     return _HOST.fullmatch(text) is not None
 
 
 def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
-    """The hosts of `a:2,b:2`, or `a:2@site1,b:2@site2`, which `option` was given. Raises ConfigurationError, which
-    shows what `ranks` ranks would need."""
+    """Return the hosts in `a:2,b:2` or `a:2@site1,b:2@site2`, the value of `option`.
+
+    Raises ConfigurationError, with an example for `ranks` ranks.
+    """
     hosts = []
     for entry in filter(None, map(str.strip, text.split(","))):
         place, at, site = entry.rpartition("@")
@@ -57,11 +59,11 @@ def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
 
 
 def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
-    """The hosts of a file with lines `host slots=2`. Raises ConfigurationError that names the line."""
+    """Return the hosts of a file with lines `host slots=2`. Raises ConfigurationError that names the line."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is no text"
+        why = exc.strerror if isinstance(exc, OSError) else "it is not text"
         raise ConfigurationError(f"{option} {path}: {why}") from exc
     hosts = []
     for number, line in enumerate(lines, 1):
@@ -70,14 +72,14 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
         said, found = f"{option} {path}, line {number}", _LINE.fullmatch(text)
         if found is None:
             raise ConfigurationError(f"{said}: {line!r}; expected host slots={ranks}")
-        # Of more colons than one the name is an IPv6 address, where it stands in no brackets.
+        # A name with several colons and without brackets is an IPv6 address.
         whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
         name, count = (found["host"], "") if whole else _host_entry_parts(found["host"])
         if count and found["slots"]:
-            raise ConfigurationError(f"{said}: {text!r} says twice how many slots there are")
+            raise ConfigurationError(f"{said}: {text!r} has two numbers of slots; expected one")
         hosts.append(_parsed_host(said, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
-        raise ConfigurationError(f"{option} {path}: there is no host in it; expected lines as localhost slots={ranks}")
+        raise ConfigurationError(f"{option} {path}: it has no host; expected lines such as localhost slots={ranks}")
     return hosts
 
 
@@ -93,7 +95,7 @@ def _parsed_host(said: str, name: str, count: str, ranks: int, site: str | None)
     if count and not count.isdecimal():
         raise ConfigurationError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
     if not is_host_name(name):
-        raise ConfigurationError(f"{said}: {name!r} is no name of a host; expected localhost:{ranks}")
+        raise ConfigurationError(f"{said}: {name!r} is not a host name; expected localhost:{ranks}")
     if site is not None and not _SITE.fullmatch(site):
-        raise ConfigurationError(f"{said}: {site!r} is no name of a site; expected {name}:{ranks}@site1")
+        raise ConfigurationError(f"{said}: {site!r} is not a site name; expected {name}:{ranks}@site1")
     return Host(name, int(count or 1), site or "")

@@ -1,4 +1,4 @@
-"""Secrets do not leave the process that has them: what is shown of commands and of settings by name."""
+"""Masking of secrets in shown commands and settings, so that they do not leave the process."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,22 +6,22 @@ from typing import Final
 
 MASK: Final = "***"
 _SECRET = r"(?:token|secret|passw(?:or)?d|passphrase|credential|auth|key)s?"
-# The end of a word of a name: hf_token, apiKey, OPENAI_API_KEY; not tokenizer, keypoints.
+# End of a word in a name: hf_token, apiKey, OPENAI_API_KEY; not tokenizer, keypoints.
 _NAME = re.compile(rf"{_SECRET}(?![a-z])", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?i)([\w.-]*{_SECRET}(?![a-z0-9])[\w.-]*\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&]+)")
-# Numbers of tokens and of keys are no secrets: max_tokens=512.
+# Numbers of tokens and of keys are not secret: max_tokens=512.
 _COUNT = re.compile(r"(?i)[\w.-]*(?:tokens|keys)\s*[=:]\s*\d{1,9}")
 _IN_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
 def names_secret(name: str) -> bool:
-    """Whether what has this `name` is a secret, to all appearance."""
-    # A capital begins a word: tokenSize has the word token, and so has max_token.
+    """Return whether a value with this `name` is probably a secret."""
+    # A capital begins a word: tokenSize contains the word token, and so does max_token.
     return _NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)) is not None
 
 
 def without_secrets(text: str) -> str:
-    """`text` with `***` for passwords in addresses, and for what is assigned to the name of a secret."""
+    """Return `text` with `***` for passwords in addresses, and for values assigned to names of secrets."""
     return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(_masked_assignment, text))
 
 
@@ -30,7 +30,7 @@ def _masked_assignment(assigned: re.Match[str]) -> str:
 
 
 def shown_command(words: Sequence[str]) -> Iterator[str]:
-    """The words of a command, without secrets in `--token=x`, `--token x`, `TOKEN=x`, and in addresses."""
+    """Yield the words of a command, without secrets in `--token=x`, `--token x`, `TOKEN=x`, and in addresses."""
     name = ""
     for word in words:
         is_secret = name and not word.startswith("-") and not _COUNT.fullmatch(f"{name}={word}")

@@ -1,4 +1,4 @@
-"""Dataclasses to protobuf and back: a dataclass and its message have fields of the same names."""
+"""Conversion of dataclasses to protobuf and back: a dataclass and its message have fields of the same names."""
 
 import functools
 import typing
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def message_fields(value: Any) -> Any:
-    """The dataclass `value` as keyword arguments of its message. What is None stays absent there."""
-    if isinstance(value, str):  # a program's name may hold bytes that are no text (lone surrogates here)
+    """Return the dataclass `value` as keyword arguments of its message. Fields that are None are omitted."""
+    if isinstance(value, str):  # a program's name may contain invalid bytes (lone surrogates in Python)
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, tuple):
         return [message_fields(item) for item in value]
@@ -21,13 +21,13 @@ def message_fields(value: Any) -> Any:
 
 
 def from_message(kind: Callable[..., T], message: Any) -> T:
-    """The `kind` of dataclass that is in `message`. ValueError for a word that does not exist, as of a phase."""
+    """Return the dataclass `kind` in `message`. Raises ValueError for an unknown enum value, such as of a phase."""
     return kind(*[read(message) for read in _readers(kind)])
 
 
-@functools.cache  # every heartbeat of every worker is read
+@functools.cache  # used for every heartbeat of every worker
 def _readers(kind: Any) -> list[Callable[[Any], Any]]:
-    """What reads each field of the dataclass `kind` from its message."""
+    """Return a reader for each field of the dataclass `kind`."""
     return [_reader(name, hint) for name, hint in typing.get_type_hints(kind).items()]
 
 
@@ -38,6 +38,6 @@ def _reader(name: str, hint: Any) -> Callable[[Any], Any]:
         return lambda message: tuple(map(make, getattr(message, name)))
     if NoneType not in typing.get_args(hint):
         return lambda message: make(getattr(message, name))
-    if issubclass(inner, Enum):  # no word is the empty one
+    if issubclass(inner, Enum):  # None is the empty string
         return lambda message: make(getattr(message, name)) if getattr(message, name) else None
     return lambda message: make(getattr(message, name)) if message.HasField(name) else None

@@ -1,4 +1,4 @@
-"""Where a rank is in the world, and among the ranks of its host or pod; and by which variables it is told."""
+"""Place of a rank in the world, and among the ranks of its host or pod; and the variables that pass it."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from ringtrain.shared import contract
 
 
 def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int) -> dict[str, str]:
-    """What launcher and agents of a ring job are told alike where it runs in no pods: it has one attempt."""
+    """Return the variables of launcher and agents of a ring job without pods, which has one attempt."""
     return {
         contract.ENV_JOB_NAME: name,
         contract.ENV_JOB_NAMESPACE: namespace,
@@ -23,7 +23,10 @@ def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int)
 
 @dataclass(frozen=True)
 class RankPlace:
-    """`cross_rank` of `cross_size`: among the ranks that have the same position among the ranks of their hosts."""
+    """Place of a rank.
+
+    `cross_rank` of `cross_size`: among the ranks with the same position on their hosts.
+    """
 
     rank: int = 0
     size: int = 1
@@ -34,7 +37,7 @@ class RankPlace:
 
     @staticmethod
     def among(hosts: Sequence[Sequence[int]], rank: int) -> "RankPlace":
-        """The place of `rank` where `hosts` are the ranks of each."""
+        """Return the place of `rank`; `hosts`: the ranks of each host."""
         own = next(ranks for ranks in hosts if rank in ranks)
         position = own.index(rank)
         column = [ranks[position] for ranks in hosts if len(ranks) > position]
@@ -42,7 +45,9 @@ class RankPlace:
         return RankPlace(rank, size, position, len(own), column.index(rank), len(column))
 
     def variables(self) -> dict[str, str]:
-        """Ours, and those that Horovod's launchers set, which scripts read: `os.environ["HOROVOD_RANK"]`."""
+        """Return ringtrain's variables, and those of Horovod's launchers, which scripts read:
+        `os.environ["HOROVOD_RANK"]`.
+        """
         values = {
             contract.ENV_RANK: self.rank,
             contract.ENV_SIZE: self.size,

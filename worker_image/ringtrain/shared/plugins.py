@@ -1,4 +1,4 @@
-"""Names in `ringtrain` for packages that plugins install: `ringtrain.NAME` is the package `ringtrain_NAME`."""
+"""Aliases in `ringtrain` for packages of plugins: `ringtrain.NAME` is the package `ringtrain_NAME`."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Ports for other processes, held until those are there to take them."""
+"""Reservation of ports for other processes, until these bind them."""
 
 import random
 import socket
@@ -12,14 +12,14 @@ _TRIES = 2000
 
 
 class PortTaken(RingtrainError):
-    """A port that was to be listened on is in use on this host."""
+    """A required port is in use on this host."""
 
 
 class HeldPorts:
-    """Ports bound by this process. `release` them right before the rank that gets them starts, or `share` them.
+    """Ports bound by this process. `release` them right before the rank that needs them starts, or `share` them.
 
-    Free ports are looked for below the range from which the kernel takes the local ports of connections, so that
-    nothing takes them by accident in the moment between release and the rank's own bind.
+    Free ports are chosen below the kernel's range of ephemeral ports, so that no connection uses one by accident
+    between the release and the rank's own bind.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class HeldPorts:
         self._ceiling = _ephemeral_start()
 
     def take(self, base: int, count: int) -> tuple[int, ...]:
-        """`count` ports from `base` on, or anywhere when `base` is 0; PortTaken names one that is in use."""
+        """Bind `count` ports from `base` on, or any if `base` is 0. Raises PortTaken that names one in use."""
         if base == 0:
             return tuple(self._take_any() for _ in range(count))
         for port in range(base, base + count):
@@ -37,13 +37,15 @@ class HeldPorts:
         return tuple(range(base, base + count))
 
     def share(self) -> None:
-        """Let other processes of this user listen on the ports while they stay held, if they ask for SO_REUSEPORT:
-        nobody else can take a port in the moment before its process is there."""
+        """Let other processes of this user listen on the bound ports, if they set SO_REUSEPORT.
+
+        No other process can then take a port before the intended one binds it.
+        """
         for held in self._sockets:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     def release(self, ports: Collection[int] | None = None) -> None:
-        """Give `ports` up; None: all."""
+        """Close `ports`; None: all."""
         for held in list(self._sockets):
             if ports is None or held.getsockname()[1] in ports:
                 held.close()
@@ -57,8 +59,8 @@ class HeldPorts:
         raise PortTaken(f"no free port found in {_LOWEST}..{self._ceiling - 1} in {_TRIES} tries")
 
     def _hold(self, port: int) -> bool:
-        # The second try takes a port on which only ended connections are left (TIME_WAIT): those of the attempt
-        # before, where pods share their host's network. Asked for at first, it would let two of us hold one port.
+        # The second try binds a port with only ended connections (TIME_WAIT), of the attempt
+        # before, if pods share their host's network. In the first try, it would let two processes bind one port.
         return self._bind(port, reuse=False) or self._bind(port, reuse=True)
 
     def _bind(self, port: int, reuse: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Processes of this machine, as /proc shows them."""
+"""Processes of this machine, from /proc."""
 
 import os
 from contextlib import suppress
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Shells, and coreutils' timeout, which sends what it gets to its whole group.
+# Shells, and coreutils' timeout, which forwards signals to its whole group.
 _RUNNERS: Final = frozenset(
     {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "timeout", "zsh"}
 )
@@ -14,8 +14,7 @@ _RUNNERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class ProcessView:
-    """One process. `state`: the letter of ps; `started`: ticks since boot, by which a number that is used again is
-    seen."""
+    """One process. `state`: the letter of ps; `started`: ticks since boot, which identifies a reused process id."""
 
     pid: int
     state: str
@@ -25,24 +24,24 @@ class ProcessView:
 
 
 def process_view(pid: int) -> ProcessView | None:
-    """Return what /proc/PID/stat has; None if the process has ended and was reaped."""
+    """Return the process in /proc/PID/stat; None if it has ended and was reaped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # pid (name) state parent group session …; the name may hold anything, parentheses and blanks included.
+    # pid (name) state parent group session …; the name may contain any character, including parentheses and blanks.
     fields = stat.rpartition(b")")[2].split()
     return ProcessView(pid, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
 def living_processes() -> dict[int, ProcessView]:
-    """Return all processes but zombies, by number."""
+    """Return all processes except zombies, by process id."""
     views = (process_view(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return {view.pid: view for view in views if view is not None and view.state not in "ZX"}
 
 
 def answers_signal(pid: int, number: int) -> bool:
-    """Whether the process catches or ignores the signal; where it does neither, the signal ends it."""
+    """Return whether the process catches or ignores the signal; otherwise the signal ends it."""
     with suppress(OSError), open(f"/proc/{pid}/status") as status:
         masks = [line.split()[1] for line in status if line.startswith(("SigCgt:", "SigIgn:"))]
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
@@ -50,7 +49,7 @@ def answers_signal(pid: int, number: int) -> bool:
 
 
 def only_runs_others(pid: int) -> bool:
-    """Whether the process is a shell, or another program that only runs others."""
+    """Return whether the process is a shell, or another program that only runs others."""
     with suppress(OSError):
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _RUNNERS
     return False

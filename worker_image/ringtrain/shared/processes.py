@@ -1,10 +1,10 @@
-"""Starting processes, and leaving none behind.
+"""Start of processes, and cleanup of all their descendants.
 
-Two ways find what a process started, whatever sessions and process groups it made. PID 1 of a pod ends its
-children, which every orphan becomes in time. An MPI daemon is one of several in its pod: what it started inherits
-its environment, in which a marker names the daemon.
+There are two ways to find a process's descendants, whatever sessions and process groups they use. PID 1 of a pod ends
+its children, which all orphans become. An MPI daemon is one of several in its pod: its descendants inherit its
+environment, in which a marker names the daemon.
 
-Of a run's temporary folder and processes nothing stays, also where the run itself is killed.
+A run's temporary folder and processes are removed, even if the run itself is killed.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from ringtrain.shared.proc import living_processes, process_view
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# 1 MiB: a burst of lines fits before the reader has had its turn.
+# 1 MiB: a burst of lines fits until the reader is scheduled.
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 MARKER = "RINGTRAIN_MPI_DAEMON"
@@ -38,7 +38,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A running rank. Its process is the leader of a session of its own; `log_fd`, `report_fd`: read ends."""
+    """Running rank. Its process leads its own session; `log_fd`, `report_fd`: read ends of its pipes."""
 
     rank: int
     pid: int
@@ -48,7 +48,7 @@ class RankProcess:
 
 @contextmanager
 def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Have `handler` called for the signals `numbers`, and what was there before after the block."""
+    """Install `handler` for the signals `numbers` within the context, and restore the earlier handlers afterwards."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -58,7 +58,7 @@ def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterat
 
 
 def signal_name(number: int) -> str:
-    """SIGTERM for 15; of one without a name, as real-time signals are, the number."""
+    """Return SIGTERM for 15; for one without a name, such as a real-time signal, its number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -71,7 +71,9 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """What a child runs before exec so that it is killed when the thread of `parent` that made it ends."""
+    """Return a function for a child to run before exec: the child is killed when the thread of `parent` that made it
+    ends.
+    """
 
     def arrange() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -82,10 +84,10 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> "subprocess.Popen[bytes]":
-    """Start `command` as the leader of a session of its own that ends when this process does.
+    """Start `command` as the leader of its own session, which ends when this process does.
 
-    `streams`: further arguments of Popen; stdin is empty by default. Call from a thread that lives as long as the
-    child shall.
+    `streams`: further arguments of Popen; stdin is empty by default. Call it from a thread that lives as long as the
+    child must.
     """
     return subprocess.Popen(
         list(command),
@@ -97,7 +99,7 @@ def start_child(command: Sequence[str], environment: Mapping[str, str], **stream
 
 
 def end_child(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> bool:
-    """Return when `process` has ended; it is killed after `patience_s`. Returns whether it ended by itself."""
+    """Wait for `process` to end; kill it after `patience_s`. Return whether it ended without being killed."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -108,10 +110,10 @@ def end_child(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> bo
 
 
 def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess:
-    """Start `command` as `rank`; raises OSError when it cannot be executed. Call from the main thread only."""
+    """Start `command` as `rank`. Raises OSError if it cannot be executed. Call from the main thread only."""
     log_read, log_write = make_pipe()
     report_read, report_write = make_pipe()
-    # A rank must never wait for its reports to be read.
+    # A rank must never wait for the reader of its reports.
     os.set_blocking(report_write, False)
     try:
         process = start_child(
@@ -128,21 +130,21 @@ def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]
     finally:
         os.close(log_write)
         os.close(report_write)
-    process.returncode = 0  # reaped by `reap`, with everything else: Popen need not care
+    process.returncode = 0  # reaped by `reap`, not by Popen
     return RankProcess(rank, process.pid, log_read, report_read)
 
 
 def make_pipe() -> tuple[int, int]:
-    """A pipe for a rank to write to: roomy, its read end non-blocking."""
+    """Create a pipe for a rank's output, with a large buffer and a non-blocking read end. Return read and write end."""
     read, write = os.pipe()
-    with suppress(OSError):  # above the user's limit of pipe pages: the default size will do
+    with suppress(OSError):  # above the user's limit of pipe pages: use the default size
         fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)
     os.set_blocking(read, False)
     return read, write
 
 
 def reap() -> list[tuple[int, int]]:
-    """(pid, wait status) of every child that has ended, orphans included."""
+    """Return (pid, wait status) of every child that has ended, including orphans."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -155,33 +157,33 @@ def reap() -> list[tuple[int, int]]:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to the process group that `pid` leads; nothing happens when it is gone."""
+    """Send a signal to the process group that `pid` leads; does nothing if it has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process, and none has let it go on. A traced process is not meant."""
+    """Return whether a signal has stopped the process, and none has continued it. Tracing does not count."""
     view = process_view(pid)
     return view is not None and view.state == "T"
 
 
 def kill_descendants() -> bool:
-    """SIGKILL every child of this process; returns whether there was one.
+    """Kill every child of this process by SIGKILL. Return whether there was one.
 
-    With orphans adopted (`become_subreaper`), repeating this until it is False leaves no descendant.
+    If orphans are adopted (`become_subreaper`), repeating this until it returns False leaves no descendant.
     """
     children = [view.pid for view in living_processes().values() if view.parent == os.getpid()]
     return _signal_all(children, signal.SIGKILL) > 0
 
 
 def signal_marked(marker: str, number: int, variable: str = MARKER) -> int:
-    """Send signal `number` to all processes of `marker`; returns how many there were."""
+    """Send signal `number` to all processes of `marker`. Return their number."""
     return _signal_all(marked_processes(marker, variable), number)
 
 
 def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """End all processes of `marker`: SIGTERM, and SIGKILL to those that are still there after `grace_s`."""
+    """End all processes of `marker`: SIGTERM, then SIGKILL to those that still run after `grace_s`."""
     deadline = clock() + grace_s
     signal_marked(marker, signal.SIGTERM)
     while marked_processes(marker) and clock() < deadline:
@@ -190,19 +192,19 @@ def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.mo
 
 
 def kill_marked(marker: str, variable: str = MARKER, within_s: float = math.inf) -> None:
-    """SIGKILL to all processes of `marker`; one that waits for a disk is waited for no longer than `within_s`."""
+    """Kill all processes of `marker` by SIGKILL, and wait for them; `within_s`: limit for one that waits for a disk."""
     deadline = time.monotonic() + within_s
-    # Repeated: a process may have forked between the look and the signal.
+    # Repeated: a process may have forked between the search and the signal.
     while signal_marked(marker, signal.SIGKILL, variable) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
 def marked_processes(marker: str, variable: str = MARKER) -> list[int]:
-    """Process ids of all living processes with `marker` as `variable` in their environment; zombies have none."""
+    """Return the ids of all living processes with `marker` as `variable` in their environment; zombies have none."""
     wanted = f"{variable}={marker}".encode()
     found = []
     for pid in living_processes():
-        with suppress(OSError):  # it may have ended, or be another user's
+        with suppress(OSError):  # it may have ended, or belong to another user
             if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
     return found
@@ -215,31 +217,31 @@ def _signal_all(pids: Sequence[int], number: int) -> int:
     return len(pids)
 
 
-# A process that can't be killed yet, because it waits for a disk, is not waited for.
+# Limit of the wait for a process that can't be killed yet because it waits for a disk.
 _ENDED_WITHIN_S: Final = 10.0
 _PACKAGES: Final = Path(__file__).parents[2]
 
 
 @contextmanager
 def run_folder() -> Iterator[Path]:
-    """Make a folder. Behind the block kill every process that has it as RINGTRAIN_RUN_FOLDER, and remove it.
+    """Create a folder; after the context, kill every process that has it as RINGTRAIN_RUN_FOLDER, and remove it.
 
-    A process watches this one, and does the same where this one is killed.
+    A second process watches this one, and does the same if this one is killed.
     """
     folder = Path(tempfile.mkdtemp(prefix="ringtrain-"))
-    # Isolated: neither the user's directory nor variables of Python's change what it loads.
+    # Isolated mode: neither the user's directory nor Python's variables change the loaded modules.
     program = (
         f"import sys; sys.path.insert(0, {str(_PACKAGES)!r}); "
         f"from {__name__} import watch_run_folder; watch_run_folder({str(folder)!r})"
     )
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-c", program],
-        # Not one of the processes of a run that this one may be a part of: it outlives that by a moment.
+        # Without the variable of an enclosing run, because it lives slightly longer than that run.
         env={name: value for name, value in os.environ.items() if name != contract.ENV_RUN_FOLDER},
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # who reads what the run writes waits for its end, not for this one's
+        stdout=subprocess.DEVNULL,  # readers of the run's output must not wait for this process
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a terminal's signals are not for it
+        start_new_session=True,  # must not receive a terminal's signals
     )
     try:
         yield folder
@@ -250,7 +252,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def watch_run_folder(folder: str) -> None:
-    """Wait until stdin says that all was cleared, or ends, as the process did that wrote there: then clear it."""
+    """Wait until stdin has a byte (all was cleared) or ends (the writing process was killed); then clear the folder."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not sys.stdin.buffer.read(1):

@@ -1,4 +1,4 @@
-"""Control channels and servers: TLS where there are certificates, else loopback; always the token."""
+"""Control channels and servers: TLS with certificates, else loopback; always with the token."""
 
 import hmac
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 TOKEN_KEY = "ringtrain-token"
 NO_TOKEN = "the job's token is missing or wrong"
-# A batch of lines is at most 1 MiB (agent/shipper.py) and one rank's read may exceed it by a record.
+# A batch of lines is at most 1 MiB (agent/shipper.py), and one rank's read may exceed it by a record.
 MAX_MESSAGE = 16 << 20
 _COMMON = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -31,17 +31,17 @@ _CLIENT = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # The launcher's name may appear in DNS after its workers have started: ask again every second, not every 30.
+    # The launcher's name may appear in DNS after its workers have started: resolve every second, not every 30.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
-# What a client that dials costs its server: a handshake and a first call, with half a core; bench/scale/README.md.
+# Cost of a client's connection for its server: a handshake and a first call, with half a core; bench/scale/README.md.
 _EACH_CLIENT_S = 0.004
 _LONGEST_CROWD_S = 60.0
-# Clients prove themselves while they connect, where there are certificates.
+# With certificates, clients are authenticated while they connect.
 _CONNECT_S = 1.0
 _HANDSHAKE_S = 10.0
 _KEEPALIVE_S = 10.0
-# Connections at a time beyond those of the gang.
+# Concurrent connections in addition to those of the gang.
 _MOST_STRANGERS = 256
 _SERVER = (
     *_COMMON,
@@ -51,14 +51,14 @@ _SERVER = (
 
 @dataclass(frozen=True)
 class RpcPeer:
-    """Who is at the other end: the role its certificate must carry, in the job `uid`."""
+    """Identity of the other end: the role in its certificate, in the job `uid`."""
 
     role: str
     uid: str
 
 
 def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grpc.Channel:
-    """A channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
+    """Return a channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
 
     `clients`: how many may dial that server at the same time.
     """
@@ -71,39 +71,42 @@ def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grp
 
 
 def crowd_s(clients: int) -> float:
-    """How long a server takes for so many clients that dial at the same time. It serves them side by side, so that
-    each may take as long as all: who gives up before dials again, and costs the server the same once more."""
+    """Return the time that a server takes for `clients` that dial at the same time.
+
+    It serves them concurrently, so each may take as long as all: a client that gives up earlier dials again, and costs
+    the server the same time once more.
+    """
     return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
 def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
-    """Options of a channel to `peer`, a server that so many clients may dial at the same time."""
+    """Return the options of a channel to `peer`, a server that `clients` may dial at the same time."""
     return (
         *_CLIENT,
         *_keepalive(clients),
-        # By its name the time between two tries; gRPC's library takes it for the time that one may take.
+        # The name suggests the time between two attempts, but gRPC uses it as the limit of one attempt.
         ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, crowd_s(clients)))),
-        # Names in the certificate are of role and uid: what the server is called in DNS proves nothing.
+        # Names in the certificate contain role and uid; the server's DNS name proves nothing.
         ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)),
     )
 
 
 def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
-    """Whoever talks to thousands answers a ping late."""
+    """Return keepalive options: a server of thousands of clients answers a ping late."""
     patience_ms = round(1000 * max(_KEEPALIVE_S, crowd_s(clients)))
     return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
 
 
 @dataclass(frozen=True)
 class ControlServer:
-    """A server that listens on `port`."""
+    """Server that listens on `port`."""
 
     port: int
     _server: grpc.Server
     _pool: ThreadPoolExecutor
 
     def close(self, grace_s: float) -> None:
-        """Stop listening, give calls under way `grace_s` to end, and end the threads."""
+        """Stop listening, let calls in progress end within `grace_s`, and end the threads."""
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False)
 
@@ -120,9 +123,8 @@ def serve(
 ) -> ControlServer:
     """Start a server for clients with the role and uid of `peer`; `register` adds the services.
 
-    Without certificates it listens on loopback only. `is_held`: another process holds the port and shares it.
-    `others`: services, by full name, whose clients are not `peer`.
-    Raises PortTaken when the port is in use.
+    Without certificates it listens on loopback only. `is_held`: another process has bound the port and shares it.
+    `others`: services, by full name, with other clients than `peer`. Raises PortTaken if the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
     check = _RpcPeerInterceptor(RpcPeerCheck(secrets, peer, others or {}))
@@ -134,7 +136,7 @@ def serve(
 
 
 def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
-    """Options of a server of so many clients."""
+    """Return the options of a server with `clients` clients."""
     return (
         *_SERVER,
         *_keepalive(clients),
@@ -145,14 +147,17 @@ def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
 
 
 def bind(server: Any, port: int, secrets: Secrets) -> int:
-    """Have `server` listen on `port`, 0: any; without certificates on loopback only. Raises PortTaken."""
+    """Make `server` listen on `port` (0: any), without certificates on loopback only. Return the port.
+
+    Raises PortTaken.
+    """
     try:
         if secrets.tls is None:
             return int(server.add_insecure_port(host_port(loopback_address(), port)))
         credentials = secrets.tls.for_server()
         try:
             return int(server.add_secure_port(f"[::]:{port}", credentials))
-        except RuntimeError:  # no IPv6 here
+        except RuntimeError:  # IPv6 is not available
             return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
     except RuntimeError as exc:
         raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
@@ -163,7 +168,7 @@ class _RpcTokenInterceptor(
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Adds the job's token to every call."""
+    """Client interceptor that adds the job's token to every call."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -176,9 +181,9 @@ class _RpcTokenInterceptor(
 
 
 class RpcPeerCheck:
-    """Whether a call has the job's token and comes from a certificate of the right role and job.
+    """Check that a call has the job's token and comes from a certificate of the right role and job.
 
-    `others`: services, by full name, whose clients are not `peer`.
+    `others`: services, by full name, with other clients than `peer`.
     """
 
     def __init__(self, secrets: Secrets, peer: RpcPeer, others: Mapping[str, RpcPeer]) -> None:
@@ -188,27 +193,29 @@ class RpcPeerCheck:
         self._complaints = RateLimitedWarnings(log.warning)
 
     def knows_token(self, metadata: Any) -> bool:
-        """Whether the token is in a call's metadata."""
+        """Return whether a call's metadata has the token."""
         token = dict(metadata).get(TOKEN_KEY, "")
         given = token if isinstance(token, bytes) else token.encode()
         return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
 
     def peer_of(self, method: str) -> RpcPeer:
-        """Who may call `method`, given by its path."""
+        """Return the peer that may call `method`, a path."""
         return self._others.get(method.split("/")[1], self._peer)
 
     def problem(self, context: Any, peer: RpcPeer) -> str:
-        """Why the certificate of the caller is not that of `peer`; empty if it is."""
+        """Return why the caller's certificate is not that of `peer`; empty if it is."""
         expected = dns_name(peer.role, peer.uid)
         return "" if self._secrets.tls is None else caller_problem(context, expected)
 
     def complain(self, context: Any, problem: str) -> None:
-        """Say in the log that a call is refused."""
+        """Log that a call is refused."""
         self._complaints.say(f"refused a call from {context.peer()}: {problem}")
 
 
 class _RpcPeerInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses, and logs, calls without the job's token or from a certificate of another role or job."""
+    """Server interceptor that refuses and logs calls without the job's token, or from a certificate of another role or
+    job.
+    """
 
     def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check
@@ -218,7 +225,7 @@ class _RpcPeerInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             return None
         if not self._check.knows_token(handler_call_details.invocation_metadata):
-            # A handler that gets its requests as a stream runs before any of them is read.
+            # A handler with streamed requests runs before any request is read.
             refuse = self._refuse(NO_TOKEN)
             if handler.response_streaming:
                 return grpc.stream_stream_rpc_method_handler(refuse)

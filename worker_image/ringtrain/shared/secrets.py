@@ -1,4 +1,4 @@
-"""The job's certificates and token, as files in RINGTRAIN_SECRET_DIR."""
+"""Certificates and token of the job, from files in RINGTRAIN_SECRET_DIR."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from ringtrain.shared.tls import CERTIFICATE_FILES, TlsCertificates
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a pod proves itself with. No `tls`: control stays on loopback. Empty `token`: none is asked for."""
+    """Credentials of a pod. No `tls`: control uses only loopback. Empty `token`: none is required."""
 
     tls: TlsCertificates | None = None
     token: str = field(default="", repr=False)
@@ -20,15 +20,15 @@ class Secrets:
 
 
 def dns_name(role: str, uid: str) -> str:
-    """The name that a certificate of `role` carries in the job `uid`."""
+    """Return the DNS name in a certificate of `role` in the job `uid`."""
     return f"{role}.{uid}.ringtrain"
 
 
 def load_secrets(env: EnvironmentVariables) -> Secrets:
-    """The secrets in RINGTRAIN_SECRET_DIR, or none when it is unset and the default directory is absent.
+    """Return the secrets in RINGTRAIN_SECRET_DIR, or none if it is unset and the default directory is absent.
 
-    A directory with the token alone is accepted (control stays on loopback). Raises ConfigurationError when the
-    directory was named but is absent, holds neither, or holds only some of the certificate files.
+    A directory with only the token is accepted (control uses only loopback). Raises ConfigurationError if the directory
+    was named but is absent, has neither, or has only some of the certificate files.
     """
     named = env.optional(contract.ENV_SECRET_DIR)
     directory = Path(named or contract.SECRET_DIR)
@@ -37,7 +37,7 @@ def load_secrets(env: EnvironmentVariables) -> Secrets:
         if named or directory.is_dir():
             return _load_secret(directory, setting)
     except (OSError, UnicodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "the token is no UTF-8"
+        why = exc.strerror if isinstance(exc, OSError) else "the token is not UTF-8"
         raise ConfigurationError(f"{setting}: {why}") from exc
     return Secrets()
 

@@ -1,11 +1,11 @@
-"""Settings as fields that say which variable they are, how it is read, and what counts where it is not set.
+"""Settings as dataclass fields that name their variable, its type, and its default.
 
     @dataclass(frozen=True, kw_only=True)
     class AgentPorts(Settings):
         agent: int = tcp_port(contract.ENV_AGENT_PORT, contract.PORT_AGENT)
 
-`AgentPorts.from_env(os.environ)` reads them in this order. A ConfigurationError names the first variable that is
-missing or wrong, its value and what was expected.
+`AgentPorts.from_env(os.environ)` reads them in order of declaration. A ConfigurationError names the first variable that
+is missing or wrong, its value and what was expected.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,25 +16,24 @@ from typing import Any, Final, Self
 
 from ringtrain.shared.environment import HIGHEST, EnvironmentVariables
 
-# As a default: the variable must be set.
+# Default of a variable that must be set.
 REQUIRED: Final = MISSING
-# Makes a value of the settings that are declared before it.
+# Computes a default from the settings that are declared before it.
 Derived = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The base of frozen dataclasses whose fields are variables. A field that is declared as no variable has its
-    default."""
+    """Base of frozen dataclasses whose fields are variables. A field without a variable has its default."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], **known: Any) -> Self:
-        """Read the variables in `env`. `known`: what fields are derived from besides. Raises ConfigurationError."""
+        """Read the variables in `env`. `known`: further values for derived defaults. Raises ConfigurationError."""
         return cls.read(EnvironmentVariables(env), **known)
 
     @classmethod
     def read(cls, env: EnvironmentVariables, **known: Any) -> Self:
-        """As `from_env`."""
+        """Read the variables, as `from_env` does."""
         seen, values = SimpleNamespace(**known), dict[str, Any]()
         for declared in fields(cls):
             if (read := declared.metadata.get("read")) is not None:
@@ -45,26 +44,28 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Raise ConfigurationError where values that are right alone do not go together."""
+        """Raise ConfigurationError if valid values contradict each other."""
 
 
 def setting(
     read: Callable[[EnvironmentVariables, Any], Any], default: Any = REQUIRED, *, is_secret: bool = False
 ) -> Any:
-    """A field of what `read` makes of all variables and the settings before it. `default`: of the constructor.
-    `is_secret`: it is not shown."""
+    """Declare a field with the value of `read(variables, earlier settings)`.
+
+    `default`: of the constructor. `is_secret`: omitted from the repr.
+    """
     return field(default=default, repr=not is_secret, metadata={"read": read})
 
 
 def part(kind: type[Settings]) -> Any:
-    """A field that is a group of settings."""
+    """Declare a field that is a group of settings."""
     return field(default_factory=kind, metadata={"read": lambda env, _: kind.read(env)})
 
 
 def text(
     name: str, default: Any = REQUIRED, derived: Derived | None = None, *, made: Callable[[str], Any] = str
 ) -> Any:
-    """A text; what is read is passed through `made`, which may raise ConfigurationError."""
+    """Declare a text; `made` converts the value, and may raise ConfigurationError."""
     return _variable(name, lambda env, _: made(env.text(name)), default, derived)
 
 
@@ -73,17 +74,17 @@ def path(name: str, default: Path | None = None) -> Any:
 
 
 def choice(name: str, allowed: tuple[str, ...], default: Any = REQUIRED, made: Callable[[str], Any] = str) -> Any:
-    """One of `allowed`; what is read is passed through `made`."""
+    """Declare one of `allowed`; `made` converts the value."""
     return _variable(name, lambda env, _: made(env.choice(name, allowed)), default)
 
 
 def flag(name: str, default: bool | None = False) -> Any:
-    """The variable must be 0 or 1."""
+    """Declare a boolean variable, which must be 0 or 1."""
     return _variable(name, lambda env, _: env.choice(name, ("0", "1")) == "1", default)
 
 
 def switch(name: str) -> Any:
-    """On where the variable is 1; whatever else it is means off."""
+    """Declare a boolean that is True if the variable is 1, and False otherwise."""
     return _variable(name, lambda env, _: env.text(name) == "1", False)
 
 
@@ -95,7 +96,7 @@ def integer(
     low: int | Derived,
     high: int | Derived = HIGHEST,
 ) -> Any:
-    """An integer in `low`..`high`."""
+    """Declare an integer in `low`..`high`."""
 
     def read(env: EnvironmentVariables, seen: Any) -> int:
         lowest, highest = (bound(seen) if callable(bound) else bound for bound in (low, high))
@@ -105,12 +106,12 @@ def integer(
 
 
 def tcp_port(name: str, default: int) -> Any:
-    """A TCP port; 0 stands for any free port."""
+    """Declare a TCP port; 0 stands for any free port."""
     return integer(name, default, low=0, high=65535)
 
 
 def seconds(name: str, default: float, derived: Derived | None = None, *, zero: bool = False) -> Any:
-    """Seconds above 0; `zero`: or 0."""
+    """Declare seconds above 0; `zero`: 0 is allowed."""
     return _variable(name, lambda env, _: env.seconds(name, zero=zero), default, derived)
 
 
@@ -121,7 +122,7 @@ def address(name: str, default: Any = REQUIRED) -> Any:
 def _variable(
     name: str, parse: Callable[[EnvironmentVariables, Any], Any], default: Any, derived: Derived | None = None
 ) -> Any:
-    """A field; `derived` in the place of `default` where it is read, and not set."""
+    """Declare a field; `derived` computes the default if the variable is read and unset."""
 
     def read(env: EnvironmentVariables, seen: Any) -> Any:
         unset = default if derived is None else derived(seen)

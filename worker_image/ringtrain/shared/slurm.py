@@ -1,4 +1,4 @@
-"""What SLURM tells the processes of a job: its nodes, and how many tasks each of them has."""
+"""Variables of SLURM with a job's nodes and the number of tasks on each."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def node_names(variable: str, env: Mapping[str, str]) -> list[str]:
-    """The nodes of a list in SLURM's short form: `gpu[01-03,7],login` are gpu01, gpu02, gpu03, gpu7, login.
+    """Return the nodes of a list in SLURM's short form: `gpu[01-03,7],login` are gpu01, gpu02, gpu03, gpu7, login.
 
     Raises ConfigurationError, which names `variable`.
     """
@@ -24,7 +24,7 @@ def node_names(variable: str, env: Mapping[str, str]) -> list[str]:
 
 
 def tasks_of_nodes(variable: str, env: Mapping[str, str]) -> list[int]:
-    """The numbers of tasks in SLURM's short form: `2(x3),1` is 2, 2, 2, 1. Raises ConfigurationError."""
+    """Return the numbers of tasks in SLURM's short form: `2(x3),1` is 2, 2, 2, 1. Raises ConfigurationError."""
     counts: list[int] = []
     for entry in env.get(variable, "").split(","):
         if not (found := _TASKS.fullmatch(entry)):
@@ -40,7 +40,7 @@ def _expanded_node_names(entry: str, variable: str, text: str) -> Iterator[str]:
         return
     for part in bracket[1].split(","):
         if not (found := _RANGE.fullmatch(part)):
-            raise ConfigurationError(f'{variable} is "{shown(text)}", where "{shown(part)}" is no range of numbers')
+            raise ConfigurationError(f'{variable} is "{shown(text)}", where "{shown(part)}" is not a range of numbers')
         first, last = found[1], found[2] or found[1]
         for number in range(int(first), int(last) + 1):
             rest = f"{entry[: bracket.start()]}{number:0{len(first)}d}{entry[bracket.end() :]}"

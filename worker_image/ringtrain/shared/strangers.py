@@ -6,26 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-# At most so many at a time, on each port: a peer proves itself within milliseconds, and nobody else needs to stay.
+# Limit of unauthenticated connections on each port: a peer authenticates within milliseconds.
 MOST_STRANGERS: Final = 64
-# How long one may take to prove itself.
+# Time in which a peer must authenticate.
 STRANGER_S: Final = 10.0
 _WINDOW_S: Final = 10.0
 
 
 @dataclass(eq=False)
 class UnauthenticatedPeer:
-    """A connection or call that has not proved itself. `end`: makes it give up; called at most once."""
+    """Connection or call that is not authenticated. `end`: cancels it; called at most once."""
 
     deadline: float
     end: Callable[[], None]
 
 
 class UnauthenticatedPeers:
-    """Holds at most `most` strangers, each for at most `limit_s`: for one too many the oldest has to go.
+    """Unauthenticated peers: at most `most`, each for at most `limit_s`; one too many ends the oldest.
 
-    The oldest, because a peer is done in a moment: who stays long enough to be the oldest is none. One thread ends
-    those whose time is over; it starts with the first of them, and `close` ends it.
+    The oldest, because a real peer authenticates quickly. One thread ends those whose time is over; it starts with the
+    first of them, and `close` ends it.
     """
 
     def __init__(self, most: int = MOST_STRANGERS, limit_s: float = STRANGER_S) -> None:
@@ -40,7 +40,7 @@ class UnauthenticatedPeers:
         return len(self._here)
 
     def enter(self, end: Callable[[], None]) -> UnauthenticatedPeer:
-        """Count one more; `end` is called, from any thread, if it has to go before `leave`."""
+        """Add one; `end` is called, from any thread, if it must be cancelled before `leave`."""
         stranger = UnauthenticatedPeer(time.monotonic() + self._limit_s, end)
         with self._changed:
             oldest = next(iter(self._here)) if len(self._here) >= self.most else None
@@ -56,12 +56,12 @@ class UnauthenticatedPeers:
         return stranger
 
     def leave(self, stranger: UnauthenticatedPeer) -> None:
-        """The stranger has proved itself, or is gone. Calling it again does nothing."""
+        """Remove one that is authenticated, or has ended. A second call does nothing."""
         with self._changed:
             self._here.pop(stranger, None)
 
     def close(self) -> None:
-        """End all that are here, and the thread."""
+        """End all present peers, and the thread."""
         with self._changed:
             self._closed = True
             left, self._here = list(self._here), {}
@@ -86,7 +86,7 @@ class UnauthenticatedPeers:
 
 
 class RateLimitedWarnings:
-    """Log lines that others cause: at most `most` in ten seconds; the next one says how many were left out."""
+    """Log lines that peers can cause: at most `most` in ten seconds; the next line has the number of omitted ones."""
 
     def __init__(self, warn: Callable[[str], None], most: int = 10) -> None:
         self._warn = warn
@@ -96,7 +96,7 @@ class RateLimitedWarnings:
         self._said = self._left_out = 0
 
     def say(self, line: str) -> None:
-        """Log `line`, or count it."""
+        """Log `line`, or count it as omitted."""
         with self._lock:
             now = time.monotonic()
             if now >= self._window_ends:
@@ -106,4 +106,4 @@ class RateLimitedWarnings:
                 return
             self._said += 1
             left_out, self._left_out = self._left_out, 0
-        self._warn(f"{line} ({left_out} more such lines were left out)" if left_out else line)
+        self._warn(f"{line} ({left_out} more such lines were omitted)" if left_out else line)

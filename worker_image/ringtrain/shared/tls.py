@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.connection_errors import ConnectionLost
 
-if TYPE_CHECKING:  # settings are read before gRPC is loaded: it looks at the environment then
+if TYPE_CHECKING:  # settings are read before gRPC is loaded, which reads the environment at that time
     import grpc
 
 Buffer = bytes | bytearray | memoryview
 
 CERTIFICATE_FILES: Final = ("ca.crt", "tls.crt", "tls.key")
-# What one record of TLS holds; shorter parts are joined up to it.
+# Size of a TLS record; shorter parts are joined up to it.
 _RECORD_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True)
 class TlsCertificates:
-    """A certificate and key, and the job's CA, in PEM."""
+    """Certificate and key, and the job's CA, in PEM."""
 
     ca: bytes
     certificate: bytes
@@ -33,36 +33,36 @@ class TlsCertificates:
 
     @staticmethod
     def read(directory: Path) -> "TlsCertificates":
-        """Those in the three files of `directory`. Raises OSError."""
+        """Return the contents of the three files in `directory`. Raises OSError."""
         return TlsCertificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
 
     def for_server(self) -> "grpc.ServerCredentials":
-        """Credentials of a server that asks every client for a certificate of the job's CA."""
+        """Return credentials of a server that requires from every client a certificate of the job's CA."""
         import grpc
 
         return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
 
     def for_channel(self) -> "grpc.ChannelCredentials":
-        """Credentials of a client that trusts the job's CA and shows its own certificate."""
+        """Return credentials of a client that trusts the job's CA and sends its own certificate."""
         import grpc
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
 
 def name_problem(names: Sequence[str], expected: str) -> str:
-    """Why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
+    """Return why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
     return "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
 
 
 def caller_problem(context: Any, expected: str) -> str:
-    """As `name_problem`, of the certificate of who makes a call of gRPC."""
+    """Return the same as `name_problem`, for the certificate of a gRPC caller."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return name_problem([name.decode() for name in names], expected)
 
 
 @dataclass(frozen=True)
 class TlsIdentity:
-    """What a rank proves itself with. `name`: the DNS name in the certificate of every rank of the job."""
+    """TLS identity of a rank. `name`: the DNS name in the certificate of every rank of the job."""
 
     certificates: TlsCertificates
     name: str
@@ -85,7 +85,7 @@ class TlsIdentity:
         return TlsIdentity(certificates, name, server, client)
 
     def wrap(self, sock: socket.socket, is_client: bool) -> "TlsSocket":
-        """`sock` with TLS; nothing is sent yet."""
+        """Return `sock` with TLS; nothing is sent yet."""
         if is_client:
             wrapped = self.client.wrap_socket(sock, server_hostname=self.name, do_handshake_on_connect=False)
         else:
@@ -104,7 +104,7 @@ def _tls_context(kind: int, directory: Path) -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """The calls of a socket that a `Channel` makes, through TLS; BlockingIOError where it has to wait."""
+    """Subset of a socket's methods for `SocketChannel`, through TLS; raises BlockingIOError instead of waiting."""
 
     def __init__(self, sock: ssl.SSLSocket, tls: TlsIdentity) -> None:
         self._sock = sock
@@ -113,7 +113,7 @@ class TlsSocket:
         self._poll.register(sock, select.POLLIN)
 
     def shake_hands(self, tick_s: float, deadline: float) -> None:
-        """Prove both sides to each other. Raises ConnectionLost."""
+        """Run the TLS handshake, in which both sides authenticate. Raises ConnectionLost."""
         try:
             self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
             self._sock.do_handshake()
@@ -131,7 +131,7 @@ class TlsSocket:
         if not self._sock.pending() and not self._poll.poll(0):
             raise BlockingIOError
         tick_s = self._sock.gettimeout()
-        self._sock.settimeout(0.0)  # what has come may be a part of a record
+        self._sock.settimeout(0.0)  # received data may be part of a record
         try:
             return self._received(target)
         finally:
@@ -158,7 +158,7 @@ class TlsSocket:
             raise BlockingIOError from error
 
     def shutdown(self, how: int) -> None:
-        # That of the TLS socket forgets its keys first, and another thread would send what follows in clear.
+        # The TLS socket's own method drops its keys first; another thread would then send in clear.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, how)
 

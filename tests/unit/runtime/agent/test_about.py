@@ -72,7 +72,7 @@ WRONG = {
     "object": ({"a": {"b": object()}}, "a.b is a object; expected a number, string"),
     "array": ({"a": np.zeros(2)}, "a is a ndarray; expected a number, string"),
     "large": ({"a": {str(index): "x" * 300 for index in range(200)}}, "bytes as JSON; expected at most 32768"),
-    "loop": (LOOP, "dicts that do not hold themselves"),
+    "loop": (LOOP, "config contains itself"),
 }
 
 

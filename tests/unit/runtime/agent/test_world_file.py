@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyP
     ("content", "expected"),
     [
         (None, "No such file or directory"),
-        ("{", "it is no JSON"),
+        ("{", "not JSON"),
         ("[]", "its version is None"),
         ('{"version": 2}', "its version is 2; expected an object of version 1"),
         ('{"version": 1}', "ringAddresses is None; expected a list"),

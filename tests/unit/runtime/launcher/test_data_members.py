@@ -125,7 +125,7 @@ def test_a_file_by_hand_that_is_none(tmp_path: Path, text: str) -> None:
     """Names the file and shows what one looks like."""
     path = tmp_path / "workers.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=r"workers\.json: no list of data workers .*; expected \{"):
+    with pytest.raises(DataError, match=r"workers\.json: not a list of data workers .*; expected \{"):
         read_members(path)
 
 
