@@ -66,7 +66,7 @@ class StateMirror(SentMirror):
         into[WEIGHTS][:] = self._own.weights(bucket)[self.shard(bucket)]
         state = self._own.state[bucket.index]
         return [
-            self._group.send_receive(own.view(np.uint8), self.home, into[name].view(np.uint8), self.ward)
+            self._group.send_receive(own.view(np.uint8), self.replica_rank, into[name].view(np.uint8), self.owner)
             for name, own in state.items()
         ]
 
@@ -80,7 +80,7 @@ class Variant(HostOptimizer):
         if way == "undo":
             self._cut = replace(self._cut, context=replace(context, copies=ShardCopies()))
         if way in ("sent", "state") and context.copies.mirrors:
-            given = (context.layout, context.copies.mirrors[0].homes, context.transfers.lane or context.group)
+            given = (context.layout, context.copies.mirrors[0].replica_ranks, context.transfers.lane or context.group)
             tools = MirrorTools(context.shard.state_names, context.shard.kernels, None)
             mirror = SentMirror(*given, tools) if way == "sent" else StateMirror(*given, tools, context.arenas)
             self._cut = replace(self._cut, context=replace(context, copies=ShardCopies((mirror,))))

@@ -43,9 +43,9 @@ from ringtrain._core.world import (
     handshake,
     lateness,
     membership,
+    membership_table,
     monitor,
     offers,
-    roster,
     spread,
     watches,
 )
@@ -53,7 +53,18 @@ from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.neighbours import is_mesh
 from ringtrain._core.world.ring_config import RingConfig
 
-_WORLD: Final = (call, failure_state, handshake, lateness, membership, monitor, offers, roster, spread, watches)
+_WORLD: Final = (
+    call,
+    failure_state,
+    handshake,
+    lateness,
+    membership,
+    monitor,
+    offers,
+    membership_table,
+    spread,
+    watches,
+)
 # Chosen so that the two loopback rows of `MEASURED` come out; near what bench/README.md says of them: 0.1 ms of
 # Python a request on either side, 50 µs a frame on both together, 0.75 s of processor time a GB of two ranks. A
 # question to another rank goes through gRPC's library, see ring.md. Headers take 4.4 % of a line.
@@ -141,7 +152,7 @@ class SimulatedWorld:
 
     def meet(self) -> float:
         """Seconds until all have met, from the moment in which all are there."""
-        return self._took(lambda rank: self.members[rank]._meet_all())
+        return self._took(lambda rank: self.members[rank]._run_handshake())
 
     def acquainted(self) -> "SimulatedWorld":
         """This world as if all had met."""

@@ -11,7 +11,7 @@ from ringtrain._core.transport import rpc as ring
 from ringtrain._core.wire.messages import MOST_CONTROL_BYTES
 from ringtrain._core.world import gathering
 from ringtrain.data.service import server as data_worker
-from ringtrain.shared import rpc, strangers
+from ringtrain.shared import rpc, unauthenticated
 from ringtrain_job.launcher import http
 from ringtrain_page import server as page_server
 
@@ -47,21 +47,26 @@ KIB = 1 << 10
         ),
         pytest.param(
             r"idle; (\d+) calls at a time \(and (\d+) .*\), each for (\d+) s and with a message of (\d+) KiB",
-            [vars(ring)["_MOST_CALLS"], vars(ring)["_MORE_CALLS"], strangers.STRANGER_S, MOST_CONTROL_BYTES / KIB],
+            [
+                vars(ring)["_MOST_CALLS"],
+                vars(ring)["_MORE_CALLS"],
+                unauthenticated.UNAUTHENTICATED_S,
+                MOST_CONTROL_BYTES / KIB,
+            ],
             id="ring-calls",
         ),
         pytest.param(
             r"data port.* (\d+) connections, each for (\d+) s and with a request of (\d+) MiB",
             [
-                strangers.MOST_STRANGERS,
-                vars(data_port)["_STRANGER_S"],
+                unauthenticated.MOST_UNAUTHENTICATED,
+                vars(data_port)["_UNAUTHENTICATED_S"],
                 vars(data_serving)["_MOST_REQUEST_BYTES"] / KIB**2,
             ],
             id="data-port",
         ),
         pytest.param(
             r"at most (\d+) connections that have not shown a proof, each for (\d+) s and (\d+) KiB",
-            [vars(gathering)[name] for name in ("_MOST_STRANGERS", "_STRANGER_S")]
+            [vars(gathering)[name] for name in ("_MOST_UNAUTHENTICATED", "_UNAUTHENTICATED_S")]
             + [vars(gathering)["_MOST_LINE_BYTES"] / KIB],
             id="master-port",
         ),

@@ -85,11 +85,11 @@ def test_after_a_name_has_expired_all_meet_until_no_name_waits():
     """A rank with nothing in flight would stay away, and what waits for it expires in rounds alone."""
     ranks = agreements(2)
     exchange(ranks, [ranks[0].next_round([allreduce("a")]), ranks[1].next_round([allreduce("b")])])
-    assert not any(rank.must_meet for rank in ranks)
+    assert not any(rank.needs_round for rank in ranks)
     exchange(ranks, [ranks[0].next_round([]), ranks[1].next_round([], expired=["b"])])
-    assert all(rank.must_meet for rank in ranks)
+    assert all(rank.needs_round for rank in ranks)
     exchange(ranks, [ranks[0].next_round([], expired=["a"]), ranks[1].next_round([])])
-    assert not any(rank.must_meet for rank in ranks)
+    assert not any(rank.needs_round for rank in ranks)
 
 
 def test_an_expired_name_says_who_is_missing():
@@ -206,20 +206,20 @@ def test_a_request_asked_for_again_is_the_same_object_and_what_differs_is_anothe
 
 def test_a_promise_that_nobody_keeps_raises_after_its_deadline_and_a_kept_one_wakes_all_waiters():
     promise = NamedSubmission(allreduce("a"), tuple)
-    promise.promise_kept = threading.Condition()
+    promise.completed = threading.Condition()
     with pytest.raises(TimeoutError, match="no result within"):
         promise.result(0.01)
     assert not promise.done()
     with ThreadPoolExecutor(3) as pool:
         waiters = [pool.submit(promise.result, 60) for _ in range(3)]
         promise.keep(["sum"])
-        with promise.promise_kept:
-            promise.promise_kept.notify_all()
+        with promise.completed:
+            promise.completed.notify_all()
         assert [waiter.result(60) for waiter in waiters] == [["sum"]] * 3
 
 
 @pytest.mark.parametrize(
-    "end", [lambda p: p.keep([]), lambda p: p.break_with(MismatchError("no"))], ids=["kept", "broken"]
+    "end", [lambda p: p.keep([]), lambda p: p.fail_with(MismatchError("no"))], ids=["kept", "broken"]
 )
 def test_a_promise_that_is_over_holds_tensors_no_longer(end):
     """A gradient becomes a view of its bucket only where nobody else holds its memory."""

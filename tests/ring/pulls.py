@@ -20,7 +20,7 @@ from ringtrain._core.transport.frames import MAX_WINDOW
 from ringtrain._core.transport.rpc import RpcTransportHandlers
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import HEADER_BYTES, WireFrame
-from ringtrain.shared.strangers import UnauthenticatedPeers
+from ringtrain.shared.unauthenticated import UnauthenticatedPeers
 
 DEADLINE_S = patient(60.0)
 METHOD = "/ringtrain.Ring/Pull"

@@ -115,7 +115,7 @@ def test_a_compressor_goes_on_with_the_same_bits(compression: str) -> None:
             {"compression": "int8", "lost": {}, "lost_results": {}},
             'of compression .int8.; this Compressor has "bf16"',
         ),
-        ({"compression": "bf16", "lost": {}}, 'no "lost_results"'),
+        ({"compression": "bf16", "lost": {}}, 'no dict "lost_results"'),
         (
             {"compression": "bf16", "lost": {"w": np.ones(3)}, "lost_results": {}},
             "is float64, 1-d; expected float32",

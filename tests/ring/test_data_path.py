@@ -371,7 +371,7 @@ def test_a_connection_that_was_closed_meanwhile_is_dialled_again() -> None:
 
     try:
         with our_server(Sizes()) as port:
-            path.meet(1, port, asking(refuse="hello"))
+            path.dial(1, port, asking(refuse="hello"))
             first = pulled()
             assert pulled() is first
             first.channel.shut()

@@ -184,7 +184,7 @@ def test_both_ports_ask_for_a_certificate(secrets: Directories, port: str) -> No
             context.load_verify_locations(secrets.rank / "ca.crt")
             with (
                 contextlib.suppress(OSError),
-                _dialled(host, number) as sock,
+                _open_channel(host, number) as sock,
                 context.wrap_socket(sock) as wrapped,
             ):
                 wrapped.sendall(b"PRI")
@@ -212,7 +212,7 @@ def test_who_has_gone_before_the_handshake_is_a_lost_connection(secrets: Directo
 
 
 def _assert_closed_out(host: str, port: int) -> None:
-    with _dialled(host, port) as sock:
+    with _open_channel(host, port) as sock:
         sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
         came = b""
         try:
@@ -223,7 +223,7 @@ def _assert_closed_out(host: str, port: int) -> None:
         assert b"ringtrain" not in came
 
 
-def _dialled(host: str, port: int) -> socket.socket:
+def _open_channel(host: str, port: int) -> socket.socket:
     return socket.create_connection((host, port), DEADLINE_S)
 
 

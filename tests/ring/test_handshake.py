@@ -251,11 +251,11 @@ def test_two_proven_processes_with_one_rank_fail_the_world() -> None:
         MemoryTransport(network, rank).serve(_Answering(handshake))
     end = time.monotonic() + 60
     with ThreadPoolExecutor(2) as pool:
-        came = pool.submit(elsewhere.meet_all, MemoryTransport(network, 1), lambda peer: None, end)
+        came = pool.submit(elsewhere.run_with_partners, MemoryTransport(network, 1), lambda peer: None, end)
         while not elsewhere.sessions.get(0):
             assert not came.done()
         with pytest.raises(ConfigurationError, match="two processes claim to be rank 1"):
-            first.meet_all(MemoryTransport(network, 0), lambda peer: None, end)
+            first.run_with_partners(MemoryTransport(network, 0), lambda peer: None, end)
 
 
 class _Answering:

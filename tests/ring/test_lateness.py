@@ -106,7 +106,7 @@ def test_who_waits_names_the_late_ranks_the_tensor_and_what_they_last_did(
     """One that answers says itself what it did; of one that is too busy the last common collective is known."""
     answers = {2: status(6, "last did barrier #6, which it ended 31 s ago"), 3: status(7)}
     text = _warning(waiting_offers(), answers, caplog)
-    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but not there: rank 0 does not' in text
+    assert 'in allreduce #7 "conv1.weight" for rank(s) 0, 2, connected but late: rank 0 does not' in text
     assert "it has been in barrier; rank 2 last did barrier #6, which it ended 31 s ago." in text
     assert "After 600 s (RINGTRAIN_STALL_TIMEOUT) the world ends" in text
 
@@ -115,8 +115,8 @@ def test_in_a_large_set_ranks_ask_those_near_them(caplog: pytest.LogCaptureFixtu
     """If all asked all, a pause of half a minute would cost the square of the ranks. Some say what they do."""
     others = (0, *range(2, 1000))
     text = _warning(waiting_offers(others), {rank: status(6, "last did that") for rank in others}, caplog)
-    named = "0, 2, 3, 5, 9, 17, 33, 65 and 12 more (of 20 that it asked)"
-    assert f"for rank(s) {named}, connected but not there: rank 0 last did that;" in text
+    named = "0, 2, 3, 5, 9, 17, 33, 65 and 12 more (of 20 ranks asked)"
+    assert f"for rank(s) {named}, connected but late: rank 0 last did that;" in text
     assert "rank 65 last did that. After" in text
 
 

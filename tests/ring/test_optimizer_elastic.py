@@ -26,7 +26,7 @@ from ringtrain.errors import ConfigurationError, MismatchError, PeerLost, Ringtr
 from ringtrain.optim import LAMB, SGD, AdamW, HostOptimizer, Rule
 from ringtrain.optim.cut import UnjoinedOptimizerGroup
 from ringtrain.optim.memory_check import EVERY, PARTS
-from ringtrain.optim.mirror import second_homes
+from ringtrain.optim.mirror import assign_replicas
 from ringtrain.optim.wire import LOST, LOST_CHANGE
 
 from .worlds import World, all_raise, world_of
@@ -479,7 +479,7 @@ def test_a_loaded_state_has_a_second_home() -> None:
                 state = opt.state_dict()
                 _train(opt, case, LAST)
                 opt.load_state_dict(state)
-                with pytest.raises(ConfigurationError, match="expected at least 2, where"):
+                with pytest.raises(ConfigurationError, match="expected at least 2, when"):
                     opt.rollback(1)
                 return opt
 
@@ -500,13 +500,13 @@ def test_a_loaded_state_has_a_second_home() -> None:
     ],
 )
 def test_a_second_home_is_in_another_pod_where_there_is_one(pods: list[int], homes: list[int]) -> None:
-    assert second_homes(pods) == [tuple(homes)]
+    assert assign_replicas(pods) == [tuple(homes)]
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=16))
 def test_two_second_homes_are_in_two_other_pods_where_there_are_two(pods: list[int]) -> None:
     """Every rank has one shard of each copy; no pod has a shard twice if none has over a third of the ranks."""
-    copies = second_homes(pods, 2)
+    copies = assign_replicas(pods, 2)
     assert len(copies) == min(2, len(pods) - 1)
     for copy in copies:
         assert sorted(copy) == list(range(len(pods)))

@@ -26,9 +26,9 @@ from ringtrain._core.wire.messages import HELLO, PROVE, ROSTER, WATCH, decode_me
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.failure_state import WorldFailureState
 from ringtrain._core.world.handshake import WorldHandshake
+from ringtrain._core.world.membership_table import MembershipEntry
 from ringtrain._core.world.neighbours import MESH_MOST, partner_ranks
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.roster import RosterEntry
 from ringtrain._core.world.watches import has_watched_peer_gone
 from ringtrain.errors import ConfigurationError, NotInitializedError, PeerLost, RingtrainError
 
@@ -188,7 +188,7 @@ def test_a_rank_that_dies_while_ranks_meet_is_named_on_all() -> None:
 def test_all_partners_are_heard_at_once(size: int) -> None:
     """To greet and to prove, each has a call without a session: none of them is one stranger too many."""
     transport = RpcTransport(0, ("127.0.0.1:1",) * size, timeout_s=1.0, data_path=False)
-    assert transport._strangers.most >= 2 * len(partner_ranks(0, size))
+    assert transport._unauthenticated.most >= 2 * len(partner_ranks(0, size))
 
 
 def test_a_rank_that_takes_a_connection_late_is_not_gone() -> None:
@@ -212,7 +212,7 @@ def test_a_process_of_another_world_is_no_member() -> None:
             RingConfig(rank, SIZE, addresses, token=b"secret"), WorldFailureState(), lambda peer: False
         )
         shares = [bytes([rank] * 16) for rank in range(SIZE - 1)] + [last_share]
-        made.know_all(MemoryTransport(MemoryNetwork(), rank), [RosterEntry(share, 0, 1) for share in shares])
+        made.know_all(MemoryTransport(MemoryNetwork(), rank), [MembershipEntry(share, 0, 1) for share in shares])
         return made
 
     one, far, next_one = handshake(0, b"a" * 16), handshake(FAR, b"a" * 16), handshake(0, b"b" * 16)

@@ -83,10 +83,10 @@ def test_arguments_are_those_of_horovod_at_their_places() -> None:
 
 def test_arguments_without_meaning_are_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
     """Each in one line with its reason, and the function runs."""
-    given: dict[str, Any] = dict.fromkeys(horovod_run.NO_MEANING, 1)
+    given: dict[str, Any] = dict.fromkeys(horovod_run.IGNORED_ARGUMENTS, 1)
     assert rt.run(functions.variable, ("HOROVOD_SIZE",), **given) == ["1"]
     said = re.findall(r"run: (\w+) has no meaning here and is accepted: (.+)", caplog.text)
-    assert dict(said) == horovod_run.NO_MEANING
+    assert dict(said) == horovod_run.IGNORED_ARGUMENTS
     assert len(said) == len(given)
 
 
@@ -128,7 +128,7 @@ def test_hosts_that_run_cannot_use(given: dict[str, Any], message: str) -> None:
 def test_hosts_that_are_this_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names that `ringtrain run -H` knows, too: also without its domain."""
     monkeypatch.setattr("socket.gethostname", lambda: "machine.example")
-    assert horovod_run.ranks_on_this_machine(2, name, None) == 2
+    assert horovod_run.checked_rank_count(2, name, None) == 2
 
 
 @pytest.mark.parametrize("np_", [0, -1, True, 2.0, "2", 100_000])

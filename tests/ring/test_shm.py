@@ -394,7 +394,7 @@ def test_buffers_at_different_places_are_told() -> None:
         group_of().all_reduce(buffer[rank : rank + 10]).wait()
 
     with world_of(2, "shm") as world:
-        all_raise(world.errors(work), MismatchError, "signatures differ between ranks")
+        all_raise(world.errors(work), MismatchError, "the arguments of ranks")
 
 
 @pytest.mark.parametrize("transport", ["shm", "pods", "memory"])

@@ -205,7 +205,7 @@ TASK = {
 WRONG = {
     "SLURM_PROCID": ("2", "SLURM_PROCID='2': expected an integer from 0 to 1"),
     "SLURM_STEP_NUM_TASKS": ("x", "SLURM_STEP_NUM_TASKS='x'"),
-    "SLURM_STEP_NODELIST": ("a[x]", 'SLURM_STEP_NODELIST is "a[x]", where "x" is no range of numbers'),
+    "SLURM_STEP_NODELIST": ("a[x]", 'SLURM_STEP_NODELIST is "a[x]", where "x" is not a range of numbers'),
     "MASTER_PORT": ("0", "MASTER_PORT='0'"),
 }
 

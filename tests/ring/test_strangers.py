@@ -13,7 +13,7 @@ from support.deadlines import patient
 import ringtrain as rt
 from ring.leftovers import leftovers
 from ring.worlds import World, world_of
-from ringtrain.shared.strangers import RateLimitedWarnings, UnauthenticatedPeers
+from ringtrain.shared.unauthenticated import RateLimitedWarnings, UnauthenticatedPeers
 
 DEADLINE_S = patient(30.0)
 

@@ -15,7 +15,7 @@ from support.deadlines import patient
 from support.needs import need
 from support.ports import free_ports
 
-from ringtrain._core.process_groups.rank_context import warn_of_strangers_in_group
+from ringtrain._core.process_groups.rank_context import warn_without_token
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
 from ringtrain._core.world.ring_config import RingConfig
@@ -198,5 +198,5 @@ def test_a_rank_without_a_token_warns(
 ) -> None:
     """Where others than this host's processes reach it."""
     with caplog.at_level(logging.WARNING, "ringtrain"):
-        warn_of_strangers_in_group(RingConfig(0, 2, (address, "b:1"), token=token))
+        warn_without_token(RingConfig(0, 2, (address, "b:1"), token=token))
     assert ("every process that reaches 10.9.8.7:1 can take part in this world" in caplog.text) is warned

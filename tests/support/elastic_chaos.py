@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.optim.mirror import second_homes
+from ringtrain.optim.mirror import assign_replicas
 from support.elastic_faults import BLOCK, Fault, Shape, faults_of, shape_of
 from support.elastic_pods import Played, play
 from support.elastic_training import WINDOW, ledger_of
@@ -98,7 +98,7 @@ def _takes_state(shape: Shape, struck: set[int], slots: dict[int, int]) -> bool:
     """Whether a part of the state is gone when `struck` are lost of a world with these slots by rank."""
     if set(slots.values()) <= struck:
         return True
-    copies = second_homes([slots[rank] // shape.slots for rank in sorted(slots)], shape.copies)
+    copies = assign_replicas([slots[rank] // shape.slots for rank in sorted(slots)], shape.copies)
     homes = [{slots[home] for home in (rank, *(copy[rank] for copy in copies))} for rank in sorted(slots)]
     return shape.sharded and any(shard <= struck for shard in homes)
 

@@ -15,7 +15,7 @@ log = logging.getLogger("ringtrain")
 
 _ELASTIC: Final = "run() starts a fixed number of ranks; horovodrun --min-np starts elastic ones"
 _NO_SSH: Final = "run() starts its ranks on this machine"
-NO_MEANING: Final = {
+IGNORED_ARGUMENTS: Final = {
     "min_num_proc": _ELASTIC,
     "max_num_proc": _ELASTIC,
     "min_np": _ELASTIC,
@@ -34,14 +34,14 @@ NO_MEANING: Final = {
 }
 
 
-def say_no_meaning(**given: object) -> None:
+def warn_ignored_arguments(**given: object) -> None:
     """Log a warning for each argument that is not None. Each must be a key of `IGNORED_ARGUMENTS`."""
     for name, value in given.items():
         if value is not None:
-            log.warning("run: %s has no meaning here and is accepted: %s", name, NO_MEANING[name])
+            log.warning("run: %s has no meaning here and is accepted: %s", name, IGNORED_ARGUMENTS[name])
 
 
-def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -> Any:
+def checked_rank_count(requested: Any, hosts: str | None, hostfile: str | None) -> Any:
     """Return `requested`, the number of ranks, after checking that `hosts` or `hostfile` provides the slots.
 
     Raises ConfigurationError if both are set, if a host is another machine, and if there are too few slots.
@@ -49,8 +49,8 @@ def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -
     if hosts is not None and hostfile is not None:
         raise ConfigurationError(f"run: hosts is {hosts!r} and hostfile is {hostfile!r}; expected one of them")
     if hosts is None and hostfile is None:
-        return asked
-    ranks = asked if isinstance(asked, int) else 1
+        return requested
+    ranks = requested if isinstance(requested, int) else 1
     found = (
         read_hosts("run: hosts", hosts, ranks)
         if hosts is not None
@@ -62,9 +62,9 @@ def ranks_on_this_machine(asked: Any, hosts: str | None, hostfile: str | None) -
             "horovodrun -H, or as a job"
         )
     there = sum(host.slots for host in found)
-    if isinstance(asked, int) and asked > there:
-        raise ConfigurationError(f"run: np is {asked} and the hosts have {there} slots; give them {asked}")
-    return asked
+    if isinstance(requested, int) and requested > there:
+        raise ConfigurationError(f"run: np is {requested} and the hosts have {there} slots; give them {requested}")
+    return requested
 
 
 def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
@@ -93,7 +93,7 @@ def output_directories(name: str | None, size: int) -> Sequence[Path | None]:
     return folders
 
 
-def write_outputs_to(folder: Path) -> None:
+def redirect_output(folder: Path) -> None:
     """Redirect stdout and stderr of this process, and of those that it starts, to files in `folder`."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()

@@ -98,7 +98,7 @@ def run(
 
     from ringtrain.shared.processes import run_folder
 
-    horovod_run.say_no_meaning(
+    horovod_run.warn_ignored_arguments(
         min_num_proc=min_num_proc,
         max_num_proc=max_num_proc,
         slots=slots,
@@ -115,7 +115,7 @@ def run(
         max_np=max_np,
         network_interfaces=network_interfaces,
     )
-    size = horovod_run.ranks_on_this_machine(num_proc if np is None else np, hosts, hostfile)
+    size = horovod_run.checked_rank_count(num_proc if np is None else np, hosts, hostfile)
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_RANKS:
         raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")
     env = {**horovod_run.variables(start_timeout, verbose), **(env or {})}
@@ -179,7 +179,7 @@ def _local_rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work
 
     die_with_parent(parent)()
     if output is not None:
-        horovod_run.write_outputs_to(output)
+        horovod_run.redirect_output(output)
     for name in (contract.ENV_REPORT_FD, contract.ENV_MPI_CHECK_IN):  # set for the process that called run()
         os.environ.pop(name, None)
     os.environ.update(env)

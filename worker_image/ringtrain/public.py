@@ -1,6 +1,6 @@
 """Public API of `ringtrain`. `ringtrain/__init__.py` loads it on first use of a name."""
 
-from ringtrain._core import requirements as requirements  # first: it says what the others would fail of
+from ringtrain._core import requirements as requirements  # first: its error explains why others would fail
 
 # isort: split
 from ringtrain import checkpoint, data, elastic, errors, optim, timeline

@@ -24,9 +24,9 @@ _HIDDEN: Final = 3  # an update by another thread: its time counts only if the t
 
 
 class _ThreadStepTime(threading.local):
-    """State of the calling thread. `beside`: it is a background thread, not the training thread."""
+    """State of the calling thread. `is_background`: whether it is a background thread, not the training thread."""
 
-    beside = False
+    is_background = False
 
 
 _thread: Final = _ThreadStepTime()
@@ -116,13 +116,13 @@ class _StepTimePart:
         self._part = part
 
     def __enter__(self) -> None:
-        if not _thread.beside:
+        if not _thread.is_background:
             measured.enter(self._part)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not _thread.beside:
+        if not _thread.is_background:
             measured.leave(self._part)
 
 
@@ -145,9 +145,9 @@ UPDATE: Final = _StepTimePart(_UPDATE)
 HIDDEN_UPDATE: Final = _HiddenUpdateStepTime(_HIDDEN)
 
 
-def beside_training() -> None:
+def mark_background_thread() -> None:
     """Mark the calling thread as a background thread, whose waits do not count."""
-    _thread.beside = True
+    _thread.is_background = True
 
 
 # A forked child has none of the parent's threads, and one of them may have owned the lock.

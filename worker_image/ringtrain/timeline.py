@@ -49,7 +49,7 @@ class Timeline:
         self._add({"ph": "M", "name": "process_name", "args": {"name": f"rank {rank}"}})
         self._add({"ph": "M", "name": "process_sort_index", "args": {"sort_index": rank}})
         self._closed = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_now_and_then, name="ringtrain-timeline", daemon=True)
+        self._flusher = threading.Thread(target=self._flush_periodically, name="ringtrain-timeline", daemon=True)
         self._flusher.start()
 
     def record(
@@ -70,7 +70,7 @@ class Timeline:
         self._add(span | times | ({} if track is None else {"tid": track}))
 
     def mark(self, name: str, category: str, at_ns: int, args: dict[str, Any], track: str) -> None:
-        """Add an instant event to `track`. `at_ns`: by `time.perf_counter_ns`."""
+        """Add an instant event to `track`. `at_ns`: value of `time.perf_counter_ns`."""
         at = {"ts": (at_ns + self._zero_ns) / 1000, "s": "t"}
         self._add({"ph": "i", "name": name, "cat": category, "args": args, "tid": track} | at)
 
@@ -96,7 +96,7 @@ class Timeline:
             if len(self._events) >= _FLUSH_EVENTS:
                 self._flush()
 
-    def _flush_now_and_then(self) -> None:
+    def _flush_periodically(self) -> None:
         while not self._closed.wait(_FLUSH_S):
             with self._lock:
                 if self._fd >= 0:
@@ -225,7 +225,7 @@ def mark(name: str, category: str, at_ns: int, track: str, **args: Any) -> None:
 
 
 def start(path: str | Path, rank: int, run: str) -> None:
-    """Start to write a timeline to `path`, and end the current one. `run`, errors: as of `Timeline`."""
+    """Start to write a timeline to `path`, and end the current one. `run` and errors are those of `Timeline`."""
     global active
     stop()
     active = Timeline(Path(path), rank, run)

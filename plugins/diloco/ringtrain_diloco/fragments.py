@@ -13,7 +13,7 @@ from ringtrain import timeline
 from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer
-from ringtrain.step_time import REDUCTION, beside_training
+from ringtrain.step_time import REDUCTION, mark_background_thread
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class FragmentExchange:
             self._thread.join()
 
     def _beside(self) -> None:
-        beside_training()
+        mark_background_thread()
         self._run()
 
     def _run(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from ringtrain.adapter import Array
 from ringtrain.errors import ConfigurationError, some_of
 from ringtrain.optim import HostOptimizer
-from ringtrain.step_time import REDUCTION, beside_training
+from ringtrain.step_time import REDUCTION, mark_background_thread
 from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain_torch.hook import TorchGradientHook
 from ringtrain_torch.node_sum import TorchNodeSum
@@ -80,7 +80,7 @@ class TorchGradientStream:
         self._means: dict[str, Any] | None = None  # gradients that were read, in this update
         self._any_submitted = False  # whether the host has a gradient of this step
         on_cpu = all(param.device.type == "cpu" for param in params.values())
-        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", beside_training)
+        self._thread = None if on_cpu else ThreadPoolExecutor(1, "ringtrain-gradients", mark_background_thread)
         self.watch()
 
     def watch(self) -> None:

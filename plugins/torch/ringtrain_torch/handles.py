@@ -36,7 +36,7 @@ def submit_tensors(
     """Submit `tensors`. `finish`: converts the collective's result (default: to tensors on the devices of their
     counterparts)."""
     check_tensors(tensors)
-    return TorchHandle(queue_of(collective.process_set).hand_in(_torch_submission(collective, tensors, finish)))
+    return TorchHandle(queue_of(collective.process_set).submit_prepared(_torch_submission(collective, tensors, finish)))
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
@@ -50,7 +50,7 @@ def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet,
     if request is None:
         return None
     host = TorchHostTensor(tensor, in_place)
-    return TorchHandle(queue.hand_in(NamedSubmission(request, host, host.finish)))
+    return TorchHandle(queue.submit_prepared(NamedSubmission(request, host, host.finish)))
 
 
 def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
@@ -75,7 +75,7 @@ def submit_bucket(
     if isinstance(submission.arrays, TorchDeviceTensors):
         submission.arrays.target = target
     submission.target = target
-    return TorchHandle(queue_of(collective.process_set).hand_in(submission))
+    return TorchHandle(queue_of(collective.process_set).submit_prepared(submission))
 
 
 def _torch_submission(

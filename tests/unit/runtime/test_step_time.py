@@ -85,7 +85,7 @@ def test_a_thread_beside_training_holds_nothing_up(times: tuple[StepTime, Clock]
     """What it waits for is not measured."""
 
     def wait() -> None:
-        step_time.beside_training()
+        step_time.mark_background_thread()
         with step_time.REDUCTION:
             times[1].now += 5.0
 

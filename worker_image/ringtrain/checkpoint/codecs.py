@@ -27,7 +27,7 @@ class Codec(Protocol):
         """
 
     def decode(self, tag: str, tree: Mapping[str, Any], content: Any) -> Any:
-        """Return the value of `tree`. `tag`: without `$`.
+        """Return the value of `tree`. `tag`: its tag without `$`.
 
         `content`: the tag's content, with arrays in place of their names.
         """

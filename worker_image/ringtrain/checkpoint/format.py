@@ -108,7 +108,7 @@ def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy
 
 
 class _CheckpointSplitter:
-    """Converter of a state to a tree. `arrays`: receives arrays by name. `parts`: whether `ArrayPart`s are allowed."""
+    """Converter of a state to a tree. `arrays`: dict for arrays by name. `parts`: whether `ArrayPart`s are allowed."""
 
     def __init__(self, arrays: dict[str, Any], parts: bool) -> None:
         self._arrays, self._parts = arrays, parts
@@ -245,7 +245,7 @@ def read_state(path: Path, step: int | None = None) -> Any:
 
 
 def read_state_of(file: BinaryIO, name: str, step: int | None = None) -> Any:
-    """Return the state in an open file, as `read_state` does. `name`: of the file, for errors."""
+    """Return the state in an open file, as `read_state` does. `name`: name of the file, for errors."""
     try:
         return _read_checkpoint(file, step)
     except Exception as error:
@@ -274,7 +274,7 @@ def _read_checkpoint(file: BinaryIO, step: int | None) -> Any:
             raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
         if step is not None and manifest["step"] != step:
             raise ValueError(f"it is the checkpoint of step {manifest['step']} under the name of step {step}")
-        arrays = {name: _read_stored_array(archive, name, told) for name, told in manifest["arrays"].items()}
+        arrays = {name: _read_stored_array(archive, name, claimed) for name, claimed in manifest["arrays"].items()}
     return join(manifest["tree"], arrays)
 
 
@@ -283,16 +283,16 @@ def _check_archive_sizes(archive: zipfile.ZipFile, size: int) -> None:
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"{member.filename} is compressed, which ringtrain never writes")
-    told = sum(member.file_size for member in archive.infolist())
-    if told > size:
-        raise ValueError(f"its members claim {told} bytes, the file has {size}")
+    claimed = sum(member.file_size for member in archive.infolist())
+    if claimed > size:
+        raise ValueError(f"its members claim {claimed} bytes, the file has {size}")
 
 
-def _read_stored_array(archive: zipfile.ZipFile, name: str, told: Mapping[str, Any]) -> NDArray[Any]:
+def _read_stored_array(archive: zipfile.ZipFile, name: str, claimed: Mapping[str, Any]) -> NDArray[Any]:
     with archive.open(f"{name}.npy") as member:
         stored: NDArray[Any] = npy.read_array(member, allow_pickle=False)
-    array = stored.view(dtype_of(told["dtype"]))
-    if list(array.shape) != told["shape"] or _stored_array_digest(array) != told["sha256"]:
+    array = stored.view(dtype_of(claimed["dtype"]))
+    if list(array.shape) != claimed["shape"] or _stored_array_digest(array) != claimed["sha256"]:
         raise ValueError(f"array {name} differs from its checksum")
     return array
 

@@ -31,7 +31,7 @@ from ringtrain.checkpoint.shards import (
     write_manifest,
     write_shard,
 )
-from ringtrain.checkpoint.store import EarlierStep, Saved
+from ringtrain.checkpoint.store import EarlierStepNotice, Saved
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
 from ringtrain.report import report_start
 from ringtrain.shared.storage import ObjectStore
@@ -66,7 +66,8 @@ class ShardedCheckpoints:
     ) -> None:
         """Open the store. Makes no request.
 
-        `deadline_s`: for each call to the store, and for the wait of rank 0 for the other ranks in the background.
+        `deadline_s`: limit for each call to the store, and for the wait of rank 0 for the other ranks in the
+        background.
         """
         if keep < 1:
             raise ConfigurationError(f"keep is {keep}; expected at least 1 checkpoint to keep")
@@ -79,7 +80,7 @@ class ShardedCheckpoints:
         self._writer: threading.Thread | None = None
         self._failure: str = ""
         self._waits_at_exit = False
-        self._earlier = EarlierStep()
+        self._earlier = EarlierStepNotice()
 
     def __enter__(self) -> Self:
         return self
@@ -107,16 +108,18 @@ class ShardedCheckpoints:
         if background:
             # Not a daemon, so that the interpreter waits for it before it exits.
             self._writer = threading.Thread(
-                target=self._write_apart, args=(store, step, tree, described, parts), name="ringtrain-checkpoint"
+                target=self._write_in_background,
+                args=(store, step, tree, described, parts),
+                name="ringtrain-checkpoint",
             )
             self._writer.start()
             self._wait_at_exit()
             return
         self._do(lambda: write_shard(store, rank, parts))
-        self._raise_together()
+        self._raise_any_failure()
         if rank == 0:
             self._do(lambda: self._complete(store, step, tree, described))
-        self._raise_together()
+        self._raise_any_failure()
 
     def finish(self) -> None:
         """Wait for this rank's write in the background, and raise its error. Not collective.
@@ -149,7 +152,7 @@ class ShardedCheckpoints:
             # List them again after all were tried: a process that saves meanwhile removes the oldest.
             candidates = candidates or [c for c in self._announced_candidates() if c not in damaged]
             if not candidates:
-                self._say_none(list(damaged.values()))
+                self._report_no_checkpoint(list(damaged.values()))
                 return None
             candidate = candidates.pop(0)
             store = self._store.below(candidate) if "://" not in candidate else self._store.at(candidate)
@@ -163,7 +166,7 @@ class ShardedCheckpoints:
             if self._group.rank == 0:
                 log.warning("%s; trying the checkpoint before it", problem)
 
-    def _say_none(self, damaged: list[str]) -> None:
+    def _report_no_checkpoint(self, damaged: list[str]) -> None:
         if damaged:
             raise CheckpointError(
                 f"every checkpoint below {self.uri} is damaged: {'; '.join(damaged)}; restore one, or remove "
@@ -193,13 +196,13 @@ class ShardedCheckpoints:
         except Exception as caught:
             error = caught
         kind = "" if error is None else "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
-        said = self._group.allgather_object([kind, str(error or "")], "checkpoint loaded")
-        failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(said) if kind == "failed"]
+        outcomes = self._group.allgather_object([kind, str(error or "")], "checkpoint loaded")
+        failed = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(outcomes) if kind == "failed"]
         if error is not None and not isinstance(error, DamagedCheckpoint):
             raise error
         if failed:
             raise CheckpointError(f"{store.uri} cannot be loaded: {failed[0]}")
-        worse = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(said) if kind]
+        worse = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(outcomes) if kind]
         return (None, worse[0]) if worse else (saved, "")
 
     def _announced_manifest(self, store: ObjectStore) -> dict[str, Any]:
@@ -231,12 +234,12 @@ class ShardedCheckpoints:
         return found
 
     def _find(self, location: ObjectLocation) -> list[str]:
-        found = [folder for place in location.own_first for folder in _is_whole_checkpoint(self._store, place)]
+        found = [folder for place in location.own_first for folder in _complete_checkpoints(self._store, place)]
         if found or location.source is None:
             return found
         source = self._store.at(location.source)
         places = (*reversed([name for name in source.folders() if name.startswith("attempt-")]), "")
-        found = [f"{source.uri}/{folder}" for place in places for folder in _is_whole_checkpoint(source, place)]
+        found = [f"{source.uri}/{folder}" for place in places for folder in _complete_checkpoints(source, place)]
         if not found:
             raise CheckpointError(
                 f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to start "
@@ -251,14 +254,14 @@ class ShardedCheckpoints:
         failure, self._failure = self._failure, ""
         own = own_folder(self._store, self._job)
         folder = f"{own}/ckpt-{step:010d}-{time.time_ns() // 1_000_000:012x}".lstrip("/")
-        said = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
-        _raise_first_save_failure([failure for failure, *_ in said])
-        if any(of_rank[1:3] != said[0][1:3] for of_rank in said):
-            told = self._group.allgather_object([step, dict(described)], "checkpoint of other arrays")
-            raise _ranks_with_other_states(told)
-        return str(said[0][3])
+        outcomes = self._group.allgather_object([failure, step, digest, folder], "checkpoint saved")
+        _raise_first_save_failure([failure for failure, *_ in outcomes])
+        if any(of_rank[1:3] != outcomes[0][1:3] for of_rank in outcomes):
+            states = self._group.allgather_object([step, dict(described)], "checkpoint of other arrays")
+            raise _ranks_with_other_states(states)
+        return str(outcomes[0][3])
 
-    def _raise_together(self) -> None:
+    def _raise_any_failure(self) -> None:
         failure, self._failure = self._failure, ""
         _raise_first_save_failure(self._group.allgather_object(failure, "checkpoint written"))
 
@@ -268,7 +271,7 @@ class ShardedCheckpoints:
         except Exception as error:
             self._failure = str(error) or type(error).__name__
 
-    def _write_apart(
+    def _write_in_background(
         self,
         store: ObjectStore,
         step: int,
@@ -341,11 +344,11 @@ class ShardedCheckpoints:
             self._writer = None
 
 
-def _ranks_with_other_states(told: Sequence[Any]) -> MismatchError:
-    """Build the error for ranks that save different states. `told`: by rank, the step and the saved arrays."""
-    step, arrays = told[0]
-    rank = next(rank for rank, of_rank in enumerate(told) if of_rank != told[0])
-    other_step, others = told[rank]
+def _ranks_with_other_states(states: Sequence[Any]) -> MismatchError:
+    """Build the error for ranks that save different states. `states`: step and saved arrays of each rank."""
+    step, arrays = states[0]
+    rank = next(rank for rank, of_rank in enumerate(states) if of_rank != states[0])
+    other_step, others = states[rank]
     if other_step != step:
         what = f"step ({other_step}, {step} on rank 0)"
     else:
@@ -374,7 +377,7 @@ def _checkpoint_objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def _is_whole_checkpoint(store: ObjectStore, place: str) -> list[str]:
+def _complete_checkpoints(store: ObjectStore, place: str) -> list[str]:
     objects = _checkpoint_objects(store, place)
     return [folder for folder, names in objects.items() if f"{folder}/{MANIFEST}" in names]
 

@@ -83,14 +83,14 @@ def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -
 
     def write(number: int, group: list[CheckpointPiece]) -> tuple[str, dict[str, Any], list[CheckpointPiece]]:
         file = f"rank-{rank:05d}-{number:04d}.safetensors"
-        data, placed = _safetensors_header(file, parts, group)
+        data, placed = _safetensors_file(file, parts, group)
         store.write(file, data)
         return file, {"bytes": len(data), "sha256": _shard_digests(data)}, placed
 
     groups = list(_parts_by_file(parts))
     with ThreadPoolExecutor(_FILES_AT_ONCE, "ringtrain-checkpoint-file") as threads:
         done = list(threads.map(write, range(len(groups)), groups))
-    files = {file: told for file, told, _ in done}
+    files = {file: described for file, described, _ in done}
     pieces = [piece for *_, placed in done for piece in placed]
     document = {"rank": rank, "files": files, "pieces": [list(vars(piece).values()) for piece in pieces]}
     store.write(f"rank-{rank:05d}.json", json.dumps(document).encode())
@@ -135,11 +135,11 @@ class StoredCheckpointArray:
     """Array of a checkpoint that is read on demand; `np.asarray` reads all of it."""
 
     def __init__(
-        self, files: "StoredCheckpointFiles", name: str, told: Mapping[str, Any], pieces: list[CheckpointPiece]
+        self, files: "StoredCheckpointFiles", name: str, described: Mapping[str, Any], pieces: list[CheckpointPiece]
     ) -> None:
         self.name = name
-        self.shape = tuple(told["shape"])
-        self.dtype: np.dtype[Any] = dtype_of(told["dtype"])
+        self.shape = tuple(described["shape"])
+        self.dtype: np.dtype[Any] = dtype_of(described["dtype"])
         self.size = prod(self.shape)
         self._files = files
         self._pieces = pieces
@@ -185,29 +185,29 @@ class StoredCheckpointFiles:
             index, inside = divmod(begin + done, BLOCK_BYTES)
             last = (begin + target.size - 1) // BLOCK_BYTES
             block = self._block(file, index, last)
-            taken = min(len(block) - inside, target.size - done)
-            if taken <= 0:
+            count = min(len(block) - inside, target.size - done)
+            if count <= 0:
                 raise DamagedCheckpoint(f"{self._store.uri}/{file} is shorter than the manifest states")
-            target[done : done + taken] = np.frombuffer(block, np.uint8, taken, inside)
-            done += taken
+            target[done : done + count] = np.frombuffer(block, np.uint8, count, inside)
+            done += count
 
     def _block(self, file: str, index: int, last: int) -> bytes:
         kept = self._block_cache.get((file, index))
         if kept is not None:
             return kept
-        told = self._files[file]
+        described = self._files[file]
         stop = min(last + 1, index + _BLOCKS_AT_ONCE)
         try:
-            data = self._store.read(file, index * BLOCK_BYTES, min(stop * BLOCK_BYTES, told["bytes"]))
+            data = self._store.read(file, index * BLOCK_BYTES, min(stop * BLOCK_BYTES, described["bytes"]))
         except ObjectMissing as error:
             raise DamagedCheckpoint(str(error)) from error
         self.bytes_read += len(data)
         for number in range(index, stop):
             block = data[(number - index) * BLOCK_BYTES : (number - index + 1) * BLOCK_BYTES]
-            if hashlib.sha256(block).hexdigest() != told["sha256"][number]:
+            if hashlib.sha256(block).hexdigest() != described["sha256"][number]:
                 raise DamagedCheckpoint(
                     f"{self._store.uri}/{file} differs from its checksum in bytes {number * BLOCK_BYTES} to "
-                    f"{min((number + 1) * BLOCK_BYTES, told['bytes'])}"
+                    f"{min((number + 1) * BLOCK_BYTES, described['bytes'])}"
                 )
             self._block_cache[file, number] = block
         while len(self._block_cache) > _BLOCKS_AT_ONCE:
@@ -222,8 +222,8 @@ def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, 
     for piece in (CheckpointPiece(*values) for values in manifest["pieces"]):
         pieces.setdefault(piece.name, []).append(piece)
     return {
-        name: StoredCheckpointArray(files, name, told, pieces.get(name, []))
-        for name, told in manifest["arrays"].items()
+        name: StoredCheckpointArray(files, name, described, pieces.get(name, []))
+        for name, described in manifest["arrays"].items()
     }
 
 
@@ -237,14 +237,14 @@ def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPi
             if room < width:
                 yield group
                 group, room = [], FILE_BYTES
-            taken = min(left, room // width)
-            group.append(CheckpointPiece(name, start, start + taken))
-            start, left, room = start + taken, left - taken, room - taken * width
+            count = min(left, room // width)
+            group.append(CheckpointPiece(name, start, start + count))
+            start, left, room = start + count, left - count, room - count * width
     if group:
         yield group
 
 
-def _safetensors_header(
+def _safetensors_file(
     file: str, parts: Mapping[str, ArrayPart], group: list[CheckpointPiece]
 ) -> tuple[bytes, list[CheckpointPiece]]:
     """Return the content of a safetensors file with `group`, and the position of each piece in it."""
@@ -262,7 +262,7 @@ def _safetensors_header(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     begin = 8 + len(text)
-    offsets = (begin + told["data_offsets"][0] for told in header.values())
+    offsets = (begin + described["data_offsets"][0] for described in header.values())
     placed = [
         CheckpointPiece(piece.name, piece.start, piece.stop, file, at) for piece, at in zip(group, offsets, strict=True)
     ]
@@ -281,10 +281,10 @@ def _check_whole_arrays(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if piece.name in reached and piece.start <= reached[piece.name]:
             reached[piece.name] = max(reached[piece.name], piece.stop)
-    for name, told in arrays.items():
-        if reached[name] < prod(told["shape"]):
+    for name, described in arrays.items():
+        if reached[name] < prod(described["shape"]):
             raise DamagedCheckpoint(
                 f"no rank has written elements {reached[name]} on of array {name}, which has "
-                f"{prod(told['shape'])}; "
+                f"{prod(described['shape'])}; "
                 "every rank must pass its part"
             )

@@ -77,7 +77,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: On
     on_stage("renamed")
 
 
-def set_checkpoint_aside(path: Path) -> Path:
+def rename_damaged_checkpoint(path: Path) -> Path:
     """Rename a damaged checkpoint, which is then neither read nor counted, but can be inspected.
 
     Return the new path.
@@ -131,17 +131,17 @@ class Saved:
     path: Path | str
 
 
-class EarlierStep:
+class EarlierStepNotice:
     """Warning, once, that a save is of an earlier step than the latest checkpoint, which `latest()` returns."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._has_warned = False
 
     def tell(self, step: int, latest: int, place: object) -> None:
         """Log the warning for a save of `step` into `place`, whose latest checkpoint is of step `latest`."""
-        if self._told or step >= latest:
+        if self._has_warned or step >= latest:
             return
-        self._told = True
+        self._has_warned = True
         log.warning(
             "step %d is saved into %s, which has step %d: latest() returns that one, and earlier steps are "
             "removed first. Use another folder for a new training, or remove the old checkpoints",
@@ -187,7 +187,7 @@ class Checkpoints:
         self._on_stage = on_stage
         self._job = JobCheckpoints.from_env(os.environ)
         self._owner = CheckpointFolderOwner()
-        self._earlier = EarlierStep()
+        self._earlier = EarlierStepNotice()
         self._writer: threading.Thread | None = None
         self._failure: Exception | None = None
 
@@ -213,7 +213,7 @@ class Checkpoints:
             return
         # Not a daemon, so that the interpreter waits for it before it exits.
         self._writer = threading.Thread(
-            target=self._write_apart, args=(location, step, state), name="ringtrain-checkpoint"
+            target=self._write_in_background, args=(location, step, state), name="ringtrain-checkpoint"
         )
         self._writer.start()
 
@@ -226,7 +226,7 @@ class Checkpoints:
         if failure is not None:
             raise failure
 
-    def _write_apart(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
+    def _write_in_background(self, location: CheckpointLocation, step: int, state: Mapping[str, Any]) -> None:
         try:
             self._write(location, step, state)
         except Exception as error:
@@ -305,7 +305,7 @@ class Checkpoints:
                     damaged[path] = str(error)
                     continue
                 for bad in damaged if own else ():
-                    log.warning("resuming from %s; the damaged one is now %s", path, set_checkpoint_aside(bad))
+                    log.warning("resuming from %s; the damaged one is now %s", path, rename_damaged_checkpoint(bad))
                 return saved
         except OSError as error:
             raise CheckpointError(

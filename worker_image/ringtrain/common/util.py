@@ -46,12 +46,12 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
         return False
     command = [sys.executable, "-c", _GPU_QUESTIONS[ext_base_name]]
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_GPU_DEADLINE_S, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         return False
-    return asked.stdout.split()[-1:] == ["True"]
+    return process.stdout.split()[-1:] == ["True"]
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -90,7 +90,7 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """Return `handle_average_backwards_compatibility`. `reduce_ops`: accepted for compatibility with Horovod."""
+    """Return `handle_average_backwards_compatibility`. `reduce_ops` is ignored; Horovod has it."""
     return handle_average_backwards_compatibility
 
 

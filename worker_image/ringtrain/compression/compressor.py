@@ -104,14 +104,14 @@ class Compressor:
             stretch_half(half, values)
             return
         # One part is rounded, or a received one widened, while another is sent.
-        with ThreadPoolExecutor(1, "ringtrain-compress") as beside:
+        with ThreadPoolExecutor(1, "ringtrain-compress") as executor:
             cuts = _compressed_parts(len(values))
-            rounded = [beside.submit(squeeze, values[cut], lost[cut], half[cut]) for cut in cuts]
+            rounded = [executor.submit(squeeze, values[cut], lost[cut], half[cut]) for cut in cuts]
             widened = []
             for cut, part in zip(cuts, rounded, strict=True):
                 part.result()
                 communicator.all_reduce(what, half[cut], half[cut], op)
-                widened.append(beside.submit(stretch_half, half[cut], values[cut]))
+                widened.append(executor.submit(stretch_half, half[cut], values[cut]))
             for part in widened:
                 part.result()
 

@@ -25,7 +25,7 @@ class ElasticCommonStep:
     """Step from which all ranks continue.
 
     `committed`: number of the step. `donor`: the lowest rank that has it. `transfers`: whether any rank does not have
-    it. `offers`: by participant, those of all survivors that are at that step.
+    it. `offers`: for each participant, the offers of all survivors that are at that step.
     """
 
     committed: int

@@ -48,8 +48,8 @@ class FixedGlobal:
 class PerRank:
     """Batch of `samples` per rank and step, so that a larger world has a larger global batch.
 
-    `scale_rate`: called in each world, on every rank, with the factor between its global batch and the first world's,
-    to scale the learning rate.
+    `scale_rate`: function that every rank calls in each world with the factor between its global batch and the first
+    world's, to scale the learning rate.
     """
 
     samples: int

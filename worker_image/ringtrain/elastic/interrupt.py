@@ -5,7 +5,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """The world is about to change; the state is committed, so nothing is lost. `elastic.run` handles it.
 
     Raised by `State.commit` and `State.check_host_updates`, on all ranks at the same step, if workers join or leave.
-    `skip_sync`: as in Horovod, but always False: every member of a new world takes part in its first exchange.
+    `skip_sync`: Horovod's flag, here always False: every member of a new world takes part in its first exchange.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -43,7 +43,7 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
         is_reset = False
         lost: BaseException | None
-        inconsistent = _ElasticInconsistency()
+        inconsistent = _RepeatedErrors()
         while True:
             try:
                 init()
@@ -52,9 +52,9 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
                 state.sync()
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
-                lost = _handed_over_state(state)
+                lost = _hand_over_state(state)
             except Exception as error:
-                if own_agent() is None or not _is_loss(error) or inconsistent.comes_again(error, state.committed):
+                if own_agent() is None or not _is_loss(error) or inconsistent.is_repeated(error, state.committed):
                     raise
                 lost = error
             _leave_elastic_world(state, lost)
@@ -63,14 +63,14 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
     return wrapper
 
 
-class _ElasticInconsistency:
+class _RepeatedErrors:
     """Counter of repeated internal errors: one may follow from a loss, but not in every world."""
 
     def __init__(self) -> None:
         self._last: tuple[str, int] | None = None
         self._count = 0
 
-    def comes_again(self, error: Exception, committed: int) -> bool:
+    def is_repeated(self, error: Exception, committed: int) -> bool:
         """Return whether `error` is the same for the third time without a commit in between."""
         if type(error) is not RingtrainError:
             return False
@@ -80,7 +80,7 @@ class _ElasticInconsistency:
         return self._count >= _SAME_ERRORS
 
 
-def _handed_over_state(state: State) -> BaseException | None:
+def _hand_over_state(state: State) -> BaseException | None:
     """Send state of leaving ranks to those that stay. Return the loss that prevented it, or None."""
     if own_agent() is None:
         return None
@@ -104,17 +104,17 @@ def _is_loss(error: Exception) -> bool:
 def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
     """Leave the world and restore the last committed values."""
     if lost is not None:
-        log.warning("formation %d: %s%s%d", CARRIED.formation, _loss_sentence(lost), GOES_ON, state.committed)
+        log.warning("formation %d: %s%s%d", CARRIED.formation, _loss_line(lost), GOES_ON, state.committed)
         CARRIED.lost_steps, CARRIED.unshared = state.steps_under_way(), True
     else:
         log.info("formation %d ends after commit %d: the world is about to change", CARRIED.formation, state.committed)
-    _claim_first_state()
+    _mark_first_state_valid()
     context.shutdown()
     if lost is not None:
         state.restore()
 
 
-def _claim_first_state() -> None:
+def _mark_first_state_valid() -> None:
     """Record the state made in this world as valid for the next one.
 
     Needed if no rank had it before and a rank was lost before all had agreed on it.
@@ -124,7 +124,7 @@ def _claim_first_state() -> None:
         CARRIED.adopted = FormationPlace(world.config.numbers.formation, world.config.place.rank)
 
 
-def _loss_sentence(error: BaseException) -> str:
+def _loss_line(error: BaseException) -> str:
     """Return the line of an error that names the lost peer; a framework may have added pages of text."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if PeerLost.__name__ in line), lines[0])

@@ -52,7 +52,7 @@ class State:
         self._own_committed: int | None = None  # set while this rank joins others, until it has their whole state
         self._host_messages = 0
         self._under_way = False  # whether a step may have begun
-        self._begins_anew = 0  # last committed step if all ranks that had the state were lost
+        self._lost_commit = 0  # last committed step if all ranks that had the state were lost
         self._reset_callbacks: list[Callable[[], Any]] = []
         for name in values:
             if hasattr(type(self), name) or name.startswith("_"):
@@ -85,7 +85,7 @@ class State:
         committed different numbers of steps.
         """
         self._check("commit")
-        self._refuse_to_begin_anew()
+        self._refuse_silent_restart()
         for name, participant in self._participants.items():
             participant.wait()
             ahead, undoable = participant.steps_ahead, participant.undoable
@@ -117,7 +117,7 @@ class State:
         if not self._exchange():
             return
         self._host_messages = 0
-        self._refuse_to_begin_anew()
+        self._refuse_silent_restart()
         for participant in self._participants.values():
             participant.wait()
         self._committed += 1
@@ -135,7 +135,7 @@ class State:
         """Set all values to those of the last commit."""
         for participant in self._participants.values():
             participant.restore()
-        self._show_values()
+        self._update_attributes()
 
     def sync(self) -> None:
         """Give all ranks the values of the last committed step. Collective, once in each world, on every rank.
@@ -154,15 +154,15 @@ class State:
             extension.before_sync()
         world, self._under_way = current(), False
         self._settle(world)
-        is_undone = self._takes_in_parts(world)
+        is_undone = self._receives_sharded_state(world)
         self._own_committed = self._committed if is_undone else None
         agreed = agree_on_common_step(world, self._summary())
-        self._note_lost_commits(world, agreed)
+        self._record_lost_commits(world, agreed)
         for name, participant in self._participants.items():
             participant.plan(agreed.offers[name])
         for participant in self._participants.values():
             participant.receive(agreed, is_undone)
-        self._show_values()
+        self._update_attributes()
         for participant in self._participants.values():
             participant.go_back(world)
         self._committed = CARRIED.committed = agreed.committed
@@ -219,7 +219,7 @@ class State:
         counts = [participant.steps_ahead for participant in self._participants.values()]
         return max([count for count in counts if count is not None], default=1)
 
-    def _takes_in_parts(self, world: ProcessGroupContext) -> bool:
+    def _receives_sharded_state(self, world: ProcessGroupContext) -> bool:
         """Return whether this rank receives values from others first and its sharded state afterwards."""
         is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
         return is_new and any(participant.undoable is not None for participant in self._participants.values())
@@ -237,7 +237,7 @@ class State:
             participant.discard()
         if self._own_committed is not None:
             self._committed = CARRIED.committed = self._own_committed
-            self._show_values()
+            self._update_attributes()
 
     def _adopt(self, world: ProcessGroupContext) -> None:
         """Switch to the state of this world when all ranks have prepared theirs. Collective."""
@@ -261,7 +261,7 @@ class State:
         for name, participant in self._participants.items():
             participant.check(name, call)
 
-    def _show_values(self) -> None:
+    def _update_attributes(self) -> None:
         """Set the attributes to the participants' values, which may be new objects."""
         shown = vars(self)
         shown.update({name: one.value for name, one in self._participants.items() if name in shown})
@@ -273,28 +273,28 @@ class State:
         offers = {name: participant.offer() for name, participant in self._participants.items()}
         return ElasticStateSummary(self._committed, kinds, offers)
 
-    def _note_lost_commits(self, world: ProcessGroupContext, agreed: ElasticCommonStep) -> None:
+    def _record_lost_commits(self, world: ProcessGroupContext, agreed: ElasticCommonStep) -> None:
         goes_on = bool(world.former.survivors) and agreed.committed > 0
-        self._begins_anew = 0 if goes_on else world.config.numbers.committed
+        self._lost_commit = 0 if goes_on else world.config.numbers.committed
         if goes_on and agreed.committed < world.config.numbers.committed:
             log.warning(
                 "commit %d is lost; training continues from commit %d", world.config.numbers.committed, agreed.committed
             )
 
-    def _refuse_to_begin_anew(self) -> None:
+    def _refuse_silent_restart(self) -> None:
         """Raise NotRestored on all ranks if committed steps are lost and no rank has read a checkpoint."""
-        if not self._begins_anew:
+        if not self._lost_commit:
             return
         read = current().group().allgather_object(CARRIED.restored, "elastic checkpoint")
         if not any(read):
             raise NotRestored(
                 (),
-                f"no remaining rank has the state of commit {self._begins_anew}, and this training started "
+                f"no remaining rank has the state of commit {self._lost_commit}, and this training started "
                 "without a checkpoint; read one with ringtrain.checkpoint before the first commit, or name "
                 "it by state.begin_from()",
             )
-        log.warning("commit %d is lost; training continues from %s", self._begins_anew, max(read))
-        self._begins_anew = 0
+        log.warning("commit %d is lost; training continues from %s", self._lost_commit, max(read))
+        self._lost_commit = 0
 
     def _exchange(self) -> bool:
         """Compare the ranks' commits, and return whether any rank expects a planned change. Collective."""
@@ -313,7 +313,7 @@ class State:
 class ObjectState(State):
     """State of plain values, with Horovod's arguments.
 
-    `bcast_object`, `get_rank`: accepted for compatibility with Horovod and ignored.
+    `bcast_object` and `get_rank` are ignored; Horovod has them.
     """
 
     def __init__(

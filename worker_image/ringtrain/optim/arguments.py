@@ -119,7 +119,7 @@ def grouped_rules(
     return (rule, *(own for own, _ in groups)), group_of
 
 
-def described_parameter_arrays(value: Any) -> str:
+def comparable_text(value: Any) -> str:
     """Return a text that ranks compare: the repr, or the name of a function, whose repr contains an address."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
 

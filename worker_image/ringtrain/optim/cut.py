@@ -11,19 +11,19 @@ from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain.compression import HALVES, INT8
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.arguments import OptimizerSettings, described_parameter_arrays
+from ringtrain.optim.arguments import OptimizerSettings, comparable_text
 from ringtrain.optim.compiled import best_kernels
 from ringtrain.optim.fused import can_fuse, shared_buckets
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Layout, ParamSpec, plan_layout
 from ringtrain.optim.memory_check import MemoryCheck
-from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, second_homes
+from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, assign_replicas
 from ringtrain.optim.norms import GradientNorms
 from ringtrain.optim.order import BucketOrder
 from ringtrain.optim.pipeline import BucketTransfers, DeviceReducer, ShardCopies, ShardUpdate, UpdateContext
 from ringtrain.optim.replica_check import WeightReplicaCheck
 from ringtrain.optim.rules import Rule
-from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, rule_is_whole, spans_of
+from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, spans_of, updates_by_parameter
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import OptimizerUndo, UpdateHistory
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteOptimizerWire, HalfOptimizerWire, OptimizerWire
@@ -60,10 +60,10 @@ class OptimizedModel:
             "clip_norm": settings.clip_norm, "schedule": settings.schedule, "elastic": self.elastic,
             "redundancy": self.redundancy, "update_during_backward": settings.update_during_backward,
         }  # fmt: skip
-        named = {name: described_parameter_arrays(value) for name, value in compared.items()}
+        named = {name: comparable_text(value) for name, value in compared.items()}
         if len(self.rules) == 1:
-            return {"rule": described_parameter_arrays(self.rules[0])} | named
-        groups = {f"rule of group {index}": described_parameter_arrays(rule) for index, rule in enumerate(self.rules)}
+            return {"rule": comparable_text(self.rules[0])} | named
+        groups = {f"rule of group {index}": comparable_text(rule) for index, rule in enumerate(self.rules)}
         return groups | {"groups": repr([self.group_of[spec.name] for spec in self.specs])} | named
 
     @property
@@ -81,8 +81,8 @@ class OptimizedModel:
 class OptimizerCut:
     """Optimizer in one world.
 
-    `fused`: by bucket, the spans that compiled code updates in one pass; None: not possible. `views`: the weights by
-    name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the weights of all ranks.
+    `fused`: for each bucket, the spans that compiled code updates in one pass; None: not possible. `views`: the weights
+    by name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the weights of all ranks.
     """
 
     context: UpdateContext
@@ -95,7 +95,7 @@ class OptimizerCut:
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Record that weights and state were set to those after `updates`: earlier updates can't be undone.
 
-        `missed`: by parameter, the number of updates without its gradient.
+        `missed`: for each parameter, the number of updates without its gradient.
         """
         if self.context.shard.undo is not None:
             self.context.shard.undo.forget()
@@ -161,7 +161,7 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     check = MemoryCheck(context) if mirrors else None
     replicas = None
     if group.size > 1 and devices is None:
-        replicas = WeightReplicaCheck(context, model.sharded or not any(map(rule_is_whole, model.rules)))
+        replicas = WeightReplicaCheck(context, model.sharded or not any(map(updates_by_parameter, model.rules)))
     return OptimizerCut(context, inbox, _fused_rules(context, model), _arena_views(layout, arenas), check, replicas)
 
 
@@ -206,8 +206,11 @@ def _shard_mirrors(
         return ()
     context = current_or_none()
     pod = group.rank if context is None else context.config.pod
-    copies = second_homes(group.allgather_object(pod, "optimizer pods"), model.redundancy)
-    return tuple(OptimizerShardMirror(layout, homes, lane, tools, maps=copy == 0) for copy, homes in enumerate(copies))
+    copies = assign_replicas(group.allgather_object(pod, "optimizer pods"), model.redundancy)
+    return tuple(
+        OptimizerShardMirror(layout, replica_ranks, lane, tools, maps=copy == 0)
+        for copy, replica_ranks in enumerate(copies)
+    )
 
 
 def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:

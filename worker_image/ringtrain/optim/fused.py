@@ -52,7 +52,7 @@ class FusedOptimizerUpdate:
         rules: StepRules,
         spans: Mapping[int, NativeParameterSpans],
     ) -> None:
-        """Prepare the update. `spans`: of this rank's elements of each shared bucket."""
+        """Prepare the update. `spans`: spans of this rank's elements of each shared bucket."""
         self._rules = rules
         self._spans = spans
         self._m = context
@@ -68,7 +68,7 @@ class FusedOptimizerUpdate:
         """Run the update until every weight is new on this rank. Raises the errors of the collective."""
         before: Bucket | None = None
         copies: list[PendingCollective] = []
-        met = False
+        is_synced = False
         self._m.transfers.order.begin()
         for bucket in self._m.transfers.order.buckets:
             is_early = not self._inbox.is_complete(bucket.index)
@@ -78,7 +78,7 @@ class FusedOptimizerUpdate:
             if before is not None and is_early and not is_last and self._m.group.finish_updates():
                 self.arrivals.arrived(before)
                 before = None
-            if is_early and met:
+            if is_early and is_synced:
                 self._m.copies.catch_up_until_complete(self._inbox, bucket, self.number)
             if not self._inbox.wait_complete(bucket.index):
                 raise UpdateAbandoned
@@ -88,7 +88,7 @@ class FusedOptimizerUpdate:
                 continue
             copies += self._update(bucket)
             self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
-            met = True  # all ranks have done the previous update
+            is_synced = True  # all ranks have done the previous update
             if before is not None:
                 self.arrivals.arrived(before)
             before = bucket

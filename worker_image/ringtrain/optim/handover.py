@@ -14,29 +14,29 @@ from ringtrain.optim.mirror import KeptShard
 from ringtrain.optim.pipeline import UpdateContext
 
 
-def shard_takers(size: int, homes: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
+def assign_receivers(size: int, replica_ranks: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
     """Return, by leaving rank whose replicas all leave too, the rank that receives its shard; in turn.
 
-    `homes`: for each replica, the rank that has it of each of the `size` ranks' shards.
+    `replica_ranks[k][owner]`: the rank that stores replica `k` of the shard of `owner`.
     """
     staying = [rank for rank in range(size) if rank not in leaving]
-    orphans = [rank for rank in leaving if all(copy[rank] in leaving for copy in homes)]
+    orphans = [rank for rank in leaving if all(copy[rank] in leaving for copy in replica_ranks)]
     return {rank: staying[place % len(staying)] for place, rank in enumerate(orphans)} if staying else {}
 
 
 def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
     """Send each shard that only `leaving` ranks have to a rank that stays. Collective, after `updates` on all ranks."""
-    group, homes = context.group, [mirror.homes for mirror in context.copies.mirrors]
-    if not homes or not (taken := shard_takers(group.size, homes, sorted(leaving))):
+    group, replica_ranks = context.group, [mirror.replica_ranks for mirror in context.copies.mirrors]
+    if not replica_ranks or not (receivers := assign_receivers(group.size, replica_ranks, sorted(leaving))):
         return
-    own = [owner for owner, taker in taken.items() if taker == group.rank]
+    own = [owner for owner, taker in receivers.items() if taker == group.rank]
     missed = group.allgather_object({name: n for name, n in context.shard.missed.counts.items() if n}, "missed")
     kept = {owner: KeptShard(updates, {}, missed[owner]) for owner in own}
     for bucket in context.copies.mirrors[0].buckets:
         slots = context.slots(bucket)
         message = np.concatenate([np.empty(0, np.uint8), *(slots[name].view(np.uint8) for name in slots)])
         nothing = np.empty(0, np.uint8)
-        parts = [message if taken.get(group.rank) == taker else nothing for taker in range(group.size)]
+        parts = [message if receivers.get(group.rank) == taker else nothing for taker in range(group.size)]
         # The message is empty for a rule without state, or a shard without an element of this bucket.
         origins = [owner for owner in own if slots and bucket.bounds[owner] < bucket.bounds[owner + 1]]
         received = group.all_to_all(parts, origins).wait()

@@ -39,8 +39,8 @@ from ringtrain.optim.rules import Rule, check_rule
 from ringtrain.optim.schedules import Constant, Schedule
 from ringtrain.optim.spans import ABSENT, StepRules, is_gradient_absent
 from ringtrain.optim.state import OptimizerStateRequest, gather_state, merged_missed_steps, restore_state, shard_state
-from ringtrain.optim.update_words import in_words_of_updates
-from ringtrain.step_time import REDUCTION, beside_training
+from ringtrain.optim.update_words import describe_update_mismatch
+from ringtrain.step_time import REDUCTION, mark_background_thread
 
 # 10 MiB. Shorter buckets cost processor time where that is scarce. With a backward pass as long as the transfer, the
 # last bucket is reduced after it and delays the step by its length; see docs/decisions/0004-host-optimizer.md.
@@ -271,7 +271,7 @@ class HostOptimizer:
         gradients must have been submitted, and weights must wait for `step()`. Collective.
         """
         with REDUCTION:
-            self._held("gather_gradients").call(self._gather_held).wait()
+            self._waiting_step("gather_gradients").call(self._gather_in_update).wait()
         self._raise_if_broken()
         arenas, found = self._cut.context.arenas, {}
         for name, (bucket, location) in self._cut.context.layout.locations.items():
@@ -296,7 +296,7 @@ class HostOptimizer:
 
     def drop(self) -> None:
         """Discard the gradients that were submitted for an update that waits for `step()`. Call it on every rank."""
-        hold = self._held("drop")
+        hold = self._waiting_step("drop")
         hold.give_up()
         assert self._thread is not None
         with REDUCTION:
@@ -313,7 +313,7 @@ class HostOptimizer:
                 "made of all of them: do it in the last one"
             )
 
-    def _held(self, what: str) -> OptimizerStepHold:
+    def _waiting_step(self, what: str) -> OptimizerStepHold:
         self._raise_if_broken()
         if not self.waits_for_step:
             raise ConfigurationError(
@@ -332,7 +332,7 @@ class HostOptimizer:
         return held and self._thread is not None and not self._ending
 
     def flush(self, takes_weights: bool = False) -> bool:
-        """With `accumulate`: make an update from the micro-steps submitted up to now, although some are missing.
+        """Update from the micro-steps submitted up to now, with `accumulate`, although some are missing.
 
         Return False if there were none. Call it on every rank after the same number. `takes_weights`: call
         `take_weights` before the update.
@@ -372,13 +372,13 @@ class HostOptimizer:
             raise ConfigurationError("step() was called from two threads; call it from one")
         if self._update.hold is not None:
             rules = self._step_rules()
-            self._note_rates(rules)
+            self._record_rates(rules)
             self._update.hold.go_on(rules)
         self._updates += 1
         self._ending = True
         group = self._cut.context.group
         if isinstance(group, ProcessGroup) and group.size > 1:
-            current().attached(LastUpdate, LastUpdate).note(group, self._settle, in_words_of_updates)
+            current().attached(LastUpdate, LastUpdate).note(group, self._settle, describe_update_mismatch)
         if not wait:
             drain_before_leaving(self)
         self._cut.context.transfers.order.overlaps = not wait
@@ -517,7 +517,7 @@ class HostOptimizer:
             self._take_weights()
             return
         with REDUCTION:
-            self._held("take_weights").call(self._take_weights).wait()
+            self._waiting_step("take_weights").call(self._take_weights).wait()
         self._raise_if_broken()
 
     def take_weights_from(self, values: Mapping[str, Flat]) -> None:
@@ -594,7 +594,7 @@ class HostOptimizer:
         return chosen
 
     def hand_over(self, leaving: Collection[int]) -> None:
-        """Copy state that only the `leaving` ranks have to ranks that stay, for `prepare` in the next world.
+        """Send ranks that stay the state that only `leaving` ranks have, for `prepare` in the next world.
 
         Collective, after the same update on all ranks; needs `elastic`.
         """
@@ -611,11 +611,10 @@ class HostOptimizer:
 
         Collective; needs `elastic`.
 
-        `former`: for each rank of `group`, its rank in the world whose state is used; None for a newcomer. Survivors
+        `former`: for each rank of `group`, its rank in the world that has the state; None for a newcomer. Survivors
         call `rollback` to the same update before. Only missing data is sent. The present state does not change: if a
-        rank is lost meanwhile (PeerLost), call it again.
-        Raises StateLost, on every rank, if no rank has a shard; MismatchError if survivors are at different updates, or
-        a newcomer has another model.
+        rank is lost meanwhile (PeerLost), call it again. Raises StateLost, on every rank, if no rank has a shard;
+        MismatchError if survivors are at different updates, or a newcomer has another model.
         """
         if self._cut.context.shard.undo is None:
             raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")
@@ -649,7 +648,7 @@ class HostOptimizer:
 
     def _start_update(self) -> None:
         context, inbox, rules = self._cut.context, self._cut.inbox, self._step_rules()
-        self._note_rates(rules)
+        self._record_rates(rules)
         if not context.settings.update_during_backward:
             self._update = OptimizerUpdate(context, inbox, rules, OptimizerStepHold())
         elif self._cut.fused:
@@ -666,7 +665,7 @@ class HostOptimizer:
         )
         self._thread.start()
 
-    def _note_rates(self, rules: StepRules) -> None:
+    def _record_rates(self, rules: StepRules) -> None:
         if self._cut.replicas is not None:
             self._cut.replicas.uses(rules.number, [rule.lr * rules.factor for rule in rules.rules])
 
@@ -682,12 +681,12 @@ class HostOptimizer:
         self._ending = False
         self._cut.inbox.begin_update()
 
-    def _gather_held(self) -> None:
+    def _gather_in_update(self) -> None:
         assert isinstance(self._update, OptimizerUpdate)
         self._update.gather_gradients()
 
     def _run(self, update: OptimizerUpdate | FusedOptimizerUpdate) -> None:
-        beside_training()
+        mark_background_thread()
         try:
             checks = [check for check in (self._cut.replicas, self._cut.check) if check is not None]
             for check in checks:
@@ -701,7 +700,7 @@ class HostOptimizer:
         except UpdateAbandoned:
             return
         except MismatchError as error:
-            self._error = in_words_of_updates(error)
+            self._error = describe_update_mismatch(error)
         except BaseException as error:
             self._error = error
         finally:

@@ -26,7 +26,7 @@ BLOCK = 64 * 1024
 class OwnedBucketPart:
     """Elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
 
-    `gradients` are consumed: kernels may use them as scratch. `spec`: of the parameter, for a rule that needs it.
+    `gradients` are consumed: kernels may use them as scratch. `spec`: the parameter's spec, for a rule that needs it.
     """
 
     weights: Floats

@@ -25,11 +25,11 @@ EVERY: Final = 20
 
 
 @dataclass(frozen=True)
-class _Noted:
+class _PartDigests:
     """Digests of the part that was checked after update `number`.
 
-    `version`: the update of the replicas. `copies`, `gradients`: of the replicas here, and of the gradients to be
-    applied to them.
+    `version`: the update of the replicas. `copies`, `gradients`: digests of the replicas here, and of the gradients to
+    be applied to them.
     """
 
     number: int
@@ -55,7 +55,7 @@ class MemoryCheck:
 
     def begin(self) -> None:
         """Discard all digests, after weights and state were set from outside."""
-        self._noted: _Noted | None = None
+        self._last_digests: _PartDigests | None = None
         self._changed_after: int | None = None  # first update after which memory changed here
         self._own: dict[int, int] = {}  # digest of a part of the own shard, by update
         # Digests of the replicas here, by the update of the replicas.
@@ -63,7 +63,7 @@ class MemoryCheck:
 
     def after(self, number: int) -> None:
         """Compute the digests after update `number`. Nothing may change until the next update begins."""
-        self._noted = noted = self._look(number)
+        self._last_digests = noted = self._part_digests(number)
         self._own[number], self._copies[noted.version] = noted.own, noted.copies
 
     def before(self, number: int) -> None:
@@ -71,10 +71,10 @@ class MemoryCheck:
 
         Raises StateCorrupt, on every rank.
         """
-        done, noted = number - 1, self._noted
+        done, noted = number - 1, self._last_digests
         if noted is not None and (noted.number, noted.version) != (done, self._version):
             noted = None  # rolled back meanwhile
-        if noted is not None and noted != self._look(done) and self._changed_after is None:
+        if noted is not None and noted != self._part_digests(done) and self._changed_after is None:
             self._changed_after = done
         if done and done % EVERY == 0:
             self._compare(done)
@@ -82,8 +82,8 @@ class MemoryCheck:
     def _compare(self, done: int) -> None:
         """Exchange the digests since the last comparison with all ranks, and compare them."""
         seen = [self._changed_after, sorted(self._own.items()), sorted(self._copies.items())]
-        told: list[Any] = self._context.group.allgather_object(seen, "memory check")
-        wrong = {rank: one[0] for rank, one in enumerate(told) if one[0] is not None}
+        reported: list[Any] = self._context.group.allgather_object(seen, "memory check")
+        wrong = {rank: one[0] for rank, one in enumerate(reported) if one[0] is not None}
         if wrong:
             raise StateCorrupt(
                 tuple(wrong),
@@ -91,13 +91,13 @@ class MemoryCheck:
                 "before the next one, when nothing may write to it: replace their nodes, or find the code "
                 "that writes to weights",
             )
-        for rank in range(len(told)):
-            homes = [mirror.homes[rank] for mirror in self._mirrors]
-            copies = [dict(told[home][2]) for home in homes]
-            for number, own in told[rank][1]:
+        for rank in range(len(reported)):
+            replica_ranks = [mirror.replica_ranks[rank] for mirror in self._mirrors]
+            copies = [dict(reported[replica_rank][2]) for replica_rank in replica_ranks]
+            for number, own in reported[rank][1]:
                 digests = [own, *(of[number][copy] for copy, of in enumerate(copies) if number in of)]
-                if len(digests) == len(homes) + 1 and len(set(digests)) > 1:
-                    raise _shard_differs(number, (rank, *homes), digests)
+                if len(digests) == len(replica_ranks) + 1 and len(set(digests)) > 1:
+                    raise _shard_differs(number, (rank, *replica_ranks), digests)
         self._own = {number: digest for number, digest in self._own.items() if number == done}
         self._copies.clear()
 
@@ -105,13 +105,13 @@ class MemoryCheck:
     def _version(self) -> int:
         return self._mirrors[0].version
 
-    def _look(self, number: int) -> _Noted:
+    def _part_digests(self, number: int) -> _PartDigests:
         """Return digests of a part of all that must not change between updates: own shard, replicas, pending gradients.
 
         Replicas are one update behind: their part is the one of the owner's shard that was checked then.
         """
         part, part_of_copy = number % PARTS, self._version % PARTS
-        return _Noted(
+        return _PartDigests(
             number,
             self._version,
             digest_of(self._own_parts[part]),
@@ -120,16 +120,16 @@ class MemoryCheck:
         )
 
 
-def _shard_differs(number: int, homes: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
-    """Build the error for different `digests` of one shard on the ranks `homes`, of which the first is the owner."""
+def _shard_differs(number: int, replica_ranks: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
+    """Build the error for different `digests` of one shard on `replica_ranks`, of which the first is the owner."""
     common = max(digests, key=digests.count)
-    odd = [home for home, digest in zip(homes, digests, strict=True) if digest != common]
+    odd = [replica_rank for replica_rank, digest in zip(replica_ranks, digests, strict=True) if digest != common]
     is_known = digests.count(common) > 1
-    ranks = ", ".join(f"rank {rank}" for rank in homes[1:])
+    ranks = ", ".join(f"rank {rank}" for rank in replica_ranks[1:])
     said = f"rank {', '.join(map(str, odd))} differs from the others: its" if is_known else "one's"
     return StateCorrupt(
-        tuple(odd if is_known else homes),
-        f"after update {number} rank {homes[0]} and {ranks}, which has its replica, have different bits of "
+        tuple(odd if is_known else replica_ranks),
+        f"after update {number} rank {replica_ranks[0]} and {ranks}, which has its replica, have different bits of "
         f"it, {said} memory or arithmetic is wrong, or a program wrote to weights. Load a checkpoint from before "
         f"update {max(0, number - PARTS)}, and test {'that node' if is_known else 'both nodes'}",
     )

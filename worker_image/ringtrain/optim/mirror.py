@@ -28,8 +28,8 @@ _GENERATIONS: Final = 2
 _ALIGNED: Final = 64  # a cache line: two owners never write to the same line
 
 
-def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
-    """Return, for each replica, the rank that has it of each rank's shard, in another pod if possible.
+def assign_replicas(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
+    """Return the rank that stores replica `k` of the shard of `owner`, as `[k][owner]`: in another pod if possible.
 
     `pods`: the pod of each rank, as any comparable value. `copies`: number of replicas, limited by the number of other
     ranks. Every rank has one shard of each replica. With one replica, an owner and its replica share a pod only if that
@@ -39,11 +39,11 @@ def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
     pod = np.array([pods.index(pods[rank]) for rank in order])
     shifts: list[int] = []
     for _ in range(min(copies, len(pods) - 1)):
-        taken = [pod, *(np.roll(pod, -shift) for shift in shifts)]
+        placed = [pod, *(np.roll(pod, -shift) for shift in shifts)]
         shifts.append(
             min(
                 (shift for shift in range(1, len(pods)) if shift not in shifts),
-                key=lambda shift: sum(int(np.sum(np.roll(pod, -shift) == homes)) for homes in taken),
+                key=lambda shift: sum(int(np.sum(np.roll(pod, -shift) == replica_ranks)) for replica_ranks in placed),
             )
         )
     place = {rank: at for at, rank in enumerate(order)}
@@ -54,8 +54,8 @@ def second_homes(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
 class UpdateReplay:
     """Rules and factors by which an update changed a bucket, to repeat it on a replica.
 
-    `scale`: factor that made the mean of the gradients. `layer_rates`: by name, for rules with a rate for each
-    parameter.
+    `scale`: factor that made the mean of the gradients. `layer_rates`: rates by parameter name, for rules with a rate
+    for each parameter.
     """
 
     rules: StepRules
@@ -81,7 +81,7 @@ class MirrorTools:
 class KeptShard:
     """Shard whose owner and replicas all leave, as it is after `updates`: by bucket, the arrays of `slots`.
 
-    `missed`: by parameter, the number of updates without its gradient.
+    `missed`: for each parameter, the number of updates without its gradient.
     """
 
     updates: int
@@ -90,23 +90,23 @@ class KeptShard:
 
 
 class OptimizerShardMirror:
-    """This rank's replica of the shard of rank `ward`; the replica of this rank's shard is on rank `home`.
+    """This rank's replica of the shard of rank `owner`; the replica of this rank's shard is on rank `replica_rank`.
 
-    `maps`: if ranks map each other's memory, the owner may write gradients into the memory of `home`. Only possible for
-    one replica: compiled code writes a gradient once, before any rank has new weights.
+    `maps`: if ranks map each other's memory, the owner may write gradients into the memory of `replica_rank`.
+    Only possible for one replica: compiled code writes a gradient once, before any rank has new weights.
     """
 
     def __init__(
         self,
         layout: Layout,
-        homes: Sequence[int],
+        replica_ranks: Sequence[int],
         group: CollectiveGroup,
         tools: MirrorTools,
         *,
         maps: bool = True,
     ) -> None:
-        self.homes = tuple(homes)
-        self.home, self.ward = homes[group.rank], self.homes.index(group.rank)
+        self.replica_ranks = tuple(replica_ranks)
+        self.replica_rank, self.owner = replica_ranks[group.rank], self.replica_ranks.index(group.rank)
         self._tools = tools
         self._lane = group
         self.buckets = [bucket for bucket in layout.buckets if bucket.size and not bucket.local]
@@ -114,13 +114,13 @@ class OptimizerShardMirror:
         # Two generations: an owner may write a gradient before the previous one is applied. If gradients are received
         # over the network, the second is never touched and takes no memory.
         memory = group.allocate(_GENERATIONS * sum(map(_bucket_room, self.buckets)), np.uint8)
-        self._gradients = self._cut_up(memory, self.ward)
-        there = group.memory_of(self.home, memory) if maps else None
+        self._gradients = self._cut_up(memory, self.owner)
+        there = group.memory_of(self.replica_rank, memory) if maps else None
         self._gradients_there = None if there is None else self._cut_up(there, group.rank)
         self._versions = dict.fromkeys(self._values, 0)  # update after which the values are
         self._replays: dict[int, UpdateReplay] = {}  # the update to apply next
         self._spans = {bucket.index: spans_of(bucket, self.shard(bucket)) for bucket in self.buckets}
-        self.missed = MissedGradients()  # for the parameters of the ward's shard
+        self.missed = MissedGradients()  # for the parameters of the owner's shard
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
         """Return the replica by name: weights in the precision of the update, and state."""
@@ -141,10 +141,10 @@ class OptimizerShardMirror:
 
     def shard(self, bucket: Bucket) -> slice:
         """Return the elements of `bucket` in this replica."""
-        return bucket.shard(self.ward)
+        return bucket.shard(self.owner)
 
     def room(self, bucket: Bucket, number: int) -> Flat | None:
-        """Return the memory on `home` for the own shard's reduced gradient of update `number`; None: use `exchange`.
+        """Return the memory on `replica_rank` for the own shard's gradient of update `number`; None: use `exchange`.
 
         Write to it when all ranks have reduced the bucket, and before its weights are gathered.
         """
@@ -168,7 +168,7 @@ class OptimizerShardMirror:
         self._versions[bucket.index] = replay.number
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
-        """Send the own shard's `reduced` gradient to `home`, and receive the ward's, for the next `catch_up`.
+        """Send the own shard's `reduced` gradient to `replica_rank`, and receive the owner's, for the next `catch_up`.
 
         `reduced` must not change until the returned transfers have ended. Collective. Sends nothing if it was written
         to `room`.
@@ -178,7 +178,7 @@ class OptimizerShardMirror:
         if self._gradients_there is not None:
             return []
         target = self._waiting(bucket, replay)
-        return [self._lane.send_receive(reduced.view(np.uint8), self.home, target.view(np.uint8), self.ward)]
+        return [self._lane.send_receive(reduced.view(np.uint8), self.replica_rank, target.view(np.uint8), self.owner)]
 
     def settle(self, to: int) -> None:
         """Set the replica to the shard after update `to`, the last one or the one before. Local."""
@@ -189,7 +189,7 @@ class OptimizerShardMirror:
             self._replays.pop(bucket.index, None)
             if self._versions[bucket.index] != to:
                 raise RingtrainError(
-                    f"the replica of rank {self.ward}'s shard of bucket {bucket.index} is of update "
+                    f"the replica of rank {self.owner}'s shard of bucket {bucket.index} is of update "
                     f"{self._versions[bucket.index]}, not of {to}"
                 )
 
@@ -251,7 +251,7 @@ class OptimizerShardMirror:
         if self._tools.wire is not None and self._tools.wire.carries(bucket):
             names.append(LOST_CHANGE)
         dtype = np.float32 if bucket.half else bucket.dtype
-        return {name: np.zeros(_owned_length(bucket, self.ward), dtype) for name in names}
+        return {name: np.zeros(_owned_length(bucket, self.owner), dtype) for name in names}
 
 
 def _owned_length(bucket: Bucket, owner: int) -> int:

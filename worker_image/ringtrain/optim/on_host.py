@@ -1,4 +1,4 @@
-"""What optimizers of frameworks and devices have of the `HostOptimizer` that makes their updates."""
+"""Common part of the optimizers of frameworks and devices whose updates a `HostOptimizer` makes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ringtrain.optim.host import HostOptimizer
 
 
 class HostOptimizerGroups:
-    """The groups that an optimizer of a framework exchanges in: that of this world and, while one is prepared, that of
-    the next. Each is a group of the ranks of `process_set` alone, whose collectives wait for no other.
+    """Groups for the collectives of a framework's optimizer: that of this world and, during `prepare`, that of the
+    next.
+
+    Each has only the ranks of `process_set`, and its collectives wait for no other group.
     """
 
     def __init__(self, process_set: ProcessSet) -> None:
@@ -21,17 +23,20 @@ class HostOptimizerGroups:
         self._opened: list[ProcessGroup] = []
 
     def first(self, elastic: bool) -> CollectiveGroup:
-        """Open the group that the optimizer is made for; one of this rank alone where it joins others, whose state it
-        gets later. Raises ConfigurationError where it would need that and is not `elastic`. Collective."""
+        """Open the first group of the optimizer, or a placeholder if this rank joins others and receives their state
+        later.
+
+        Raises ConfigurationError if the optimizer would need that state and is not `elastic`. Collective.
+        """
         return first_optimizer_group(elastic, self.open)
 
     def open(self) -> ProcessGroup:
-        """Open a group in this process's present world. Collective."""
+        """Open a group in this process's current world. Collective."""
         self._opened.append(open_group(self.process_set))
         return self._opened[-1]
 
     def adopt(self) -> None:
-        """Keep the group that was opened last. Local."""
+        """Drop all groups but the last opened one. Local."""
         self._opened = self._opened[-1:]
 
     def close(self) -> None:
@@ -41,9 +46,9 @@ class HostOptimizerGroups:
 
 
 class OnHostOptimizer:
-    """Base of an optimizer of a framework, whose updates `_host` makes, as `ringtrain.elastic.State` takes it.
+    """Base of a framework's optimizer whose updates `_host` makes, for `ringtrain.elastic.State`.
 
-    A derived class sets `_host` and `_groups`, and extends what it does besides the host's part.
+    A derived class sets `_host` and `_groups`, and extends the methods for its own part.
     """
 
     _host: HostOptimizer
@@ -51,53 +56,58 @@ class OnHostOptimizer:
 
     @property
     def updates(self) -> int:
-        """Updates done so far."""
+        """Return the number of completed updates."""
         return self._host.updates
 
     @property
     def accumulating(self) -> bool:
-        """Whether gradients of an update that has not been made are here."""
+        """Return whether gradients of an incomplete update are stored."""
         return self._host.accumulating
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank holds in host memory."""
+        """Return the bytes of optimizer state on this rank in host memory."""
         return self._host.state_bytes
 
     def wait_for(self) -> None:
-        """Return when the host has all weights of the last step. Raises what made it fail."""
+        """Wait until the host has all weights of the last step. Raises the error of a failed step."""
         self._host.wait_for()
 
     def commit(self) -> None:
-        """Let `rollback` go back to the rule as it is now."""
+        """Make the current rule the one that `rollback` restores."""
         self._host.commit()
 
     def rollback(self, to: int | None = None) -> int:
-        """Give up the step that is under way and go back to the last update that is done, or to the one before, as
-        `ringtrain.optim.HostOptimizer.rollback`. Local."""
+        """Undo the step in progress, and restore the last update, or the one before, as `HostOptimizer.rollback` does.
+
+        Local.
+        """
         return self._host.rollback(to)
 
     def reform(self, former: Sequence[int | None]) -> None:
-        """Go on in this process's present world: `prepare`, then `adopt`. Collective."""
+        """Continue in this process's current world: `prepare`, then `adopt`. Collective."""
         self.prepare(current().group(), former)
         self.adopt()
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Bring weights and state into the present world, beside those of the former one, as
-        `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, of whose ranks it opens a group of
-        its own: `group` is not used."""
+        """Reshard weights and state for the current world, as `HostOptimizer.prepare` does.
+
+        Collective in the process set, of whose ranks it opens a separate group; `group` is ignored.
+        """
         self._host.prepare(self._groups.open(), former)
 
     def adopt(self) -> None:
-        """Go on with what `prepare` brought. Local; not while a step runs."""
+        """Switch to the state that `prepare` received. Local; not during a step."""
         self._host.adopt()
         self._groups.adopt()
 
     def hand_over(self, leaving: Collection[int]) -> None:
-        """Have ranks that stay keep what only the ranks `leaving` hold. Collective; see
-        `ringtrain.optim.HostOptimizer.hand_over`."""
+        """Send state that only the `leaving` ranks have to ranks that stay.
+
+        Collective; see `HostOptimizer.hand_over`.
+        """
         self._host.hand_over(leaving)
 
     def discard(self) -> None:
-        """Forget what `prepare` brought. Local."""
+        """Discard the state that `prepare` received. Local."""
         self._host.discard()

@@ -63,8 +63,9 @@ class DeviceReducer(Protocol):
 class ShardUpdate:
     """Parts of the update of this rank's own shard.
 
-    `state_names`: of the rules' state arrays for each element. `spans`: of this rank's elements of each bucket.
-    `missed`: updates without a gradient, of its parameters. `undo`: copies values before they change.
+    `state_names`: names of the rules' state arrays for each element. `spans`: spans of this rank's elements of each
+    bucket. `missed`: counts of updates without a gradient of its parameters. `undo`: log that copies values before they
+    change.
     """
 
     kernels: OptimizerKernels
@@ -79,8 +80,8 @@ class ShardUpdate:
 class BucketTransfers:
     """Transfers of buckets.
 
-    `order`: of buckets in an update. `wire`: compresses some buckets. `lane`: gathers in parallel to the group's
-    reductions. `devices`: has the gradients instead of the arena.
+    `order`: order of buckets in an update. `wire`: compressor of some buckets. `lane`: group for gathering in parallel
+    to the group's reductions. `devices`: buffers that have the gradients instead of the arena.
     """
 
     order: BucketOrder
@@ -107,7 +108,7 @@ class ShardCopies:
     def of(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
         """Return the owners and arrays of the shards of `bucket` that are copied here."""
         kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
-        return [*((mirror.ward, mirror.values(bucket)) for mirror in self.mirrors), *kept]
+        return [*((mirror.owner, mirror.values(bucket)) for mirror in self.mirrors), *kept]
 
     def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
         """Update the replicas to `number` until the gradients of `awaited` are complete."""
@@ -121,7 +122,7 @@ class ShardCopies:
 
 @dataclass(frozen=True)
 class UpdateContext:
-    """Values that are the same in every update. `sharded`: each rank updates only its own shard."""
+    """Values that are the same in every update. `sharded`: whether each rank updates only its own shard."""
 
     group: CollectiveGroup
     layout: Layout
@@ -266,15 +267,15 @@ class OptimizerUpdate:
         buckets = tuple(reversed(self._order)) if self._late else self._order
         last = next((bucket for bucket in reversed(buckets) if not self._m.stays_here(bucket)), None)
         gathers: list[list[PendingCollective]] = []
-        met = False
+        is_synced = False
         for place, bucket in enumerate(buckets):
-            if met:
+            if is_synced:
                 self._m.copies.catch_up_until_complete(self._inbox, bucket, self.number)
             self._reduce_through(place)
             self._wait_reduced(bucket)
             if not self._late:
                 self._m.transfers.order.reduced(bucket, self._inbox.completed_s[bucket.index])
-            met = met or not self._m.stays_here(bucket)  # all ranks have done the previous update
+            is_synced = is_synced or not self._m.stays_here(bucket)  # all ranks have done the previous update
             if self._m.transfers.lane is not None:
                 self._reduce_next_if_complete(place)
             reduced, replay = self._change(bucket, clip)
@@ -289,7 +290,7 @@ class OptimizerUpdate:
             self.arrivals.arrived(bucket)
 
     def wait_for_step(self) -> None:
-        """With a hold: reduce all gradients, and wait for the rules of the update."""
+        """Reduce all gradients, and wait for the rules of the update; returns at once without a hold."""
         if self.hold is None:
             return
         for place, bucket in enumerate(self._order):

@@ -38,15 +38,15 @@ class OwnOptimizerShard:
 class OptimizerShardMembers:
     """Origin of the members of the new world.
 
-    `former`: by rank, its rank in the former world, None for a newcomer. `size`: of the former world. `homes`: for each
-    replica, the former rank that had it of each shard. `kept_shards`: by rank, the former ranks whose shards it
-    received from leaving ranks. `torn`: by rank, the buckets whose weights are only partly updated. `updates`: number
-    done.
+    `former`: each rank's rank in the former world, None for a newcomer. `size`: size of the former world.
+    `replica_ranks[k][owner]`: the former rank that stored replica `k` of the shard of `owner`. `kept_shards`: for each
+    rank, the former ranks whose shards it received from leaving ranks. `torn`: for each rank, the buckets whose weights
+    are only partly updated. `updates`: number of updates done.
     """
 
     former: tuple[int | None, ...]
     size: int
-    homes: tuple[tuple[int, ...], ...]
+    replica_ranks: tuple[tuple[int, ...], ...]
     kept_shards: tuple[tuple[int, ...], ...]
     torn: tuple[frozenset[int], ...]
     updates: int
@@ -104,13 +104,13 @@ def move_into_optimizer_cut(
     `own.cut` does not change. Raises StateLost on every rank if no rank has a part of the state, MismatchError if ranks
     are at different updates or have other models.
     """
-    members = _meet_shard_members(group, former, own)
+    members = _exchange_members(group, former, own)
     if members.former[group.rank] is not None:
         for mirror in own.cut.context.copies.mirrors:
             mirror.settle(own.updates)
     missed = _missed_of_members(group, members, own)
     new = make_cut(model, group)
-    _check_all_held(model, members)
+    _check_no_shard_lost(model, members)
     for bucket in new.context.layout.buckets:
         transfer = _OptimizerStateTransfer(model, members, own.cut, new, bucket)
         if bucket.local:
@@ -125,7 +125,7 @@ def move_into_optimizer_cut(
     return OwnOptimizerShard(new, members.updates, frozenset())
 
 
-def _meet_shard_members(
+def _exchange_members(
     group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OptimizerShardMembers:
     """Exchange with all ranks what each of them has, and check that it is consistent."""
@@ -133,7 +133,7 @@ def _meet_shard_members(
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
         "torn": sorted(own.torn), "former": list(former),
-        "homes": [list(mirror.homes) for mirror in context.copies.mirrors],
+        "replica_ranks": [list(mirror.replica_ranks) for mirror in context.copies.mirrors],
         "kept": context.copies.kept_after(own.updates),
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
@@ -153,7 +153,7 @@ def _meet_shard_members(
     kept = tuple(() if before is None else tuple(other["kept"]) for before, other in zip(former, reported, strict=True))
     there = reported[first]
     return OptimizerShardMembers(
-        tuple(former), there["size"], tuple(map(tuple, there["homes"])), kept, torn, there["updates"]
+        tuple(former), there["size"], tuple(map(tuple, there["replica_ranks"])), kept, torn, there["updates"]
     )
 
 
@@ -164,14 +164,14 @@ def _missed_of_members(
     context = own.cut.context
     known = [context.shard.missed.counts, *(mirror.missed.counts for mirror in context.copies.mirrors)]
     known += [context.copies.kept[rank].missed for rank in context.copies.kept_after(own.updates)]
-    told = group.allgather_object({name: n for name, n in merged_missed_steps(known).items() if n}, "reform missed")
-    return merged_missed_steps(told[rank] for rank in members.survivors)
+    reported = group.allgather_object({name: n for name, n in merged_missed_steps(known).items() if n}, "reform missed")
+    return merged_missed_steps(reported[rank] for rank in members.survivors)
 
 
 def _compare_optimizers(
     rank: int, there: dict[str, object], first: int, expected: dict[str, object], former: Sequence[int | None]
 ) -> None:
-    for what in ("former", "size", "homes", "updates"):
+    for what in ("former", "size", "replica_ranks", "updates"):
         if there[what] != expected[what]:
             raise MismatchError(
                 f"reform: {what} is {expected[what]} on rank {first} and {there[what]} on rank {rank}; every "
@@ -181,7 +181,7 @@ def _compare_optimizers(
         raise MismatchError(f"reform: former[{rank}] is {former[rank]}, but that rank was {there['rank']} in its world")
 
 
-def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> None:
+def _check_no_shard_lost(model: OptimizedModel, members: OptimizerShardMembers) -> None:
     """Raise StateLost if no rank has a part of the state."""
     names = [spec.name for spec in model.specs if spec.local]
     if members.lost and names:
@@ -191,14 +191,16 @@ def _check_all_held(model: OptimizedModel, members: OptimizerShardMembers) -> No
             f'"{names[0]}", which is local: load a checkpoint',
         )
     kept = {rank for ranks in members.kept_shards for rank in ranks}
-    gone = [
-        rank for rank in members.lost if rank not in kept and all(copy[rank] in members.lost for copy in members.homes)
+    orphans = [
+        rank
+        for rank in members.lost
+        if rank not in kept and all(copy[rank] in members.lost for copy in members.replica_ranks)
     ]
-    if gone and model.sharded:
+    if orphans and model.sharded:
         raise StateLost(
-            tuple(gone),
-            f"ranks {members.lost} of the former world are lost: no other rank had a replica of the state of {gone}; "
-            "load a checkpoint",
+            tuple(orphans),
+            f"ranks {members.lost} of the former world are lost: no other rank had a replica of the state of "
+            f"{orphans}; load a checkpoint",
         )
 
 
@@ -222,15 +224,15 @@ class _OptimizerStateTransfer:
         """Exchange the elements that ranks need; weights are complete on all of them afterwards."""
         group = self.new.context.group
         held = self._held()
-        taken = [self._taken_by(rank, held) for rank in range(group.size)]
+        moves_by_rank = [self._moves_to(rank, held) for rank in range(group.size)]
         if not self.members.lacks(group.rank, self.bucket):
             self._copy_weights()
         received = [np.empty(0, np.uint8)] * group.size
-        if any(move.giver != rank for rank, moves in enumerate(taken) for _, move in moves):
-            origins = sorted({move.giver for _, move in taken[group.rank]})
-            messages = [self._message(moves, rank) for rank, moves in enumerate(taken)]
+        if any(move.giver != rank for rank, moves in enumerate(moves_by_rank) for _, move in moves):
+            origins = sorted({move.giver for _, move in moves_by_rank[group.rank]})
+            messages = [self._message(moves, rank) for rank, moves in enumerate(moves_by_rank)]
             received = group.all_to_all(messages, origins).wait()
-        self._unpack(taken[group.rank], received)
+        self._unpack(moves_by_rank[group.rank], received)
         self._carry_feedback()
 
     def _held(self) -> list[HeldShardElements]:
@@ -240,7 +242,7 @@ class _OptimizerStateTransfer:
             return [HeldShardElements(rank, 0, size) for rank in members.survivors]
         bounds = self.model.layout(members.size).buckets[self.bucket.index].bounds
         shards = [*enumerate(pairwise(bounds))]
-        shards += [held for copy in members.homes for held in zip(copy, pairwise(bounds), strict=True)]
+        shards += [held for copy in members.replica_ranks for held in zip(copy, pairwise(bounds), strict=True)]
         holders = [(members.former.index(rank) if rank in members.former else None, *edges) for rank, edges in shards]
         edges_of = list(pairwise(bounds))
         holders += [(rank, *edges_of[owner]) for rank, owners in enumerate(members.kept_shards) for owner in owners]
@@ -248,23 +250,23 @@ class _OptimizerStateTransfer:
             HeldShardElements(rank, start, stop) for rank, start, stop in holders if rank is not None and start < stop
         ]
 
-    def _taken_by(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
+    def _moves_to(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
         """Return the slots and elements that `rank` needs, in the order in which they are sent."""
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
-        taken = [
+        moves = [
             (slot, move) for slot in slots for start, stop in wanted for move in route_shards(held, rank, start, stop)
         ]
         if self.members.lacks(rank, self.bucket):
-            taken += [(WEIGHTS, move) for move in route_shards(held, rank, 0, self.bucket.size)]
-        return taken
+            moves += [(WEIGHTS, move) for move in route_shards(held, rank, 0, self.bucket.size)]
+        return moves
 
     def _state_of(self, rank: int) -> list[tuple[int, int]]:
         """Return the ranges of elements whose state `rank` stores in the new world."""
         if not self.model.sharded:
             return [(0, self.bucket.size)]
-        wards = [mirror.homes.index(rank) for mirror in self.new.context.copies.mirrors]
-        shards = [self.bucket.shard(one) for one in (rank, *wards)]
+        owners = [mirror.replica_ranks.index(rank) for mirror in self.new.context.copies.mirrors]
+        shards = [self.bucket.shard(one) for one in (rank, *owners)]
         return [(shard.start, shard.stop) for shard in shards if shard.start < shard.stop]
 
     def _message(self, moves: Iterable[tuple[str, ShardMove]], taker: int) -> Flat:

@@ -80,12 +80,12 @@ class WeightReplicaCheck:
         # The first digest is that of the weights when they were set.
         draws = process_group_epochs_of(self._group.size)
         starts = sorted((n, digest) for n, digest in self._starts.items() if n <= done)
-        seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.told(), starts]
-        told = self._group.allgather_object(seen, "replica check")
-        draws.compare(self._group.rank, [one[2] for one in told])
-        self._compare_rates([dict(map(tuple, one[1])) for one in told])
-        compare_weights([dict(map(tuple, one[0])) for one in told])
-        compare_weights([dict(map(tuple, one[3])) for one in told], "before")
+        seen = [[(-1, self._begun), *sorted(self._digests.items())], rates, draws.summary(), starts]
+        reported = self._group.allgather_object(seen, "replica check")
+        draws.compare(self._group.rank, [one[2] for one in reported])
+        self._compare_rates([dict(map(tuple, one[1])) for one in reported])
+        compare_weights([dict(map(tuple, one[0])) for one in reported])
+        compare_weights([dict(map(tuple, one[3])) for one in reported], "before")
         self._digests.clear()
         self._starts = {n: digest for n, digest in self._starts.items() if n > done}
         self._rates = {n: rates for n, rates in self._rates.items() if n > done}
@@ -94,11 +94,11 @@ class WeightReplicaCheck:
         """Return the digest of all weights that ranks compare."""
         return digest_of(chain.from_iterable(self._parts))
 
-    def _compare_rates(self, told: Sequence[dict[int, list[float]]]) -> None:
-        for rank, rates in enumerate(told):
-            for number in sorted(rates.keys() & told[0].keys()):
-                if rates[number] != told[0][number]:
-                    raise other_learning_rates(number, (0, told[0][number]), (rank, rates[number]))
+    def _compare_rates(self, reported: Sequence[dict[int, list[float]]]) -> None:
+        for rank, rates in enumerate(reported):
+            for number in sorted(rates.keys() & reported[0].keys()):
+                if rates[number] != reported[0][number]:
+                    raise other_learning_rates(number, (0, reported[0][number]), (rank, rates[number]))
 
 
 class _WeightSample:
@@ -117,12 +117,12 @@ class _WeightSample:
         return int(self._words[chosen].sum(dtype=np.uint64))
 
 
-def compare_weights(told: Sequence[dict[int, int]], when: str = "after") -> None:
+def compare_weights(reported: Sequence[dict[int, int]], when: str = "after") -> None:
     """Compare digests by update, one mapping per rank. Raises StateCorrupt, on every rank alike."""
-    for number in sorted(set.intersection(*(set(one) for one in told))):
-        if odd := odd_ranks([one[number] for one in told]):
+    for number in sorted(set.intersection(*(set(one) for one in reported))):
+        if odd := odd_ranks([one[number] for one in reported]):
             time = f"{when} update {number}" if number >= 0 else "when they were last set or loaded"
-            raise other_weights(odd, len(told), time, PARTS)
+            raise other_weights(odd, len(reported), time, PARTS)
 
 
 def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
@@ -136,7 +136,8 @@ def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
 def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begins: bool = False) -> StateCorrupt:
     """Build the error for ranks with other weights, of `size` ranks.
 
-    `updates`: number of updates within which all parts are compared. `begins`: only the first updates have been made.
+    `updates`: number of updates within which all parts are compared. `begins`: whether only the first updates have been
+    made.
     """
     differ = f"{when} the weights on ranks {list(odd)} differed from those of the others"
     if len(odd) == size:
@@ -158,7 +159,7 @@ def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begi
 def other_learning_rates(
     number: int, ours: tuple[int, Sequence[float]], theirs: tuple[int, Sequence[float]]
 ) -> MismatchError:
-    """Build the error for different learning rates in one update; `ours`, `theirs`: a rank and its rates."""
+    """Build the error for different learning rates in one update. `ours`, `theirs`: a rank and its rates."""
     return MismatchError(
         f"update {number} was made with the learning rates {ours[1]} on rank {ours[0]} and "
         f"{theirs[1]} on rank {theirs[0]}; a schedule must give the same on every rank: reduce "

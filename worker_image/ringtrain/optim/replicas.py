@@ -53,7 +53,7 @@ class OptimizerReplica:
 
     @staticmethod
     def rows(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the rows of tensors in one of the parts: index of the tensor, first row, and the row behind the last.
+        """Yield the rows of tensors in one of the parts: index of the tensor, first row, and end (exclusive).
 
         `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. Parts are equally long except
         for a row.
@@ -74,7 +74,7 @@ class OptimizerReplica:
 
     @staticmethod
     def processor() -> str:
-        """Return a description of this host's processor, for `platform`: others may round differently."""
+        """Return a description of this host's processor, for `platform`: another one may round differently."""
         return _processor()
 
 
@@ -113,15 +113,15 @@ class OptimizerReplicas:
             yield
             return
         again, draws = self._doubted is not None, process_group_epochs_of(members(self._process_set))
-        seen, told = look(part), draws.told()
-        begun = self._begin(seen, told)
+        seen, reported = look(part), draws.summary()
+        begun = self._begin(seen, reported)
         yield
         (table,) = begun.result()
         if again:
             self._judge(table)
         else:
-            self._compare_draws(table, draws, told)
-        self._doubted = None if _ranks_with_like_replicas(table) else part
+            self._compare_draws(table, draws, reported)
+        self._doubted = None if _are_replicas_equal(table) else part
 
     def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
         """Return a `look` for the next comparison that has already read its part. Local.
@@ -156,12 +156,12 @@ class OptimizerReplicas:
             return update % PARTS
         return update // EVERY % PARTS if update % EVERY == 0 else None
 
-    def _begin(self, seen: OptimizerReplica, told: Any) -> Any:
+    def _begin(self, seen: OptimizerReplica, reported: Any) -> Any:
         """Begin to sum tables in which each rank has written its own row; the row of a joined rank is empty."""
         queue = queue_of(self._process_set)
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
         row = table[queue.ranks.index(queue.rank)]
-        draws = repr([sorted(str(one) for one in told["drawn"]), sorted(told["cuts"])])
+        draws = repr([sorted(str(one) for one in reported["drawn"]), sorted(reported["cuts"])])
         where, weights = (
             (_weight_replica_hash(seen.cut), _weight_replica_hash(seen.platform)),
             seen.weights & (2**63 - 1),
@@ -188,15 +188,15 @@ class OptimizerReplicas:
                 # A difference is compared a second time before the next update.
                 raise other_weights(differing, len(same), when, PARTS * EVERY, self._updates <= max(FIRST) + 1)
 
-    def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, told: Any) -> None:
+    def _compare_draws(self, table: Any, draws: ProcessGroupEpochs, reported: Any) -> None:
         position = queue_of(self._process_set).ranks.index(queue_of(self._process_set).rank)
         if len(set(table[:, _DRAWS].tolist())) == 1:
-            draws.compare(position, [told] * len(table))
+            draws.compare(position, [reported] * len(table))
         elif table[:, _HERE].all():
-            draws.compare(position, allgather_object(told, f"{self._name}.draws", self._process_set))
+            draws.compare(position, allgather_object(reported, f"{self._name}.draws", self._process_set))
 
 
-def _ranks_with_like_replicas(table: Any) -> bool:
+def _are_replicas_equal(table: Any) -> bool:
     rates = {row[_RATES] for row in table if row[_HERE]}
     return len(rates) < 2 and not any(
         odd_ranks(table[same, _WEIGHTS].tolist()) for same in _weight_replica_groups(table)

@@ -121,7 +121,7 @@ class StepRules:
                 present.append(span)
         for run in self._runs(present, missed):
             rule = self.rule(run[0].spec)
-            cut = part.cut(slice(run[0].start, run[-1].stop), run[0].spec if rule_is_whole(rule) else None)
+            cut = part.cut(slice(run[0].start, run[-1].stop), run[0].spec if updates_by_parameter(rule) else None)
             change: Callable[..., None] = rule.direction if isinstance(rule, LayerUpdateRule) else rule.update
             change(cut, self.values(run[0].spec, missed, scale), kernels)
         return present
@@ -134,7 +134,7 @@ class StepRules:
                 run[-1].stop == span.start
                 and self.group_of[run[-1].spec.name] == self.group_of[span.spec.name]
                 and missed.of(run[-1].spec.name) == missed.of(span.spec.name)
-                and not rule_is_whole(self.rule(span.spec))
+                and not updates_by_parameter(self.rule(span.spec))
             ):
                 yield run
                 run = []
@@ -143,7 +143,7 @@ class StepRules:
             yield run
 
 
-def rule_is_whole(rule: Rule) -> bool:
+def updates_by_parameter(rule: Rule) -> bool:
     """Return whether the rule must be called for one parameter at a time."""
     return bool(getattr(rule, "by_parameter", False))
 

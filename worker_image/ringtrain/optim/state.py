@@ -25,7 +25,7 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, OptimizerWire
 class OptimizerStateRequest:
     """Arguments of `gather_state`.
 
-    `rule`: the name of the rules. `digest`: of the weights that all ranks have; None: do not compare them.
+    `rule`: the name of the rules. `digest`: digest of the weights that all ranks have; None: do not compare them.
     """
 
     updates: int
@@ -45,11 +45,11 @@ def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[
     and StateCorrupt if they have different weights.
     """
     keep = wanted.root in (None, context.group.rank)
-    asked = _begin_optimizer_agreement(context, wanted)
+    pending = _begin_optimizer_agreement(context, wanted)
     # The receiving rank begins all gathers at once; the others need memory for only one at a time.
     slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
     missed = _agreed_state_request(
-        context, asked, wanted
+        context, pending, wanted
     )  # before any gather, in which ranks that disagree would not take part
     arrays = _filled_optimizer_slots(context.group, slots, keep)
     owed = _filled_optimizer_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
@@ -166,17 +166,17 @@ def _begin_optimizer_agreement(context: UpdateContext, wanted: OptimizerStateReq
     """
     if context.group.size == 1 or not (context.sharded or any(spec.local for spec in context.layout.specs)):
         return None
-    asked = {"updates": wanted.updates, "root": wanted.root, "error_feedback": wanted.error_feedback}
-    return context.group.gather_objects([asked, _own_missed(context), wanted.digest], "state_dict")
+    arguments = {"updates": wanted.updates, "root": wanted.root, "error_feedback": wanted.error_feedback}
+    return context.group.gather_objects([arguments, _own_missed(context), wanted.digest], "state_dict")
 
 
 def _agreed_state_request(
-    context: UpdateContext, asked: PendingCollective | None, wanted: OptimizerStateRequest
+    context: UpdateContext, pending: PendingCollective | None, wanted: OptimizerStateRequest
 ) -> dict[str, int]:
     """Return the missed updates by parameter, known to the ranks that update them, after all ranks agree."""
-    if asked is None:
+    if pending is None:
         return _own_missed(context)
-    reported = asked.wait()
+    reported = pending.wait()
     expected = reported[0][0]
     for rank, (other, _, _) in enumerate(reported[1:], start=1):
         for what, value in other.items():
@@ -205,7 +205,7 @@ def _bucket_slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
 
 @dataclass(frozen=True)
 class _StateSlotToFill:
-    """Slot of `bucket` with this rank's elements of it. `bounds`: of each rank's part; None: it is complete."""
+    """Slot of `bucket` with this rank's elements of it. `bounds`: offsets of each rank's part; None: it is complete."""
 
     bucket: Bucket
     slot: str

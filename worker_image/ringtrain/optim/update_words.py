@@ -17,7 +17,7 @@ _DONE: Final = {
 _CALLED: Final = re.compile(r"collective #\d+: rank (\d+) called (.+) and rank (\d+) called (.+); every rank must .*")
 
 
-def in_words_of_updates(error: MismatchError) -> MismatchError:
+def describe_update_mismatch(error: MismatchError) -> MismatchError:
     """Return an error that names each rank's action between two updates; `error` itself if the actions are unknown."""
     found = _CALLED.fullmatch(str(error))
     if found is None or not {found[2], found[4]} <= _DONE.keys():

@@ -97,7 +97,7 @@ def listening_address(address: str) -> str:
     need not be that of an interface.
     """
     host, port = split_address(address)
-    ip = _looked_up(host, port)
+    ip = _resolve(host, port)
     if ip is None or not ip.is_loopback:
         return f"[::]:{port}"
     return host_port(str(ip), port)
@@ -122,7 +122,7 @@ def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.
 
 def is_loopback(address: str) -> bool:
     """Return whether only processes of this host can reach `host:port`."""
-    ip = _looked_up(*split_address(address))
+    ip = _resolve(*split_address(address))
     return ip is not None and ip.is_loopback
 
 
@@ -131,7 +131,7 @@ def has_no_host(address: str, within_s: float) -> bool:
     unknown: list[bool] = []
 
     def look() -> None:
-        unknown.append(_looked_up(*split_address(address)) is None)
+        unknown.append(_resolve(*split_address(address)) is None)
 
     looking = threading.Thread(target=look, name="ringtrain-lookup", daemon=True)
     looking.start()
@@ -139,7 +139,7 @@ def has_no_host(address: str, within_s: float) -> bool:
     return unknown == [True]
 
 
-def _looked_up(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _resolve(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the address of a host; None for a name that only peers can resolve, such as of a Service without pods."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -26,7 +26,7 @@ _SAY_EVERY: Final = 20
 
 @dataclass(frozen=True)
 class DataMember:
-    """Announcement of one data worker. `instance`: identifies one life of its process; `address`: host:port."""
+    """Announcement of one data worker. `instance`: id of one run of its process; `address`: host:port."""
 
     job_uid: str
     index: int

@@ -69,15 +69,15 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
     for number, line in enumerate(lines, 1):
         if not (text := line.partition("#")[0].strip()):
             continue
-        said, found = f"{option} {path}, line {number}", _LINE.fullmatch(text)
+        source, found = f"{option} {path}, line {number}", _LINE.fullmatch(text)
         if found is None:
-            raise ConfigurationError(f"{said}: {line!r}; expected host slots={ranks}")
+            raise ConfigurationError(f"{source}: {line!r}; expected host slots={ranks}")
         # A name with several colons and without brackets is an IPv6 address.
         whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
         name, count = (found["host"], "") if whole else _host_entry_parts(found["host"])
         if count and found["slots"]:
-            raise ConfigurationError(f"{said}: {text!r} has two numbers of slots; expected one")
-        hosts.append(_parsed_host(said, name, count or found["slots"] or "", ranks, found["site"]))
+            raise ConfigurationError(f"{source}: {text!r} has two numbers of slots; expected one")
+        hosts.append(_parsed_host(source, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
         raise ConfigurationError(f"{option} {path}: it has no host; expected lines such as localhost slots={ranks}")
     return hosts
@@ -91,11 +91,11 @@ def _host_entry_parts(entry: str) -> tuple[str, str]:
     return host, count
 
 
-def _parsed_host(said: str, name: str, count: str, ranks: int, site: str | None) -> Host:
+def _parsed_host(source: str, name: str, count: str, ranks: int, site: str | None) -> Host:
     if count and not count.isdecimal():
-        raise ConfigurationError(f"{said}: {count!r} is not a number of slots; expected {name}:{ranks}")
+        raise ConfigurationError(f"{source}: {count!r} is not a number of slots; expected {name}:{ranks}")
     if not is_host_name(name):
-        raise ConfigurationError(f"{said}: {name!r} is not a host name; expected localhost:{ranks}")
+        raise ConfigurationError(f"{source}: {name!r} is not a host name; expected localhost:{ranks}")
     if site is not None and not _SITE.fullmatch(site):
-        raise ConfigurationError(f"{said}: {site!r} is not a site name; expected {name}:{ranks}@site1")
+        raise ConfigurationError(f"{source}: {site!r} is not a site name; expected {name}:{ranks}@site1")
     return Host(name, int(count or 1), site or "")

@@ -40,7 +40,7 @@ def living_processes() -> dict[int, ProcessView]:
     return {view.pid: view for view in views if view is not None and view.state not in "ZX"}
 
 
-def answers_signal(pid: int, number: int) -> bool:
+def handles_signal(pid: int, number: int) -> bool:
     """Return whether the process catches or ignores the signal; otherwise the signal ends it."""
     with suppress(OSError), open(f"/proc/{pid}/status") as status:
         masks = [line.split()[1] for line in status if line.startswith(("SigCgt:", "SigIgn:"))]
@@ -48,7 +48,7 @@ def answers_signal(pid: int, number: int) -> bool:
     return False
 
 
-def only_runs_others(pid: int) -> bool:
+def is_shell(pid: int) -> bool:
     """Return whether the process is a shell, or another program that only runs others."""
     with suppress(OSError):
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _RUNNERS

@@ -38,7 +38,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Running rank. Its process leads its own session; `log_fd`, `report_fd`: read ends of its pipes."""
+    """Running rank. Its process leads a session. `log_fd`, `report_fd`: read ends of its pipes."""
 
     rank: int
     pid: int

@@ -12,8 +12,8 @@ import grpc
 from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.ports import PortTaken
 from ringtrain.shared.secrets import Secrets, dns_name
-from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain.shared.tls import caller_problem
+from ringtrain.shared.unauthenticated import RateLimitedWarnings
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _CONNECT_S = 1.0
 _HANDSHAKE_S = 10.0
 _KEEPALIVE_S = 10.0
 # Concurrent connections in addition to those of the gang.
-_MOST_STRANGERS = 256
+_MOST_UNAUTHENTICATED = 256
 _SERVER = (
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -70,7 +70,7 @@ def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grp
     return grpc.intercept_channel(channel, _RpcTokenInterceptor(secrets.token)) if secrets.token else channel
 
 
-def crowd_s(clients: int) -> float:
+def handshake_time_s(clients: int) -> float:
     """Return the time that a server takes for `clients` that dial at the same time.
 
     It serves them concurrently, so each may take as long as all: a client that gives up earlier dials again, and costs
@@ -85,7 +85,7 @@ def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
         *_CLIENT,
         *_keepalive(clients),
         # The name suggests the time between two attempts, but gRPC uses it as the limit of one attempt.
-        ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, crowd_s(clients)))),
+        ("grpc.min_reconnect_backoff_ms", round(1000 * max(_CONNECT_S, handshake_time_s(clients)))),
         # Names in the certificate contain role and uid; the server's DNS name proves nothing.
         ("grpc.ssl_target_name_override", dns_name(peer.role, peer.uid)),
     )
@@ -93,7 +93,7 @@ def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
 
 def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
     """Return keepalive options: a server of thousands of clients answers a ping late."""
-    patience_ms = round(1000 * max(_KEEPALIVE_S, crowd_s(clients)))
+    patience_ms = round(1000 * max(_KEEPALIVE_S, handshake_time_s(clients)))
     return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
 
 
@@ -140,9 +140,9 @@ def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
     return (
         *_SERVER,
         *_keepalive(clients),
-        ("grpc.server_handshake_timeout_ms", round(1000 * max(_HANDSHAKE_S, crowd_s(clients)))),
+        ("grpc.server_handshake_timeout_ms", round(1000 * max(_HANDSHAKE_S, handshake_time_s(clients)))),
         ("grpc.so_reuseport", int(is_held)),
-        ("grpc.max_allowed_incoming_connections", _MOST_STRANGERS + 2 * clients),
+        ("grpc.max_allowed_incoming_connections", _MOST_UNAUTHENTICATED + 2 * clients),
     )
 
 

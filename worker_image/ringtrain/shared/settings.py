@@ -52,7 +52,7 @@ def setting(
 ) -> Any:
     """Declare a field with the value of `read(variables, earlier settings)`.
 
-    `default`: of the constructor. `is_secret`: omitted from the repr.
+    `default`: default of the constructor. `is_secret`: whether the repr omits it.
     """
     return field(default=default, repr=not is_secret, metadata={"read": read})
 

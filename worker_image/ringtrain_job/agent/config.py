@@ -109,7 +109,7 @@ class AgentConfig(PodSettings):
     @property
     def call_s(self) -> float:
         """Deadline of one call to the launcher, which all agents may call at the same time."""
-        return max(1.0, self.timeout_s / 6, min(self.crowd_s, self.timeout_s / 2))
+        return max(1.0, self.timeout_s / 6, min(self.handshake_time_s, self.timeout_s / 2))
 
     @property
     def launcher_lost_s(self) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
-from ringtrain.shared.proc import ProcessView, answers_signal, living_processes, only_runs_others, process_view
+from ringtrain.shared.proc import ProcessView, handles_signal, is_shell, living_processes, process_view
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +113,8 @@ class RankStop:
         """Return the processes from `pid` down that should get SIGTERM now."""
         if pid in self._got:
             return []
-        runner = only_runs_others(pid)
-        if not runner and answers_signal(pid, signal.SIGTERM):
+        runner = is_shell(pid)
+        if not runner and handles_signal(pid, signal.SIGTERM):
             return [pid]
         below = [found for child in here.get(pid, ()) for found in self._topmost(child, here)]
         return [*below, pid] if below and not runner else below

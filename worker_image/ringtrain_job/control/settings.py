@@ -6,7 +6,7 @@ from pathlib import Path
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
-from ringtrain.shared.rpc import crowd_s
+from ringtrain.shared.rpc import handshake_time_s
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain.shared.settings import Settings, choice, integer, seconds, setting
 from ringtrain_job.control.model import JobIdentity
@@ -56,9 +56,9 @@ class PodSettings(Settings):
         return self.workers * self.slots
 
     @property
-    def crowd_s(self) -> float:
+    def handshake_time_s(self) -> float:
         """Time in seconds that all workers need to reach the launcher if they connect at the same time."""
-        return crowd_s(self.workers)
+        return handshake_time_s(self.workers)
 
 
 def plugin_missing(backend: str) -> ConfigurationError:

@@ -127,7 +127,7 @@ class LauncherConfig(PodSettings):
     def behind_s(self) -> float:
         """Longest time in seconds for which workers that connect at the same time can occupy a launcher with a tenth of
         a core."""
-        return 10 * self.crowd_s
+        return 10 * self.handshake_time_s
 
     @property
     def vacancy_s(self) -> float:

@@ -19,7 +19,7 @@ from ringtrain.shared.address import listening_socket, loopback_address
 from ringtrain.shared.authentication import bearer, is_one_of
 from ringtrain.shared.formats import clean_json
 from ringtrain.shared.ports import PortTaken
-from ringtrain.shared.strangers import UnauthenticatedPeer, UnauthenticatedPeers
+from ringtrain.shared.unauthenticated import UnauthenticatedPeer, UnauthenticatedPeers
 from ringtrain_job.launcher.metrics import StatusCollector
 from ringtrain_job.launcher.observers import HttpRoutes
 

@@ -16,7 +16,7 @@ from typing import Any
 from ringtrain.shared.data_members import DataMember
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
-from ringtrain.shared.strangers import RateLimitedWarnings
+from ringtrain.shared.unauthenticated import RateLimitedWarnings
 from ringtrain_job.control.model import AgentState, Order, Registration, SlotHistory
 from ringtrain_job.control.wire import deflated_order, order_to_message
 from ringtrain_job.launcher.data_members import DataMembers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain._core.communicators.pairing import PodPairing, dealt_section, shared_section
+from ringtrain._core.communicators.pairing import PodPairing, scattered_section, shared_section
 
 PODS = pytest.mark.parametrize("pods", [2, 3, 4, 5, 7, 8, 9, 12, 16, 100])
 
@@ -44,7 +44,7 @@ def test_sections_cut_a_ranks_part_for_all_nodes() -> None:
     pairing = PodPairing(3)
     assert shared_section(((0, 5), (5, 10)), 1, pairing).cuts == (0, 3, 5)
     chunks = [((0, 1), (1, 3)), ((3, 3), (3, 7)), ((7, 9), (9, 10))]
-    dealt = dealt_section(chunks, 2, 1, pairing)
+    dealt = scattered_section(chunks, 2, 1, pairing)
     assert dealt.blocks == tuple(chunks)
     assert dealt.cuts == (0, 6, 7)
     assert dealt.own == (9, 10)

@@ -59,7 +59,7 @@ GOOD = _idx(np.zeros((2, 3), np.uint8))
         (b"\x89PNG1234", "begins with 89 50 4e 47; an IDX file begins with 00 00"),
         (b"\0\0\x07\x01", "begins with 00 00 07 01"),
         (GOOD[:10], "truncated in its header, 10 of 12 bytes"),
-        (GOOD[:-1], "truncated, 17 bytes instead of 18 for (2, 3)"),
+        (GOOD[:-1], "truncated: 17 bytes, expected 18 for (2, 3)"),
         (GOOD + b"x", "longer than 18 bytes, the size for (2, 3)"),
         (gzip.compress(GOOD)[:-9], "damaged gzip file"),
         (gzip.compress(GOOD)[:-8] + bytes(8), "damaged gzip file"),
@@ -94,7 +94,7 @@ def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="longer than 18 bytes, the size"):
             read_idx(path)
         path.write_bytes(bytes([0, 0, 0x0E, 3]) + b"\xff" * 12 + b"x")
-        with pytest.raises(DataError, match="truncated, 17 bytes instead of"):
+        with pytest.raises(DataError, match="truncated: 17 bytes, expected "):
             read_idx(path)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:

@@ -11,7 +11,7 @@ from ringtrain._core.wire.failure import WorldFailure
 from ringtrain._core.wire.messages import encode_wire_message
 from ringtrain._core.world.failure_state import PeerClosed, WorldFailureState
 from ringtrain._core.world.monitor import WorldMonitor
-from ringtrain._core.world.neighbours import MESH_MOST, failure_told_ranks
+from ringtrain._core.world.neighbours import MESH_MOST, failure_notified_ranks
 from ringtrain._core.world.ring_config import RingConfig
 
 SIZE = MESH_MOST + 4
@@ -35,7 +35,7 @@ class Answering:
 def monitor_of(transport: Any, failure_state: WorldFailureState) -> WorldMonitor:
     ring = RingConfig(0, SIZE, ("127.0.0.1:1",) * SIZE)
     made = WorldMonitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
-    made.watches.end_meeting()
+    made.watches.end_handshake()
     made.start()
     return made
 
@@ -61,7 +61,7 @@ def test_a_rank_that_leaves_as_it_hears_of_a_failure_passes_it_on_first() -> Non
     monitor.heed(ANNOUNCEMENT)
     leaving.join(60)
     assert has_left.is_set()
-    assert sorted(transport.asked) == [(group.start, False) for group in failure_told_ranks(SIZE)]
+    assert sorted(transport.asked) == [(group.start, False) for group in failure_notified_ranks(SIZE)]
 
 
 def test_a_rank_that_has_left_says_that_it_passes_nothing_on() -> None:

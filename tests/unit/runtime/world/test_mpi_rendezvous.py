@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain._core.world.mpi_environment import MpiRank
-from ringtrain._core.world.mpi_rendezvous import meet_mpi_world
+from ringtrain._core.world.mpi_rendezvous import rendezvous_by_mpi
 from ringtrain.errors import ConfigurationError
 
 
@@ -15,7 +15,7 @@ def test_ranks_that_meet_again(tmp_path: Path) -> None:
     env = {"PMIX_SERVER_TMPDIR": str(tmp_path), "PMIX_NAMESPACE": "job"}
 
     def meet_as(rank: int, timeout_s: float = 60.0) -> tuple[str, ...]:
-        return meet_mpi_world(MpiRank("Open MPI", rank, 2, rank, 2), env, timeout_s)
+        return rendezvous_by_mpi(MpiRank("Open MPI", rank, 2, rank, 2), env, timeout_s)
 
     with ThreadPoolExecutor(2) as ranks:
         first = list(ranks.map(meet_as, range(2)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ringtrain._core.world.neighbours import (
     MESH_MOST,
-    failure_told_ranks,
+    failure_notified_ranks,
     is_mesh,
     partner_ranks,
     watched_ranks,
@@ -25,7 +25,7 @@ def reached(size: int, first: int, dead: frozenset[int]) -> tuple[set[int], int]
     while queue:
         rank = queue.popleft()
         sent = 0
-        for group in failure_told_ranks(size):
+        for group in failure_notified_ranks(size):
             ranks = [(rank + distance) % size for distance in group]
             targets = ranks[:1] if ranks[0] not in dead else ranks
             sent += len(targets)
@@ -88,6 +88,6 @@ def test_partners_are_each_others(size: int) -> None:
         found = set(partner_ranks(rank, size))
         assert all(rank in partner_ranks(peer, size) for peer in found)
         assert found >= {*watched_ranks(rank, size), *witness_ranks(rank, size, ())}
-        assert found >= {(rank + group.start) % size for group in failure_told_ranks(size)}
+        assert found >= {(rank + group.start) % size for group in failure_notified_ranks(size)}
         assert rank not in found
         assert len(found) <= 2 * (size - 1).bit_length()

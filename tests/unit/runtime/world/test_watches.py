@@ -45,7 +45,7 @@ def large() -> Asked:
     for peer in (1, 2):
         asked.watches.watch(peer)
         asked.answer(peer, False, ALIVE)
-    asked.watches.end_meeting()
+    asked.watches.end_handshake()
     return asked
 
 
@@ -63,7 +63,7 @@ def test_a_peer_that_left_between_two_questions_is_not_lost(large: Asked) -> Non
 def test_a_peer_that_left_between_two_questions_of_a_mesh_is_not_lost() -> None:
     mesh = Asked(2)
     mesh.watches.watch(1)
-    mesh.watches.end_meeting()
+    mesh.watches.end_handshake()
     mesh.answer(1, True, ALIVE)
     mesh.answer(1, True, PeerUnreached(REFUSED))
     assert not mesh.reports

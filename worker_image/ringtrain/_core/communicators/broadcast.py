@@ -21,7 +21,7 @@ from ringtrain._core.reduction.cuts import Bounds, cut_passing_bytes, cut_segmen
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 
 _ROOT: Final = 0
 # Between more pods two trees are faster for short tensors, and equally fast for long ones: see bench/scale/ring.md.
@@ -39,7 +39,7 @@ _LAG: Final = 2
 
 @dataclass(frozen=True)
 class BroadcastTrees:
-    """Senders and receivers among `size` places; the root is place 0. `is_direct`: the root sends to all."""
+    """Senders and receivers among `size` places; the root is place 0. `is_direct`: whether the root sends to all."""
 
     size: int
     is_direct: bool
@@ -90,8 +90,8 @@ def children(trees: BroadcastTrees, place: int, tree: int) -> tuple[int, ...]:
 class PodBroadcastRoute:
     """Route from the root's pod to all pods, for one rank.
 
-    `ranks`: world ranks at this rank's place in each pod, beginning with the root's pod. `place`: of this rank among
-    them. `group`: the ranks of its pod. `giver`: the root's place in its pod.
+    `ranks`: world ranks at this rank's place in each pod, beginning with the root's pod. `place`: index of this rank in
+    `ranks`. `group`: the ranks of its pod. `giver`: the root's place in its pod.
     """
 
     ranks: tuple[int, ...]
@@ -101,7 +101,7 @@ class PodBroadcastRoute:
 
 
 class PodBroadcast:
-    """One broadcast on one rank. `steps`: of all ranks."""
+    """One broadcast on one rank. `steps`: exchange steps between all ranks."""
 
     def __init__(self, steps: ExchangeSteps, route: PodBroadcastRoute, buffer: Flat) -> None:
         self._steps, self._route, self._buffer = steps, route, buffer
@@ -123,7 +123,7 @@ class PodBroadcast:
     def run(self, what: WireSignature) -> None:
         """Run the broadcast, which fills the buffer."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
-        what = signature_laid_out(what, (steps.segment_bytes, *what.layout))
+        what = with_layout(what, (steps.segment_bytes, *what.layout))
         peers, takers = self._partners()
         call = self._call = steps.call_among(peers, what, self._frames_for, self._buffer.nbytes, takers=takers)
         with call:

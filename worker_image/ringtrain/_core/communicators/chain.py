@@ -41,8 +41,8 @@ class ChainedPods:
     """Equally large pods, from the view of one rank.
 
     `size`: number of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world
-    ranks at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: of the pods.
-    `scratch`: buffers for data from other pods.
+    ranks at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: the pairing of
+    the pods. `scratch`: buffers for data from other pods.
     """
 
     size: int

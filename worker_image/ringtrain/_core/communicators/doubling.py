@@ -17,7 +17,7 @@ from ringtrain._core.reduction.cuts import Bounds, cut_segments, length_offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 
 # More ranks have fewer partners this way: bench/README has the measurements.
 RANKS_MOST_DIRECT: Final = 3
@@ -30,7 +30,7 @@ PART_BYTES_MOST: Final = 16 << 10
 class RecursiveDoubling:
     """Collectives of parts of at most `PART_BYTES_MOST`, except for `gather_in_place`.
 
-    `steps`: of the process set.
+    `steps`: exchange steps between the ranks of the process set.
     """
 
     def __init__(self, steps: ExchangeSteps) -> None:
@@ -39,7 +39,7 @@ class RecursiveDoubling:
         self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
 
     def gather(self, what: WireSignature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
-        """Return every position's `part`, by position. `lengths`: of each in elements, equal on all ranks."""
+        """Return every position's `part`, by position. `lengths`: elements of each part, equal on all ranks."""
         steps, size = self._steps, self._size
         order = [(steps.position + shift) % size for shift in range(size)]
         bounds = length_offsets([lengths[position] for position in order])
@@ -56,7 +56,7 @@ class RecursiveDoubling:
                     call.wait_until(partial(holds, shift), caller)
                     yield call.frame(WireStep.RESULT, step, buffer[: bounds[min(shift, size - shift)]])
 
-        what = signature_laid_out(what, (steps.segment_bytes, *what.layout))
+        what = with_layout(what, (steps.segment_bytes, *what.layout))
         call = steps.call_among(self._peers(1), what, frames_for, buffer.nbytes, takers=self._peers(-1))
         with call:
             for step, shift in enumerate(self._shifts):
@@ -91,7 +91,7 @@ class RecursiveDoubling:
                 call.wait_until(partial(holds, count), caller)
                 yield call.frame(WireStep.RESULT, index, buffer[cut])
 
-        what = signature_laid_out(what, (steps.segment_bytes, *what.layout, *bounds))
+        what = with_layout(what, (steps.segment_bytes, *what.layout, *bounds))
         peers, takers = self._peers(1), self._peers(-1)
         call = steps.call_among(peers, what, frames_for, buffer.nbytes, takers=takers)
         with call:

@@ -32,13 +32,13 @@ from ringtrain._core.reduction.cuts import (
     cut_segments,
     cut_tensors,
     length_offsets,
-    without_short_ones,
+    merge_short_pieces,
 )
 from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 from ringtrain._core.world.membership import WorldMembership
 
 SEGMENT_BYTES: Final = 2 << 20
@@ -79,7 +79,7 @@ class ExchangeCommunicator:
 
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         if source.nbytes <= self._direct_bytes:
-            self._reduce_all_alone(what, source, target, op)
+            self._reduce_all_directly(what, source, target, op)
         else:
             self._reduce_all(what, [source], target, op)
 
@@ -87,7 +87,7 @@ class ExchangeCommunicator:
         """Reduce several pieces: long ones are sent from their place; short neighbours are copied to the place of their
         result.
         """
-        self._reduce_all(what, without_short_ones(sources, target, self.fusion_bytes), target, op)
+        self._reduce_all(what, merge_short_pieces(sources, target, self.fusion_bytes), target, op)
 
     def _reduce_all(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         """Reduce by reduce-scatter and all-gather in one exchange, in which segments of both are sent at the same
@@ -117,7 +117,7 @@ class ExchangeCommunicator:
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
         if doubling := self._doubling_of(source.nbytes):
-            what = signature_laid_out(what, (*what.layout, *bounds))
+            what = with_layout(what, (*what.layout, *bounds))
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             own = slice(start, bounds[self.position + 1])
             ReductionFold(op, source.dtype, len(self.ranks), self.position).fold((part[own] for part in parts), target)
@@ -137,7 +137,7 @@ class ExchangeCommunicator:
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
         lengths = [end - start for start, end in pairwise(bounds)]
         if doubling := self._doubling_of(max(lengths) * buffer.itemsize):
-            what = signature_laid_out(what, (*what.layout, *bounds))
+            what = with_layout(what, (*what.layout, *bounds))
             own = buffer[bounds[self.position] : bounds[self.position + 1]]
             np.concatenate(doubling.gather(what, own, lengths), out=buffer)
             return
@@ -190,21 +190,21 @@ class ExchangeCommunicator:
             yield call.frame(WireStep.SIZES, 0, np.array([len(part)], np.int64))
             yield from call.frames(WireStep.RESULT, (part[cut] for cut in cut_segments(0, len(part), step)))
 
-        asked = self.steps.others if origins is None else [p for p in origins if p != self.position]
-        given = [p for p in self.steps.others if origins is None or len(parts[p])]
-        peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (asked, given))
-        what = signature_laid_out(what, (self.segment_bytes, *what.layout))
+        sources = self.steps.others if origins is None else [p for p in origins if p != self.position]
+        destinations = [p for p in self.steps.others if origins is None or len(parts[p])]
+        peers, takers = (tuple(self.ranks[p] for p in positions) for positions in (sources, destinations))
+        what = with_layout(what, (self.segment_bytes, *what.layout))
         call = self.steps.call_among(peers, what, frames_for, sum(part.nbytes for part in parts), takers=takers)
         size = np.empty(1, np.int64)
         with call:
             received = [own[:0].copy()] * len(self.ranks)
             received[self.position] = own.copy()
-            for position in asked:
+            for position in sources:
                 call.read(self.ranks[position], WireStep.SIZES, 0, size)
                 received[position] = np.empty(int(size[0]), own.dtype)
             cuts = [cut_segments(0, len(part), step) for part in received]
-            for index in range(max((len(cuts[p]) for p in asked), default=0)):
-                for position in asked:
+            for index in range(max((len(cuts[p]) for p in sources), default=0)):
+                for position in sources:
                     if index < len(cuts[position]):
                         part = received[position][cuts[position][index]]
                         call.read(self.ranks[position], WireStep.RESULT, index, part)
@@ -218,7 +218,7 @@ class ExchangeCommunicator:
             return call.frames(WireStep.RESULT, (source[cut] for cut in parts))
 
         peers = tuple(dict.fromkeys((self.ranks[to], self.ranks[origin])))
-        what = signature_laid_out(what, (self.segment_bytes,))
+        what = with_layout(what, (self.segment_bytes,))
         call = self.steps.call_among(peers, what, frames_for, source.nbytes + target.nbytes)
         with call:
             for index, cut in enumerate(cut_segments(0, len(target), step)):
@@ -271,7 +271,7 @@ class ExchangeCommunicator:
         """Return the doubling for parts of up to `nbytes`, equally on all ranks; None if each rank reads from all."""
         return self._doubling if nbytes <= self._part_bytes else None
 
-    def _reduce_all_alone(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
+    def _reduce_all_directly(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Reduce by sending everything to every rank, each of which folds it: one hop instead of two."""
         if doubling := self._doubling_of(source.nbytes):
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))

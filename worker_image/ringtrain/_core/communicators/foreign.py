@@ -19,7 +19,7 @@ _PAUSE_S: Final = 50e-6
 
 
 class ForeignCommunicatorCalls:
-    """Calls of one process set to a foreign library. `number`: of the communicator in parallel to which they run.
+    """Calls of one process set to a foreign library. `number`: number of the communicator that runs in parallel.
 
     All ranks of the set make the same calls in the same order. A call that can't end because a peer is lost raises
     PeerLost; its memory is never freed, because the library may still write to it.
@@ -69,7 +69,7 @@ class ForeignCommunicatorCalls:
             now = time.monotonic()
             if self._member.failure_state.failure is not None or self._member.left:
                 self._member.raise_failure(activity)
-            if one_left_at is None and self._member.who_left(self._peers) is not None:
+            if one_left_at is None and self._member.departed_rank(self._peers) is not None:
                 one_left_at = now
             # Data that a rank sent before it left may still be in flight.
             if one_left_at is not None and now - one_left_at >= self._member.ring.probe_timeout_s:
@@ -83,8 +83,8 @@ class ForeignCommunicatorCalls:
 
     def _report_left(self, activity: RankActivity) -> None:
         """Report a peer that has shut down, if there is one."""
-        if (gone := self._member.who_left(self._peers)) is not None:
-            self._member.monitor.report(PeerClosed(gone, "", activity))
+        if (departed := self._member.departed_rank(self._peers)) is not None:
+            self._member.monitor.report(PeerClosed(departed, "", activity))
 
     def _failed(self, activity: RankActivity, error: Exception) -> NoReturn:
         """Determine why the library failed, and raise that.

@@ -36,7 +36,7 @@ _PARTIALS: Final = 1
 
 @dataclass(frozen=True)
 class PodSharedBucket:
-    """Bucket in the memory of each rank of this pod, by place in it. `bounds`: of all ranks' chunks."""
+    """Bucket in the memory of each rank of this pod, by place in it. `bounds`: offsets of all ranks' chunks."""
 
     gradients: list[Flat]
     weights: list[Flat]
@@ -75,20 +75,20 @@ class PodChainUpdates:
         with contextlib.ExitStack() as mine, _PodChainTripEnd(before) as ending:
             mine.enter_context(trip.call)
             with trip.call.span("reduce", gradients.nbytes):
-                meet = self._group.meeting(what, gradients, change.weights)
+                barrier = self._group.barrier_function(what, gradients, change.weights)
                 if self._pods.pod == 0:
-                    _reduce_first_trip(trip, meet, ending)
+                    _reduce_first_trip(trip, barrier, ending)
                     # Early ranks passed the first barrier before they wrote the weights of the previous bucket.
-                    self._group.meeting(what, gradients, change.weights)(True)
+                    self._group.barrier_function(what, gradients, change.weights)(True)
                 else:
                     ending.end()
-                    meet(True)
+                    barrier(True)
                     trip.reduce()
             mine.pop_all()
         self._begun = trip
         if change.last:
             self.finish_updates()
-            self._group.meeting(what, gradients, change.weights)(True)
+            self._group.barrier_function(what, gradients, change.weights)(True)
 
     def finish_updates(self) -> bool:
         """Read other pods' weights of the previous update. They are complete after this pod's next barrier."""
@@ -114,22 +114,22 @@ class _PodChainTripEnd:
         self._call.__exit__(*error)
 
     def end(self) -> None:
-        """End the trip, once; later calls do nothing."""
+        """Read the weights and end the trip; later calls do nothing."""
         trip, self._trip = self._trip, None
         if trip is not None:
             trip.read_weights()
             self._call.close()
 
 
-def _reduce_first_trip(trip: "_PodChainTrip", meet: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
+def _reduce_first_trip(trip: "_PodChainTrip", barrier: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
     """Run the trip in the first pod, which waits for no other's sums.
 
     Its sums are sent before the weights of the previous bucket are read, so that the link to the next pod is busy. But
     those weights must not wait for late gradients.
     """
-    if not meet(False):
+    if not barrier(False):
         before.end()
-        meet(True)
+        barrier(True)
     trip.fold_all()
     before.end()
     trip.update_all()
@@ -149,8 +149,8 @@ class _PodChainTrip:
     ) -> None:
         """Prepare the trip.
 
-        `side`: of the scratch buffers; peers may still read this rank's partial sums of the previous update on the
-        other side.
+        `side`: half of the scratch buffers to use; peers may still read this rank's partial sums of the previous update
+        in the other half.
         """
         self._pods = pods
         self._bucket = bucket

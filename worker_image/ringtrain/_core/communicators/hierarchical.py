@@ -22,7 +22,7 @@ from ringtrain._core.communicators.chain import ChainedPods, PodChain, PodChainS
 from ringtrain._core.communicators.doubling import PART_BYTES_MOST
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.fused_chain import PodChainUpdates
-from ringtrain._core.communicators.pairing import PodPairing, dealt_section, shared_section
+from ringtrain._core.communicators.pairing import PodPairing, scattered_section, shared_section
 from ringtrain._core.communicators.pod_tree import PodTree
 from ringtrain._core.communicators.shm.group import ShmLoneRank
 from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
@@ -32,7 +32,7 @@ from ringtrain._core.kernels.update import ChunkUpdate
 from ringtrain._core.reduction.cuts import Bounds, even_bounds
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 
 # Up to this size all ranks may gather all ranks' data; longer tensors go from pod to pod.
 _FLAT_BYTES: Final = PART_BYTES_MOST
@@ -100,7 +100,7 @@ class HierarchicalCommunicator:
         self._flat_bytes = min(_FLAT_BYTES, network.segment_bytes)
 
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        if self._goes_flat(source.nbytes):
+        if self._uses_flat(source.nbytes):
             self._network.all_reduce(what, source, target, op)
             return
         bounds = even_bounds(len(source), len(self._group.ranks))
@@ -111,13 +111,13 @@ class HierarchicalCommunicator:
         chain.all_reduce(source, target)
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        if self._goes_flat(source.nbytes):
+        if self._uses_flat(source.nbytes):
             self._network.reduce_scatter(what, source, bounds, target, op)
             return
         if self._is_tree:
             self._scatter_by_tree(what, source, bounds, target, op)
             return
-        what = signature_laid_out(what, bounds)
+        what = with_layout(what, bounds)
         mapped = self._group.mapped(what, source)
         sections = [
             s
@@ -133,10 +133,10 @@ class HierarchicalCommunicator:
         For short chunks between many pods the barriers would take longer than the flat exchange.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
-        if self._hosts is None or not longest or self._gathers_flat(longest):
+        if self._hosts is None or not longest or self._uses_flat_gather(longest):
             self._network.all_gather(what, buffer, bounds)
             return
-        what, mapped = signature_laid_out(what, bounds), self._group.mapped(what, buffer)
+        what, mapped = with_layout(what, bounds), self._group.mapped(what, buffer)
         sections = [
             self._cut(self._of_pod(bounds, pod), pod, buffer, mapped is not None) for pod in range(self._pods.last + 1)
         ]
@@ -150,7 +150,7 @@ class HierarchicalCommunicator:
         assert self._updates is not None, "call can_update first"
         longest = max(end - start for start, end in pairwise(bounds))
         step = self._step(longest, gradients, _UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES)
-        self._updates.update(signature_laid_out(what, bounds), gradients, bounds, op, change, step)
+        self._updates.update(with_layout(what, bounds), gradients, bounds, op, change, step)
 
     def finish_updates(self) -> bool:
         return self._updates is not None and self._updates.finish_updates()
@@ -198,13 +198,13 @@ class HierarchicalCommunicator:
         """Return the number of successive exchanges of the flat exchange."""
         return (len(self.ranks) - 1).bit_length()
 
-    def _goes_flat(self, nbytes: int) -> bool:
+    def _uses_flat(self, nbytes: int) -> bool:
         """Return whether a tensor is empty, or so short that the path through all pods has more exchanges."""
         if self._is_tree:
             return not nbytes
         return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
 
-    def _gathers_flat(self, longest: int) -> bool:
+    def _uses_flat_gather(self, longest: int) -> bool:
         """Return whether chunks of `longest` bytes are so short that a barrier per pod would need more exchanges."""
         is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
         return is_short and self._doublings < self._pods.last
@@ -224,7 +224,7 @@ class HierarchicalCommunicator:
         For a short tensor every rank gets the whole result, because separate sums of each pod's chunks would need a
         barrier for each.
         """
-        what = signature_laid_out(what, bounds)
+        what = with_layout(what, bounds)
         if source.nbytes <= _DOUBLED_BYTES:
             result = np.empty_like(source)
             pieces = even_bounds(len(source), len(self._group.ranks))
@@ -238,7 +238,9 @@ class HierarchicalCommunicator:
             self._step(longest * (pods.last + 1), source, _SCATTER_SECTIONS, _LEAST_TREE_BYTES) // (pods.last + 1),
         )
         by_pod = [_pod_chain_pieces(self._of_pod(bounds, pod), longest, step) for pod in range(pods.last + 1)]
-        sections = [dealt_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)]
+        sections = [
+            scattered_section(chunks, pods.pod, pods.local, pods.pairing) for chunks in zip(*by_pod, strict=True)
+        ]
         PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
 
     def _step(self, length: int, like: Flat, segments: int, least: int) -> int:

@@ -21,7 +21,7 @@ from ringtrain._core.communicators.numbers import inside_communicator_number
 from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, length_offsets
 from ringtrain._core.reduction.fold import Flat, ReductionFold
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 from ringtrain._core.world.failure_state import PeersStalled, RankActivity
 from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.mpi_library import give_up, load_mpi_of_world, load_world
@@ -74,13 +74,13 @@ class MpiCommunicator:
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         start = bounds[self.position]
-        activity = self._begin(signature_laid_out(what, bounds))
+        activity = self._begin(with_layout(what, bounds))
         for piece in self._pieces(bounds, source.itemsize):
             first, last = piece[self.position]
             self._fold(activity, source, piece, target[first - start : last - start], op)
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        activity = self._begin(signature_laid_out(what, bounds))
+        activity = self._begin(with_layout(what, bounds))
         self._gather(activity, buffer, list(itertools.pairwise(bounds)))
 
     def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
@@ -95,7 +95,7 @@ class MpiCommunicator:
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         activity = self._begin(what)
-        self._give_all(activity, buffer, root)
+        self._broadcast_chunk(activity, buffer, root)
 
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
@@ -186,7 +186,7 @@ class MpiCommunicator:
         """Send each rank's part of `piece` to all others."""
         if len(buffer) > COUNT_MOST:
             for position, (start, end) in enumerate(piece):
-                self._give_all(activity, buffer[start:end], position)
+                self._broadcast_chunk(activity, buffer[start:end], position)
             return
         raw = _mpi_raw_buffer(buffer)
         layout = [raw, [end - start for start, end in piece], [start for start, _ in piece], _mpi_type_of(buffer)]
@@ -204,7 +204,7 @@ class MpiCommunicator:
         for request in requests:
             self._wait(activity, request, *received.values(), *sent.values())
 
-    def _give_all(self, activity: RankActivity, buffer: Flat, root: int) -> None:
+    def _broadcast_chunk(self, activity: RankActivity, buffer: Flat, root: int) -> None:
         """Fill `buffer` with that of position `root`."""
         raw = _mpi_raw_buffer(buffer)
         for cut in _mpi_counted_buffer(raw):

@@ -76,7 +76,7 @@ def shared_section(chunks: Chunks, local: int, pairing: PodPairing) -> PodTreeSe
     return PodTreeSection((chunks,), even_bounds(end - start, pairing.nodes), own)
 
 
-def dealt_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: PodPairing) -> PodTreeSection:
+def scattered_section(by_pod: Sequence[Chunks], pod: int, local: int, pairing: PodPairing) -> PodTreeSection:
     """Return the section of which each rank of each pod needs only its own chunk."""
     by_node = [[by_pod[pod] for pod in pairing.pods_of(node)] for node in pairing.order]
     lengths = [sum(chunks[local][1] - chunks[local][0] for chunks in of_node) for of_node in by_node]

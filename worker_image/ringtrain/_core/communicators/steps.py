@@ -10,7 +10,7 @@ from ringtrain._core.reduction.cuts import Bounds, segments_at
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.transport.base import TransportCaller
 from ringtrain._core.wire.messages import WireFrame, WireStep
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 from ringtrain._core.world.call import CollectiveKey, FramesFor, WorldCall
 from ringtrain._core.world.membership import WorldMembership
 
@@ -52,7 +52,7 @@ class ExchangeSteps:
         self, what: WireSignature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
     ) -> WorldCall:
         """Begin the set's next collective. Ranks also compare `bounds`."""
-        what = signature_laid_out(what, (self.segment_bytes, *what.layout, *bounds))
+        what = with_layout(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
 
     def call_among(

@@ -17,9 +17,9 @@ Flat = NDArray[Any]
 class NativeRule:
     """Update rule in the format of compiled code.
 
-    `code`: of enum rule. `spans`: of the whole own chunk, one for each parameter in it, in order, as `structures.SPAN`;
-    an update marks the parameters for which no rank has a gradient. `terms`: coefficients that the spans refer to, in
-    the layout of native/optimizer.c.
+    `code`: of enum rule. `spans`: one for each parameter of the whole own chunk, in order, as `structures.SPAN`; an
+    update marks the parameters for which no rank has a gradient. `terms`: coefficients that the spans refer to, in the
+    layout of native/optimizer.c.
     """
 
     code: int
@@ -43,10 +43,10 @@ class ChunkUpdate:
     """Update of this rank's chunk after the reduction of gradients.
 
     `weights`: the whole buffer, as long as the gradients and of their dtype; its own chunk contains the weights to
-    update. `states`: of the own chunk, in the rule's order, float32 or float64. `master`: the own chunk's weights in
-    float32, if `weights` are of a half type. `last`: no other update follows, so return when all ranks have done
-    theirs. `reduced`: receives the own chunk's reduced gradients, if set; may be the own chunk of the gradients.
-    `kept`: receives the old values. `offset`: of this part in the own chunk.
+    update. `states`: state arrays of the own chunk, in the rule's order, float32 or float64. `master`: the own chunk's
+    weights in float32, if `weights` are of a half type. `last`: no other update follows, so return when all ranks have
+    done theirs. `reduced`: array for the own chunk's reduced gradients, or None; may be the own chunk of the gradients.
+    `kept`: buffers for the old values. `offset`: index of this part in the own chunk.
     """
 
     rule: NativeRule

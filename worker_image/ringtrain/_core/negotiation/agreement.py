@@ -58,19 +58,19 @@ class RequestNegotiation:
     """Negotiation of requests that some ranks have not submitted yet. `ranks`: world ranks of the process set."""
 
     ranks: tuple[int, ...]
-    _asked: dict[str, dict[int, NamedRequest]] = field(default_factory=dict)
+    _submitted: dict[str, dict[int, NamedRequest]] = field(default_factory=dict)
     _known: list[NegotiatedRequests] = field(default_factory=list)
     _numbers: dict[NamedRequest, int] = field(default_factory=dict)
     _joined: list[int] = field(default_factory=list)
     _has_expired: bool = False
 
     @property
-    def must_meet(self) -> bool:
+    def needs_round(self) -> bool:
         """Return whether every rank must take part in the next round, even without new requests.
 
         One name has expired, and the other waiting names can only expire in rounds.
         """
-        return self._has_expired and bool(self._asked)
+        return self._has_expired and bool(self._submitted)
 
     def next_round(
         self, requests: Sequence[NamedRequest], joined: bool = False, expired: Sequence[str] = ()
@@ -82,32 +82,32 @@ class RequestNegotiation:
 
     def receive(self, rounds: Sequence[NegotiationRound]) -> NegotiationDecisions:
         """Process one round (one entry per rank, in the set's order). Return the decisions, the same on every rank."""
-        if not self._asked and not self._joined and _all_say_known(rounds):  # the usual step
+        if not self._submitted and not self._joined and _are_all_known(rounds):  # the usual step
             return NegotiationDecisions(tuple(self._known[number] for number in rounds[0].known))
-        for rank, said in zip(self.ranks, rounds, strict=True):
-            for request in (*(self._known[number].any_request for number in said.known), *said.requests):
-                self._asked.setdefault(request.name, {})[rank] = request
-            if said.joined and rank not in self._joined:
+        for rank, message in zip(self.ranks, rounds, strict=True):
+            for request in (*(self._known[number].any_request for number in message.known), *message.requests):
+                self._submitted.setdefault(request.name, {})[rank] = request
+            if message.joined and rank not in self._joined:
                 self._joined.append(rank)
-        agreed = tuple(self._take(name) for name in [n for n in self._asked if self._complete(n)])
-        expired = dict.fromkeys(name for said in rounds for name in said.expired if name in self._asked)
+        agreed = tuple(self._take(name) for name in [n for n in self._submitted if self._complete(n)])
+        expired = dict.fromkeys(name for message in rounds for name in message.expired if name in self._submitted)
         agreed += tuple(self._expire(name) for name in expired)
-        self._has_expired = bool(self._asked) and (self._has_expired or bool(expired))
+        self._has_expired = bool(self._submitted) and (self._has_expired or bool(expired))
         if len(self._known) > KNOWN_MAX:
             self._known.clear()
             self._numbers.clear()
         return NegotiationDecisions(agreed, self._take_joined())
 
-    def asked_by(self, name: str) -> tuple[list[int], list[int]]:
+    def submitters_of(self, name: str) -> tuple[list[int], list[int]]:
         """Return the ranks that have submitted `name`, and those that have neither submitted it nor joined."""
-        asked = sorted(self._asked.get(name, {}))
-        return asked, [rank for rank in self.ranks if rank not in asked and rank not in self._joined]
+        submitters = sorted(self._submitted.get(name, {}))
+        return submitters, [rank for rank in self.ranks if rank not in submitters and rank not in self._joined]
 
     def _complete(self, name: str) -> bool:
-        return all(rank in self._asked[name] or rank in self._joined for rank in self.ranks)
+        return all(rank in self._submitted[name] or rank in self._joined for rank in self.ranks)
 
     def _take(self, name: str) -> NegotiatedRequests:
-        requests = self._asked.pop(name)
+        requests = self._submitted.pop(name)
         first = next(iter(requests.values()))
         absent = [rank for rank in self._joined if rank not in requests]
         error = _request_mismatch(requests, self.ranks)
@@ -119,7 +119,7 @@ class RequestNegotiation:
         return NegotiatedRequests(name, requests, error)
 
     def _expire(self, name: str) -> NegotiatedRequests:
-        requests = self._asked.pop(name)
+        requests = self._submitted.pop(name)
         missing = [rank for rank in self.ranks if rank not in requests and rank not in self._joined]
         return NegotiatedRequests(
             name,
@@ -136,17 +136,17 @@ class RequestNegotiation:
         return last
 
 
-def _all_say_known(rounds: Sequence[NegotiationRound]) -> bool:
+def _are_all_known(rounds: Sequence[NegotiationRound]) -> bool:
     """Return whether all ranks send the same round, with only known requests, each once."""
     first = rounds[0]
     is_plain = not (first.requests or first.joined or first.expired)
-    return is_plain and all(said == first for said in rounds) and len(set(first.known)) == len(first.known)
+    return is_plain and all(one == first for one in rounds) and len(set(first.known)) == len(first.known)
 
 
 def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
     """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is none.
 
-    `requests`: by world rank. `ranks`: members of the process set, in order.
+    `requests`: requests by world rank. `ranks`: members of the process set, in order.
     """
     for rank in ranks:
         if rank in requests and (error := _own_error(requests[rank])):

@@ -53,7 +53,7 @@ def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_se
 class NamedCollective:
     """One rank's part in a named collective. Created by the class methods; `name` pairs it with the other ranks' parts.
 
-    `name`: passed by the user; None: the next one of `series`, which is numbered equally on every rank. Grouped
+    `name`: the user's name; None: the next one of `series`, which is numbered equally on every rank. Grouped
     collectives have several tensors. `splits`: for an alltoall, the rows for each rank, None for equal parts. `error`:
     why this rank's arguments are wrong; the collective then fails on every rank with this message.
     """

@@ -125,10 +125,10 @@ def run_batch(
     """
     request = batch.request
     if request.members:
-        return [[_reduce_bucket_request(communicator, request, _given_request_arrays(request, arrays[0]), targets[0])]]
+        return [[_reduce_bucket_request(communicator, request, _arrays_or_zeros(request, arrays[0]), targets[0])]]
     if request.kind is not CollectiveKind.ALLREDUCE:
         return [_run_single_request(communicator, batch.entries[0], arrays[0] or ())]
-    given = [_given_request_arrays(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
+    given = [_arrays_or_zeros(entry.any_request, own) for entry, own in zip(batch.entries, arrays, strict=True)]
     tensors = [array for own in given for array in own]
     if batch.bounds:
         packed = np.concatenate([array.reshape(-1) for array in tensors], dtype=dtype_of(request.dtypes[0]))
@@ -148,11 +148,11 @@ def reduce_packed_entries(communicator: Communicator, request: NamedRequest, pac
     """
     op, dtype, size = ReduceOp(request.op), packed.dtype, len(communicator.ranks)
     own = scaled(packed, request.prescale)
-    as_it_is = request_travels_as_it_is(dtype, op)
-    sent = own if as_it_is else request_carried_array(own, op, size)
+    as_it_is = is_sent_unconverted(dtype, op)
+    sent = own if as_it_is else sendable_array(own, op, size)
     buffer = flat_collective_array(sent)
-    communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, request_carried_op(dtype, op))
-    return scaled(sent if as_it_is else brought_back_to_requested(sent, op, dtype, size), request.postscale)
+    communicator.all_reduce(WireSignature("allreduce", op=op.value), buffer, buffer, sendable_op(dtype, op))
+    return scaled(sent if as_it_is else restore_dtype(sent, op, dtype, size), request.postscale)
 
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
@@ -188,12 +188,12 @@ def _all_entries_scaled(arrays: list[Array], factor: float) -> list[Array]:
 def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
     """Names, dtypes and shapes were agreed on before, so the signature omits them."""
     dtype, size = arrays[0].dtype, len(communicator.ranks)
-    as_it_is = request_travels_as_it_is(dtype, op)
+    as_it_is = is_sent_unconverted(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
     what = WireSignature("allreduce", op=op.value)
-    sent = arrays if as_it_is else [request_carried_array(array, op, size) for array in arrays]
-    reduced = work.grouped_allreduce(sent, request_carried_op(dtype, op), None, what)(communicator)
-    return reduced if as_it_is else [brought_back_to_requested(array, op, dtype, size) for array in reduced]
+    sent = arrays if as_it_is else [sendable_array(array, op, size) for array in arrays]
+    reduced = work.grouped_allreduce(sent, sendable_op(dtype, op), None, what)(communicator)
+    return reduced if as_it_is else [restore_dtype(array, op, dtype, size) for array in reduced]
 
 
 def _reduce_bucket_request(
@@ -242,7 +242,9 @@ def _allgather_request(communicator: Communicator, array: Array, rows: int) -> A
 
 
 def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
-    """Return the received rows, and their number per rank as int32. `splits`: by rank, the rows for each rank."""
+    """Return the received rows, and their number per rank as int32. `splits`: for each sending rank, the rows for each
+    receiving rank.
+    """
     cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_entry_bytes(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(WireSignature("alltoall"), parts)
@@ -253,16 +255,16 @@ def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence
 
 def _reducescatter_request(communicator: Communicator, array: Array, op: ReduceOp) -> Array:
     size = len(communicator.ranks)
-    sent = request_carried_array(array, op, size)
-    (own,) = work.grouped_reducescatter([sent], request_carried_op(array.dtype, op), None)(communicator)
-    return brought_back_to_requested(own, op, array.dtype, size)
+    sent = sendable_array(array, op, size)
+    (own,) = work.grouped_reducescatter([sent], sendable_op(array.dtype, op), None)(communicator)
+    return restore_dtype(own, op, array.dtype, size)
 
 
 def _entry_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _given_request_arrays(request: NamedRequest, arrays: Sequence[Array] | None) -> Sequence[Array]:
+def _arrays_or_zeros(request: NamedRequest, arrays: Sequence[Array] | None) -> Sequence[Array]:
     if arrays is not None:
         return arrays
     pairs = zip(request.shapes, request.dtypes, strict=True)
@@ -296,17 +298,17 @@ _WIDER_FOR_AVERAGES: Final = {**WIDER, "int32": "int64"}
 COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 
 
-def request_carried_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
+def sendable_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
     """Return the communicator's operation: averages of integers are sums, divided afterwards."""
     return Sum if op is Average and dtype.kind in "iub" else op
 
 
-def request_travels_as_it_is(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether `request_carried_array` and `brought_back_to_requested` change nothing."""
+def is_sent_unconverted(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Return whether `sendable_array` and `restore_dtype` change nothing."""
     return name_of(dtype) in CODES and not (op is Average and dtype.kind in "iub")
 
 
-def request_carried_array(array: Array, op: ReduceOp, size: int) -> Array:
+def sendable_array(array: Array, op: ReduceOp, size: int) -> Array:
     """Return the array that `size` ranks reduce instead of `array`; it may have one more dimension, the last."""
     name = name_of(array.dtype)
     if name in COMPLEX:
@@ -317,7 +319,7 @@ def request_carried_array(array: Array, op: ReduceOp, size: int) -> Array:
     return array.astype(dtype_of(wider.get(name, name)), copy=False)
 
 
-def brought_back_to_requested(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
+def restore_dtype(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
     """Convert the reduced array back to `dtype`."""
     if dtype.kind == "c":
         return np.asarray(np.asarray(reduced, order="C").view(dtype)[..., 0])

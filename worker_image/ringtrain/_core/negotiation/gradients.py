@@ -68,7 +68,7 @@ def broadcast_gradient(
 
 
 def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: str | None = None) -> list[Array]:
-    """Return every rank's gradients, gathered; for Sum times the number of ranks, as Horovod does."""
+    """Return the gradients gathered from all ranks; for Sum, multiply them by the number of ranks, as Horovod does."""
     factor = how.prescale * how.postscale * (members(how.process_set) if how.op == "Sum" else 1)
     gathered = NamedCollective.allgather(how.process_set, name).run(grads)
     return [np.asarray(grad * factor, grad.dtype) for grad in gathered]

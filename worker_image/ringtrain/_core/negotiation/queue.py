@@ -75,7 +75,7 @@ class NamedQueue:
         self._agreement = RequestNegotiation(ranks)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._promise_kept = threading.Condition()  # shared by all submissions
+        self._completed = threading.Condition()  # shared by all submissions
         self._last: tuple[list[NegotiatedRequests], list[FusedRequestBatch]] = (
             [],
             [],
@@ -95,12 +95,12 @@ class NamedQueue:
         MismatchError if ranks disagree and PeerLost if one is lost. Raises ConfigurationError for a name that is still
         in flight on this rank.
         """
-        return self.hand_in(NamedSubmission(request, arrays, finish))
+        return self.submit_prepared(NamedSubmission(request, arrays, finish))
 
-    def hand_in(self, submission: NamedSubmission) -> NamedSubmission:
+    def submit_prepared(self, submission: NamedSubmission) -> NamedSubmission:
         """Submit a submission that was constructed by the caller. Otherwise as `submit`."""
         request = submission.request
-        submission.promise_kept = self._promise_kept
+        submission.completed = self._completed
         submission.since_ns = time.perf_counter_ns()
         with self._lock:  # entering the condition itself would be a call of a Python function
             if self._closed:
@@ -118,11 +118,11 @@ class NamedQueue:
             timeline.mark("SUBMIT", "named", submission.since_ns, request.name, tensor=request.name)
         return submission
 
-    def remember(self, asked: Hashable, request: NamedRequest) -> None:
-        """Store in `remembered` the request for the arguments `asked`, so that an adapter need not build it again."""
+    def remember(self, key: Hashable, request: NamedRequest) -> None:
+        """Store in `remembered` the request for the arguments `key`, so that an adapter need not build it again."""
         if len(self.remembered) >= KNOWN_MAX:
             self.remembered.clear()
-        self.remembered[asked] = request
+        self.remembered[key] = request
 
     def join(self) -> int:
         """Contribute zeros from now on, because this rank has no more data, until every rank has joined.
@@ -153,15 +153,15 @@ class NamedQueue:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._closed or self._in_flight or self._joining or self._agreement.must_meet
+                    lambda: self._closed or self._in_flight or self._joining or self._agreement.needs_round
                 )
                 if pause_s and not self._new and not self._closed:
                     self._changed.wait(pause_s)
                 if self._closed:
                     return
-                said = self._next_round()
+                own_round = self._next_round()
             try:
-                moved = self._round(said)
+                moved = self._run_round(own_round)
             except Exception as error:  # every waiting thread must get the error, whatever it is
                 if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
                     self._give_up(
@@ -195,12 +195,12 @@ class NamedQueue:
             if waited_s < self._due.get(name, self._warning_s):
                 continue
             self._due[name] = 2 * waited_s
-            asked, late = self._agreement.asked_by(name)
-            if late and asked and asked[0] == self.rank:
+            submitters, late = self._agreement.submitters_of(name)
+            if late and submitters and submitters[0] == self.rank:
                 log.warning(
                     "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which continue with other "
                     "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
-                    name[:_NAME_CHARACTERS], waited_s, asked, late, self._timeout_s,
+                    name[:_NAME_CHARACTERS], waited_s, submitters, late, self._timeout_s,
                 )  # fmt: skip
 
     def _next_round(self) -> NegotiationRound:
@@ -215,13 +215,13 @@ class NamedQueue:
         """Return the submission time of the first collective in flight, which are in order of submission."""
         return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
 
-    def _round(self, said: NegotiationRound) -> bool:
+    def _run_round(self, own_round: NegotiationRound) -> bool:
         """Run one round and the collectives that it agreed on. Return whether any was agreed."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
-        own = said.encode()
+        own = own_round.encode()
         received = [
-            said if message == own else NegotiationRound.decode(message)
+            own_round if message == own else NegotiationRound.decode(message)
             for message in _exchange_round(self._communicator, own)
         ]
         decisions = self._agreement.receive(received)
@@ -263,8 +263,8 @@ class NamedQueue:
         for one, result in zip(own, results, strict=True):
             if one is not None:
                 one.keep(result)
-        with self._promise_kept:
-            self._promise_kept.notify_all()
+        with self._completed:
+            self._completed.notify_all()
 
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedRequestBatch, own: Sequence[NamedSubmission | None]
@@ -288,9 +288,9 @@ class NamedQueue:
 
     def _break(self, submissions: Sequence[NamedSubmission], error: RingtrainError) -> None:
         for submission in submissions:
-            submission.break_with(error)
-        with self._promise_kept:
-            self._promise_kept.notify_all()
+            submission.fail_with(error)
+        with self._completed:
+            self._completed.notify_all()
 
     def _fail_all(self, error: RingtrainError) -> None:
         with self._changed:

@@ -17,12 +17,12 @@ Arrays = Callable[[], Sequence[Array]]
 class NamedSubmission:
     """One rank's part in a named collective, and the promise of `finish(result)`.
 
-    `arrays`: returns this rank's tensors. `target`: for a bucket, the array for its concatenated results, in which the
-    tensors may be. `promise_kept`: a condition shared by all promises of a queue, which notifies it once per batch: a
-    lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum itself.
+    `arrays`: function that returns this rank's tensors. `target`: for a bucket, the array for its concatenated results,
+    in which the tensors may be. `completed`: a condition shared by all promises of a queue, which notifies it once per
+    batch: a lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum itself.
     """
 
-    __slots__ = ("_done", "_error", "_result", "arrays", "finish", "promise_kept", "request", "since_ns", "target")
+    __slots__ = ("_done", "_error", "_result", "arrays", "completed", "finish", "request", "since_ns", "target")
 
     def __init__(
         self, request: NamedRequest, arrays: Arrays, finish: Finish = list, target: Array | None = None
@@ -31,7 +31,7 @@ class NamedSubmission:
         self.arrays = arrays
         self.finish = finish
         self.target = target
-        self.promise_kept: threading.Condition | None = None
+        self.completed: threading.Condition | None = None
         self.since_ns = 0
         self._done = False
         self._result: Any = None
@@ -51,15 +51,15 @@ class NamedSubmission:
         return self._result
 
     def keep(self, result: Result) -> None:
-        """Complete the promise with `finish(result)`, or with the error of `finish`; then notify `promise_kept`."""
+        """Complete the promise with `finish(result)`, or with the error of `finish`; then notify `completed`."""
         try:
             self._result = self.finish(result)
         except Exception as error:
             self._error = error
         self._end()
 
-    def break_with(self, error: BaseException) -> None:
-        """Complete the promise with an error; then notify `promise_kept`."""
+    def fail_with(self, error: BaseException) -> None:
+        """Complete the promise with an error; then notify `completed`."""
         self._error = error
         self._end()
 
@@ -69,11 +69,11 @@ class NamedSubmission:
         self._done = True
 
     def _wait(self, timeout: float | None) -> None:
-        assert self.promise_kept is not None, "submit it first"
+        assert self.completed is not None, "submit it first"
         end = None if timeout is None else time.monotonic() + timeout
-        with self.promise_kept:
+        with self.completed:
             while not self._done:
                 left_s = None if end is None else end - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise TimeoutError(f"no result within {timeout} s")
-                self.promise_kept.wait(left_s)
+                self.completed.wait(left_s)

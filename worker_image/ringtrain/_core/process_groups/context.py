@@ -81,7 +81,7 @@ def init(
             return
         agent = None if config else own_agent()
         env = {} if config else os.environ
-        _context = _meet_agents_world(
+        _context = _join_agents_world(
             agent, lambda: _timed_config(config or _group_worker_config(agent, tf_config), timeout), segment_bytes, env
         )
         found = _context.config
@@ -104,13 +104,13 @@ def _timed_config(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
     return replace(config, waits=replace(config.waits, timeout_s=float(timeout)))
 
 
-def _meet_agents_world(
+def _join_agents_world(
     agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int, env: Mapping[str, str]
 ) -> ProcessGroupContext:
     """Join the world from `find`; in an elastic job try the next one if a member is lost before all have joined."""
     while True:
         found, process = find(), RankProcessSettings.from_env(with_counterparts(env))
-        _show_messages(process.log_level)
+        _enable_log(process.log_level)
         _start_timeline(found, process.timeline)
         try:
             return _join_process_groups(found, process, segment_bytes, agent)
@@ -128,8 +128,8 @@ def _meet_agents_world(
 class RankProcessSettings(Settings):
     """Settings of this process that do not belong to its world, read if `init` uses the environment.
 
-    `log_level`: of ringtrain's own messages, empty if unset. `mpi_check_in`: file that reports to the agent that a rank
-    of mpirun has a world.
+    `log_level`: level of ringtrain's own messages, empty if unset. `mpi_check_in`: file that reports to the agent that
+    a rank of mpirun has a world.
     """
 
     timeline: Path | None = path(contract.ENV_TIMELINE)
@@ -138,7 +138,7 @@ class RankProcessSettings(Settings):
     mpi_check_in: Path | None = path(contract.ENV_MPI_CHECK_IN)
 
 
-def _show_messages(level: str) -> None:
+def _enable_log(level: str) -> None:
     """Enable ringtrain's own messages from `level` on, to stderr unless the script has set up logging."""
     if not level:
         return

@@ -52,25 +52,25 @@ class ProcessGroupEpochs:
             self._cuts.pop(cut, None)
             self._cuts = dict.fromkeys([*self._cuts, cut][-_MOST_KEPT:])
 
-    def told(self) -> dict[str, list[Any]]:
+    def summary(self) -> dict[str, list[Any]]:
         """Return this rank's epochs and partitions, to be sent to all ranks."""
         with self._lock:
             return {"drawn": list(self._drawn), "cuts": list(self._cuts)}
 
-    def compare(self, rank: int, told: Sequence[Mapping[str, Iterable[Any]]]) -> None:
+    def compare(self, rank: int, reported: Sequence[Mapping[str, Iterable[Any]]]) -> None:
         """Compare the epochs of all ranks, and drop those that all ranks began.
 
-        `told`: by rank, the result of its `summary()`; this rank is `rank`. Raises MismatchError, on every rank, if two
+        `reported`: result of `summary()` on each rank. `rank`: this rank. Raises MismatchError, on every rank, if two
         ranks report for the second time epochs that do not belong to one partition of a data set.
         """
-        everyone = [[ProcessGroupEpoch(*one) for one in of_rank["drawn"]] for of_rank in told]
+        everyone = [[ProcessGroupEpoch(*one) for one in of_rank["drawn"]] for of_rank in reported]
         common = set.intersection(*({str(one) for one in drawn} for drawn in everyone))
         left = [[one for one in drawn if str(one) not in common] for drawn in everyone]
         last = max((one.number for one in everyone[rank]), default=0)
         waiting = [one._replace(compared=one.compared + 1) for one in left[rank] if one.compared < _COMPARISONS]
         with self._lock:
             self._drawn = waiting + [one for one in self._drawn if one.number > last]
-        _refuse_differing_epochs(left, [set(of_rank["cuts"]) for of_rank in told])
+        _refuse_differing_epochs(left, [set(of_rank["cuts"]) for of_rank in reported])
 
 
 def process_group_epochs_of(size: int) -> ProcessGroupEpochs:

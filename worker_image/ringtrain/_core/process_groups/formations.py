@@ -52,7 +52,7 @@ class ProcessFormationMemory:
         adopted = self.adopted.formation if self.adopted else 0
         return WorldReadiness(self.formation, self.committed, lost, self.unshared, adopted)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Return the message to the members of the next world."""
         return {
             "adopted": _formation_place_fields(self.adopted),
@@ -68,8 +68,8 @@ CARRIED = ProcessFormationMemory()
 class FormerFormation:
     """Former ranks of the members.
 
-    `formation`: the number of the world from which survivors have their state, 0: none. `ranks`: by rank, the former
-    rank; None for newcomers.
+    `formation`: the number of the world from which survivors have their state, 0: none. `ranks`: the former rank of
+    each rank; None for newcomers.
     """
 
     formation: int
@@ -81,15 +81,15 @@ class FormerFormation:
         return [rank for rank, former in enumerate(self.ranks) if former is not None]
 
 
-def former_process_formation(told: Sequence[dict[str, Any]]) -> FormerFormation:
+def former_process_formation(reported: Sequence[dict[str, Any]]) -> FormerFormation:
     """Determine the survivors from the messages of all members.
 
     A world's state is valid if any member has adopted it. That member passed a barrier before, so each other member of
     that world had prepared all of its state, and is a survivor, whether or not it passed the barrier too. A rank with
     neither is a newcomer, even if it has older state.
     """
-    adopted = [_place_in_process_formation(one["adopted"]) for one in told]
-    prepared = [_place_in_process_formation(one["prepared"]) for one in told]
+    adopted = [_place_in_process_formation(one["adopted"]) for one in reported]
+    prepared = [_place_in_process_formation(one["prepared"]) for one in reported]
     top = max((place.formation for place in adopted if place is not None), default=0)
     ranks: list[int | None] = []
     for places in zip(adopted, prepared, strict=True):

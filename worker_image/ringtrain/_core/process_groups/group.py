@@ -31,7 +31,7 @@ from ringtrain._core.reduction.ops import ReduceOp, Sum
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import ANY_ROWS, WireSignature, WireTensorSignature
 from ringtrain.errors import NotInitializedError
-from ringtrain.step_time import REDUCTION, beside_training
+from ringtrain.step_time import REDUCTION, mark_background_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class ProcessGroupExecutor:
         return ""
 
     def _run(self) -> None:
-        beside_training()
+        mark_background_thread()
         while (item := self._queue.get()) is not None:
             work, future = item
             with self.turn.taken():
@@ -397,13 +397,13 @@ class ProcessGroup:
     def parallel_group(self) -> ProcessGroup | None:
         if self.size == 1 or not self.communicator.overlaps:
             return None
-        beside = self._open_parallel_group()
+        parallel = self._open_parallel_group()
         if isinstance(self.communicator, MemorySharingCommunicator) and isinstance(
-            beside.communicator, MemorySharingCommunicator
+            parallel.communicator, MemorySharingCommunicator
         ):
-            beside.communicator.use_memory_of(self.communicator)
-        self._parallel_groups.append(beside)
-        return beside
+            parallel.communicator.use_memory_of(self.communicator)
+        self._parallel_groups.append(parallel)
+        return parallel
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
         return self.call(lambda ring: isinstance(ring, UpdatingCommunicator) and ring.can_update(gradients, weights))

@@ -106,7 +106,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
     # The former world had it: newcomers add the existing sets, and so do ranks that enter their function again.
-    if (left := context.left_set(ranks)) is not None:
+    if (left := context.take_former_set(ranks)) is not None:
         context.bind_set(added, left)
         return added
     if joins_survivors():
@@ -149,8 +149,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     context = current()
     what = WireSignature(f"remove_process_set({process_set.ranks})")
     own = np.frombuffer(context.in_flight(number).encode(), np.uint8)
-    said = context.group().call(lambda communicator: communicator.all_gather_parts(what, own))
-    busy = [f"{part.tobytes().decode()} on rank {rank}" for rank, part in enumerate(said) if len(part)]
+    activities = context.group().call(lambda communicator: communicator.all_gather_parts(what, own))
+    busy = [f"{part.tobytes().decode()} on rank {rank}" for rank, part in enumerate(activities) if len(part)]
     if busy:
         raise ConfigurationError(
             f"process set {process_set.ranks} can't be removed while collectives of it are in flight: "

@@ -88,7 +88,7 @@ class ProcessGroupContext:
             place.rank, place.size, config.addresses, config.numbers.generation, config.trust.token(),
             waits.timeout_s, waits.stall_timeout_s, place.local_size, waits.stall_warning_s, config.ways.transport,
         )  # fmt: skip
-        warn_of_strangers_in_group(ring)
+        warn_without_token(ring)
         began = None if agent is None else partial(_break_when_lost, agent, config.numbers.formation)
         self._member = WorldMembership.join(ring, transport or _rank_context_transport(ring, config), began)
         self._executor = ProcessGroupExecutor()  # shared by all groups of the public collectives, which need one order
@@ -97,7 +97,7 @@ class ProcessGroupContext:
         self._set_numbers = itertools.count(WORLD)
         self._sets: dict[int, tuple[int, ...]] = {}  # ranks by number
         self._set_objects: dict[int, weakref.ref[Any]] = {}  # process set objects of the user, by number
-        self._left_sets: set[int] = set()  # from the former world, not yet added here
+        self._former_sets: set[int] = set()  # from the former world, not yet added here
         self.groups: dict[int, ProcessGroup] = {}  # for the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all communicators, by number
         self._further: Counter[int] = (
@@ -133,11 +133,11 @@ class ProcessGroupContext:
         self._set_objects[number] = weakref.ref(process_set)
         process_set.bind(self, number)
 
-    def left_set(self, ranks: Sequence[int]) -> int | None:
+    def take_former_set(self, ranks: Sequence[int]) -> int | None:
         """Return the number of the set with these ranks from the former world, at most once; else None."""
-        for number in self._left_sets:
+        for number in self._former_sets:
             if list(self._sets[number]) == list(ranks):
-                self._left_sets.discard(number)
+                self._former_sets.discard(number)
                 return number
         return None
 
@@ -146,16 +146,16 @@ class ProcessGroupContext:
 
         A set has the same rank numbers as before; one with a rank that this world does not have is dropped.
         """
-        told = self.group().allgather_object(carried.told(), "formation")
-        self.former = former_process_formation(told)
-        kept: list[list[int]] = next((told[rank]["sets"] for rank in self.former.survivors), [])
+        summaries = self.group().allgather_object(carried.summary(), "formation")
+        self.former = former_process_formation(summaries)
+        kept: list[list[int]] = next((summaries[rank]["sets"] for rank in self.former.survivors), [])
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
             if max(ranks) >= self.config.place.size:
                 log.warning("process set %s is dropped: this world has only %d ranks", ranks, self.config.place.size)
                 continue
             number = self.add_set(tuple(ranks))
-            self._left_sets.add(number)
+            self._former_sets.add(number)
             held = objects.get(tuple(ranks))
             if held is not None and (process_set := held()) is not None:
                 self.bind_set(process_set, number)
@@ -183,7 +183,7 @@ class ProcessGroupContext:
     def remove_set(self, process_set: int) -> None:
         """Close the groups of a set; nothing may be in progress in it."""
         ranks = self._sets.pop(process_set)
-        self._left_sets.discard(process_set)
+        self._former_sets.discard(process_set)
         self._set_objects.pop(process_set, None)
         if self.config.place.rank not in ranks:
             return
@@ -209,7 +209,7 @@ class ProcessGroupContext:
 
         Its ranks open the same groups in the same order.
 
-        `ranks`: only these ranks, including this one; each rank of the set then opens one group.
+        `ranks`: members of the group, including this rank; each rank of the set then opens one group.
         """
         return self._open_further(process_set, ranks)[0]
 
@@ -229,7 +229,7 @@ class ProcessGroupContext:
         )
 
     def give_up(self, process_set: int, error: BaseException) -> None:
-        """Make all ranks raise, because this one can't continue its named collectives of a set after `error`."""
+        """Make all ranks raise, because `error` stopped this rank's named collectives of `process_set`."""
         begun = self.in_flight(process_set) or "named collectives"
         self._member.give_up(RankActivity(begun, process_set, 0), error)
 
@@ -342,10 +342,10 @@ ENTERED: ContextVar[ProcessGroupContext | None] = ContextVar("ringtrain_context"
 
 def _break_when_lost(agent: RankAgentSocket, formation: int, member: WorldMembership) -> None:
     """Register a callback that makes waits for a lost member fail as soon as the agent reports the loss."""
-    agent.while_in(formation, member.break_off)
+    agent.call_on_loss(formation, member.break_off)
 
 
-def warn_of_strangers_in_group(ring: RingConfig) -> None:
+def warn_without_token(ring: RingConfig) -> None:
     """Log a warning if unauthenticated peers can take part in this world."""
     address = ring.addresses[ring.rank]
     if ring.size > 1 and ring.token is None and not is_loopback(address):

@@ -30,7 +30,7 @@ from ringtrain._core.process_groups.tensors import (
     tensor_of,
 )
 from ringtrain._core.reduction.arithmetic import adasum, adasum_error
-from ringtrain._core.reduction.cuts import cut_lies_at, even_bounds, length_offsets
+from ringtrain._core.reduction.cuts import even_bounds, is_same_memory, length_offsets
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
@@ -109,7 +109,7 @@ def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op:
         for piece, (start, stop) in zip(
             pieces, pairwise(length_offsets([len(piece) for piece in pieces])), strict=True
         ):
-            if not cut_lies_at(piece, target[start:stop]):
+            if not is_same_memory(piece, target[start:stop]):
                 target[start:stop] = piece
         communicator.all_reduce(what, target, target, op)
 

@@ -73,12 +73,12 @@ def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list
     ]
 
 
-def cut_lies_at(piece: Flat, place: Flat) -> bool:
+def is_same_memory(piece: Flat, place: Flat) -> bool:
     """Return whether `piece`, as long as `place`, is the same memory."""
     return address_of(piece) == address_of(place)
 
 
-def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -> list[Flat]:
+def merge_short_pieces(pieces: Sequence[Flat], target: Flat, least_bytes: int) -> list[Flat]:
     """Return `pieces`, but with short neighbours (below `least_bytes`) copied together, to their place in `target`."""
     found: list[Flat] = []
     start = at = 0  # of copied data that is not yet in `found`; of the next piece
@@ -88,7 +88,7 @@ def without_short_ones(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
             found.append(target[start:at])
             start = at
         if is_short:
-            if not cut_lies_at(piece, target[at : at + len(piece)]):
+            if not is_same_memory(piece, target[at : at + len(piece)]):
                 target[at : at + len(piece)] = piece
         else:
             found.append(piece)

@@ -83,7 +83,7 @@ class TransportService(Protocol):
     def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes: ...
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield frames. The memory of each is read before the next one is requested, and not after."""
+        """Yield frames. The caller reads a frame's memory before it requests the next one, and not later."""
 
 
 class Transport(Protocol):
@@ -97,7 +97,9 @@ class Transport(Protocol):
         """Send `session` with every later request to `peer`."""
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
-        """Pull from `peer` on this port, if it can be reached. `request`: carries the session, and is refused."""
+        """Pull from `peer` on this port, if it can be reached. `request`: a request with the session, which the peer
+        refuses.
+        """
 
     def serve(self, service: TransportService) -> None:
         """Begin to answer. Raises ConfigurationError if the own address can't be used."""

@@ -283,7 +283,7 @@ class FrameSender:
         self._queued_bytes += len(frame)
 
     def put_block(self, block: bytes, end: bool) -> None:
-        """Queue headers, or trailers if `end`. `block`: shorter than the smallest maximum frame size."""
+        """Queue headers, or trailers if `end`. `block`: bytes, fewer than the smallest maximum frame size."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
         self.put(frames.http2_frame(Http2FrameType.HEADERS, flags, self._stream, block))
 

@@ -167,7 +167,7 @@ class TransportDataPath:
             return None
         return self._server.port
 
-    def meet(self, peer: int, port: int, request: bytes) -> None:
+    def dial(self, peer: int, port: int, request: bytes) -> None:
         """Begin to dial the data port of `peer`, and send `request`, which it refuses, to authenticate the
         connection.
         """
@@ -184,7 +184,7 @@ class TransportDataPath:
                 with self._dials:
                     if self._closed:
                         raise StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
-                    dialled.set_result(self._tried(peer, request))
+                    dialled.set_result(self._dial_and_test(peer, request))
             except (OSError, StreamBroken) as error:
                 dialled.set_result(error)  # logged on use: the peer may have left
 
@@ -240,7 +240,7 @@ class TransportDataPath:
         first = dialled.result(self._timeout_s)
         if isinstance(first, Http2Connection):
             return first
-        self._tell(peer, first)
+        self._warn_once(peer, first)
         self._authorities.pop(peer)
         return None
 
@@ -260,7 +260,7 @@ class TransportDataPath:
             channel.close()
             raise StreamBroken(StreamEnd.CLOSED, str(error)) from error
 
-    def _tried(self, peer: int, request: bytes) -> Http2Connection:
+    def _dial_and_test(self, peer: int, request: bytes) -> Http2Connection:
         """Return a connection on which one call was answered, which shows that no middlebox blocks it."""
         connection = self._dial(peer)
         stream = SocketFrameStream(connection, lambda connection: None)
@@ -276,10 +276,10 @@ class TransportDataPath:
             raise
         return connection
 
-    def _tell(self, peer: int, error: Exception) -> None:
+    def _warn_once(self, peer: int, error: Exception) -> None:
         with self._lock:
-            told, self._is_reported = self._is_reported or self._closed, True
-        if not told:
+            was_reported, self._is_reported = self._is_reported or self._closed, True
+        if not was_reported:
             log.warning(
                 "rank %d can't reach the data port %s of rank %d (%s): it uses the port of the ring "
                 "instead, which is slower",

@@ -14,13 +14,13 @@ from ringtrain._core.transport.channel import SocketChannel
 from ringtrain._core.transport.data_serving import Http2CallServing
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.connection_errors import ConnectionLost
-from ringtrain.shared.strangers import RateLimitedWarnings, UnauthenticatedPeers
 from ringtrain.shared.tls import TlsIdentity
+from ringtrain.shared.unauthenticated import RateLimitedWarnings, UnauthenticatedPeers
 
 log = logging.getLogger("ringtrain")
 
 # Time from a connection's first byte until its session: two requests' time, see `data_serving`.
-_STRANGER_S: Final = 20.0
+_UNAUTHENTICATED_S: Final = 20.0
 _ACCEPT_S: Final = 1.0
 # Interval at which threads that wait for the next call wake up: small in cost compared to the reader's tick.
 _TICK_S: Final = 1.0
@@ -41,7 +41,7 @@ class TransportDataServer:
         tls: TlsIdentity | None = None,
         also_in_clear: bool = False,
     ) -> None:
-        """Listen and start to accept. `also_in_clear`: with `tls`, a caller may omit it.
+        """Listen and start to accept. `also_in_clear`: whether callers may connect without TLS although `tls` is set.
 
         Raises OSError if no port is available.
         """
@@ -55,7 +55,7 @@ class TransportDataServer:
         self._closing = False
         self._serving: dict[Http2CallServing, threading.Thread | None] = {}  # None: it is idle
         self._idle = _IdleHttp2Connections(self._resume)
-        self._strangers = UnauthenticatedPeers(limit_s=_STRANGER_S)
+        self._unauthenticated = UnauthenticatedPeers(limit_s=_UNAUTHENTICATED_S)
         self._complaints = RateLimitedWarnings(log.warning)
         self._acceptor = threading.Thread(target=self._accept, name="ringtrain-data-port", daemon=True)
         self._acceptor.start()
@@ -71,7 +71,7 @@ class TransportDataServer:
         for one in serving:
             one.shut()
         self._acceptor.join()
-        self._strangers.close()
+        self._unauthenticated.close()
         self._idle.close()
         for thread in serving.values():
             if thread is not None:
@@ -101,9 +101,9 @@ class TransportDataServer:
                     self._complaints.say(f"the data port can't accept connections for a moment: {error.strerror}")
                     time.sleep(_ACCEPT_S)  # probably out of file descriptors
                 continue
-            self._take_in(sock)
+            self._serve_connection(sock)
 
-    def _take_in(self, sock: socket.socket) -> None:
+    def _serve_connection(self, sock: socket.socket) -> None:
         try:
             channel = SocketChannel(sock, self._timeout_s / 6, _TICK_S)
         except (OSError, ConnectionLost):
@@ -115,14 +115,14 @@ class TransportDataServer:
                 channel.close()
                 return
             thread = self._serving[one] = self._thread_for(one)
-        stranger = self._strangers.enter(lambda: self._put_out(one))
-        one.on_proven = lambda: self._strangers.leave(stranger)
+        unauthenticated = self._unauthenticated.enter(lambda: self._close_unauthenticated(one))
+        one.on_proven = lambda: self._unauthenticated.leave(unauthenticated)
         thread.start()
 
     def _thread_for(self, one: Http2CallServing) -> threading.Thread:
         return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
 
-    def _put_out(self, one: Http2CallServing) -> None:
+    def _close_unauthenticated(self, one: Http2CallServing) -> None:
         """Close `one`, which has shown no session in time."""
         if not self._closing:
             self._complaints.say(

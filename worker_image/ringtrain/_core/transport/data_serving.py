@@ -23,8 +23,8 @@ from ringtrain._core.transport.frames import (
 )
 from ringtrain._core.wire.failure import NotAPeer, PullRefused
 from ringtrain.shared.connection_errors import ConnectionLost, DeadlinePassed, ProtocolError, StreamReset
-from ringtrain.shared.strangers import RateLimitedWarnings
 from ringtrain.shared.tls import TlsIdentity
+from ringtrain.shared.unauthenticated import RateLimitedWarnings
 
 log = logging.getLogger("ringtrain")
 
@@ -175,7 +175,7 @@ class Http2CallServing:
         """Answer one call, from its headers to its trailers."""
         self._has_begun = False
         try:
-            status, message = self._pulled(connection)
+            status, message = self._serve_pull(connection)
         except StreamReset:
             return
         except _Http2Objection as objection:
@@ -186,7 +186,7 @@ class Http2CallServing:
         if not self.is_proven:
             raise ProtocolError(message or "it has no session")
 
-    def _pulled(self, connection: Http2Connection) -> tuple[int, str]:
+    def _serve_pull(self, connection: Http2Connection) -> tuple[int, str]:
         """Send the service's frames to the caller; return the status."""
         timeout_s = _checked_stream_timeout(connection.blocks[0])
         request = _read_pull_request(connection)

@@ -26,8 +26,8 @@ from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
 from ringtrain._core.wire.messages import METHODS, MOST_CONTROL_BYTES, split_frame
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_address
-from ringtrain.shared.strangers import UnauthenticatedPeers
 from ringtrain.shared.tls import TlsIdentity, caller_problem
+from ringtrain.shared.unauthenticated import UnauthenticatedPeers
 
 _SERVICE: Final = "ringtrain.Ring"
 _PULL: Final = "Pull"
@@ -131,7 +131,7 @@ class RpcTransport:
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = TransportDataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
         self._data_port: int | None = None
-        self._strangers = UnauthenticatedPeers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
+        self._unauthenticated = UnauthenticatedPeers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
 
     @property
@@ -143,12 +143,12 @@ class RpcTransport:
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
         if self._data is not None:
-            self._data.meet(peer, port, request)
+            self._data.dial(peer, port, request)
 
     def serve(self, service: TransportService) -> None:
         options = server_options(self._timeout_s, len(self._addresses))
         self._server = grpc.server(
-            self._pool, handlers=[RpcTransportHandlers(service, self._strangers, self._tls)], options=options
+            self._pool, handlers=[RpcTransportHandlers(service, self._unauthenticated, self._tls)], options=options
         )
         address = self._addresses[self._rank]
         try:
@@ -211,10 +211,10 @@ class RpcTransport:
             channels = list(self._channels.values())
         for channel in channels:
             channel.close()
-        self._strangers.close()
+        self._unauthenticated.close()
         self._pool.shutdown()
 
-    def _dialled(self, address: str) -> Any:
+    def _open_channel(self, address: str) -> Any:
         options = grpc_channel_options(self._timeout_s)
         if self._tls is None:
             return grpc.insecure_channel(address, options=options)
@@ -234,7 +234,7 @@ class RpcTransport:
                 raise ValueError("this rank has shut down")
             channel = self._channels.get(peer)
             if channel is None:
-                channel = self._channels[peer] = self._dialled(self._addresses[peer])
+                channel = self._channels[peer] = self._open_channel(self._addresses[peer])
         make = channel.unary_stream if method == _PULL else channel.unary_unary
         made = self._methods[peer, method] = make(f"/{_SERVICE}/{method}")
         return made
@@ -248,29 +248,34 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, service: TransportService, strangers: UnauthenticatedPeers, tls: TlsIdentity | None = None
+        self, service: TransportService, unauthenticated: UnauthenticatedPeers, tls: TlsIdentity | None = None
     ) -> None:
         self._service = service
         self._tls = tls
-        self._strangers = strangers
+        self._unauthenticated = unauthenticated
         # Twice the limit: calls that are being cancelled need a moment.
-        self._calls = threading.BoundedSemaphore(2 * strangers.most)
-        self._of_peers = {method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS}
-        self._of_peers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
-        self._of_strangers = {
-            method: grpc.stream_unary_rpc_method_handler(self._once(self._answering(method))) for method in METHODS
+        self._calls = threading.BoundedSemaphore(2 * unauthenticated.most)
+        self._peer_handlers = {
+            method: grpc.unary_unary_rpc_method_handler(self._answering(method)) for method in METHODS
         }
-        self._of_strangers[_PULL] = grpc.stream_unary_rpc_method_handler(self._once(self._refuse_pull))
+        self._peer_handlers[_PULL] = grpc.unary_stream_rpc_method_handler(self.pull)
+        self._unauthenticated_handlers = {
+            method: grpc.stream_unary_rpc_method_handler(self._for_unauthenticated(self._answering(method)))
+            for method in METHODS
+        }
+        self._unauthenticated_handlers[_PULL] = grpc.stream_unary_rpc_method_handler(
+            self._for_unauthenticated(self._refuse_pull)
+        )
 
     def service(self, handler_call_details: Any) -> Any:
         service, _, method = handler_call_details.method.removeprefix("/").partition("/")
-        if service != _SERVICE or method not in self._of_peers:
+        if service != _SERVICE or method not in self._peer_handlers:
             return None
         shown = dict(handler_call_details.invocation_metadata or ()).get(_SESSION_KEY, "")
         if self._is_peer(shown):
-            return self._of_peers[method]
+            return self._peer_handlers[method]
         # None: gRPC asks the caller to repeat.
-        return self._of_strangers[method] if self._calls.acquire(blocking=False) else None
+        return self._unauthenticated_handlers[method] if self._calls.acquire(blocking=False) else None
 
     def _is_peer(self, shown: str | bytes) -> bool:
         rank, _, session = (shown if isinstance(shown, str) else "").partition("-")
@@ -307,15 +312,15 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return answer
 
-    def _once(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
+    def _for_unauthenticated(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
         """Wrap `answer` for an unauthenticated caller: waits for the message here."""
 
         def limited(requests: Iterator[bytes], context: Any) -> bytes:
-            stranger = self._strangers.enter(context.cancel)
+            unauthenticated = self._unauthenticated.enter(context.cancel)
             try:
                 return answer(next(requests, b""), context)
             finally:
-                self._strangers.leave(stranger)
+                self._unauthenticated.leave(unauthenticated)
                 self._calls.release()
 
         return limited

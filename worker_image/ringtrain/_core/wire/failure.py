@@ -50,7 +50,7 @@ class PullRefused(Exception):
         self.failure = failure
 
     @property
-    def is_of_a_stranger(self) -> bool:
+    def is_from_another_world(self) -> bool:
         """Return whether the answering rank is in another world than the caller."""
         return self.failure.kind == "stranger"
 

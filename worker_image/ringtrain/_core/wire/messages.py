@@ -71,7 +71,7 @@ class HelloMessage:
 class PullRequestMessage:
     """Request of `rank` for all frames that its peer sends it in collective `sequence` of a process set.
 
-    `compared`: of this rank's signature (`WireSignature.compared`).
+    `compared`: `WireSignature.compared` of this rank's collective.
     """
 
     session: bytes

@@ -96,7 +96,7 @@ def parts_of(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def record_made_of(kind: str, parts: Any) -> Any:
+def make_record(kind: str, parts: Any) -> Any:
     """Build the value from the result of `parts_of`. Raises ConfigurationError for an unknown kind or class."""
     if kind in _KINDS:
         return _KINDS[kind].make(parts)

@@ -67,7 +67,7 @@ class WireSignature:
 
 
 @functools.lru_cache(maxsize=4096)  # the same object each time, whose `compared` is then cached
-def signature_laid_out(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
+def with_layout(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
     """Return `what` with the `layout` of its buffers."""
     return replace(what, layout=layout)
 

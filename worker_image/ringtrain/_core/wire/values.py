@@ -48,7 +48,7 @@ def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
 
 @dataclass(frozen=True)
 class _WireValueWriter:
-    """Encoder. `blobs`: receives raw bytes, in the order of reading."""
+    """Encoder. `blobs`: list for raw bytes, in the order of reading."""
 
     blobs: list[bytes]
     foreign: ForeignWireValues | None
@@ -140,7 +140,7 @@ class _WireValueReader:
             count = int(np.prod(content[1], dtype=np.int64)) * dtype.itemsize
             return np.frombuffer(bytearray(self._take(count)), dtype).reshape(content[1])
         if kind == "$record":
-            return records.record_made_of(content[0], self.value(content[1]))
+            return records.make_record(content[0], self.value(content[1]))
         if kind == "$foreign" and self._foreign is not None:
             return self._foreign.unpack(bytes(self._take(content)))
         raise ConfigurationError(f"received a value of unknown kind {kind!r}; use the same module")

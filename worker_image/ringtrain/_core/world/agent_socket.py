@@ -69,7 +69,7 @@ class RankAgentSocket:
         self._formation = 0
         self._leaving: tuple[int, frozenset[int]] = (0, frozenset())  # number of the world, and the leaving ranks
         self._lost: Callable[[str], object] | None = None
-        self._told_at = 0.0
+        self._sent_at = 0.0
         threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
 
     def next_world(self, readiness: WorldReadiness) -> Mapping[str, str]:
@@ -91,7 +91,7 @@ class RankAgentSocket:
             raise SystemExit(0)
         return {str(name): str(value) for name, value in answer["environment"].items()}
 
-    def while_in(self, formation: int, lost: Callable[[str], object]) -> None:
+    def call_on_loss(self, formation: int, lost: Callable[[str], object]) -> None:
         """Call `lost` with a message, on another thread, when a member of `formation` is lost.
 
         The agent reports this by preparing the next world; if it has done so already, `lost` is called at once.
@@ -108,8 +108,8 @@ class RankAgentSocket:
 
     def committed(self, step: int) -> None:
         """Report the last committed step, at most once a second."""
-        if time.monotonic() - self._told_at >= _COMMITTED_EVERY_S:
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._sent_at >= _COMMITTED_EVERY_S:
+            self._sent_at = time.monotonic()
             self._send({"type": "committed", "step": step})
 
     @property
@@ -135,12 +135,12 @@ class RankAgentSocket:
     def _read(self) -> None:
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
-                self._hear(line)
+                self._process_line(line)
         with self._changed:
             self._end_reason = self._end_reason or "the agent has closed its socket"
             self._changed.notify_all()
 
-    def _hear(self, line: bytes) -> None:
+    def _process_line(self, line: bytes) -> None:
         try:
             message = json.loads(line)
             kind, formation = message["type"], int(message.get("formation", 0))
@@ -149,7 +149,7 @@ class RankAgentSocket:
             return
         if kind == "change":
             self._leaving = (formation, frozenset(map(int, message.get("leaving", ()))))
-            self._hear_change(formation, bool(message.get("urgent")))
+            self._process_change(formation, bool(message.get("urgent")))
         elif kind in ("world", "leave"):
             with self._changed:
                 self._answer = message
@@ -159,7 +159,7 @@ class RankAgentSocket:
                 self._end_reason = f"the agent answers: {shown(message.get('message'))}"
                 self._changed.notify_all()
 
-    def _hear_change(self, formation: int, urgent: bool) -> None:
+    def _process_change(self, formation: int, urgent: bool) -> None:
         with self._changed:
             self._prepared = max(self._prepared, formation)
             self._urgent = max(self._urgent, formation if urgent else 0)

@@ -81,8 +81,8 @@ class WorldCall:
         self._started = time.monotonic()
         self._span.__enter__()
         self._member.offers.publish(self._key.key, self._offer, self._key.others)
-        if (gone := self._member.offers.who_left(self._offer)) is not None:
-            self._member.monitor.report(PeerClosed(gone, "", self._activity))
+        if (departed := self._member.offers.departed_rank(self._offer)) is not None:
+            self._member.monitor.report(PeerClosed(departed, "", self._activity))
         try:
             self._member.prepare_pulls(self._key.peers)
             for peer in self._key.peers:
@@ -165,7 +165,7 @@ class WorldCall:
         self._streams.clear()
         left = self._timeout_s - (time.monotonic() - self._started)
         if not self._member.all_taken(self._offer, left, lambda: self._activity):
-            if self._member.offers.who_left(self._offer) is not None:  # the membership has reported it
+            if self._member.offers.departed_rank(self._offer) is not None:  # the membership has reported it
                 self._member.raise_failure(self._activity)
             self._stalled(tuple(sorted(self._offer.waiting_for)))
 
@@ -178,7 +178,7 @@ class WorldCall:
 
     def _fail(self, peer: int, error: StreamBroken | PullRefused) -> NoReturn:
         """Report the failure of the stream from `peer`, and raise the world's decision."""
-        if isinstance(error, PullRefused) and error.is_of_a_stranger:
+        if isinstance(error, PullRefused) and error.is_from_another_world:
             # The peer's process has joined its next world.
             self._member.monitor.report(PeerClosed(peer, "it has left this world", self._activity))
         elif isinstance(error, PullRefused):

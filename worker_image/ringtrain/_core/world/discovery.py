@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtrain._core.world.mpi_environment import mpi_rank
-from ringtrain._core.world.slurm import meet_on_first_node, slurm_rank
+from ringtrain._core.world.slurm import rendezvous_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain._core.world.topology import check_addresses, place_of, same_address
-from ringtrain._core.world.torchrun import meet_beside_master, torchrun_rank
+from ringtrain._core.world.torchrun import rendezvous_near_master, torchrun_rank
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.place import RankPlace
@@ -52,24 +52,24 @@ class DiscoveredWorld:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Rendezvous of ranks whose addresses are not in the environment. `token`: for their mutual authentication."""
+    """Rendezvous of ranks whose addresses are not in the environment. `token`: secret for mutual authentication."""
 
     env: Mapping[str, str]
     timeout_s: float
     token: Callable[[], bytes | None]
 
 
-def discover_world(meeting: Rendezvous) -> DiscoveredWorld:
+def discover_world(rendezvous: Rendezvous) -> DiscoveredWorld:
     """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, SLURM's, MPI's, torchrun's, else a world of one.
 
     Raises ConfigurationError naming the variable, its value and what was expected.
     """
     return (
-        _from_ringtrain(meeting.env)
-        or _from_tf_config(meeting.env)
-        or _from_slurm(meeting)
-        or _from_mpi(meeting)
-        or _from_torchrun(meeting)
+        _from_ringtrain(rendezvous.env)
+        or _from_tf_config(rendezvous.env)
+        or _from_slurm(rendezvous)
+        or _from_mpi(rendezvous)
+        or _from_torchrun(rendezvous)
         or _world_of_one("single", "worker")
     )
 
@@ -140,22 +140,22 @@ def _from_tf_config(env: Mapping[str, str]) -> DiscoveredWorld | None:
     return DiscoveredWorld("tf_config", task.type, task.addresses, place_of(task.addresses, task.rank))
 
 
-def _from_slurm(meeting: Rendezvous) -> DiscoveredWorld | None:
-    found = slurm_rank(meeting.env)
+def _from_slurm(rendezvous: Rendezvous) -> DiscoveredWorld | None:
+    found = slurm_rank(rendezvous.env)
     if found is None:
         return None
-    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
+    addresses = ALONE if found.size == 1 else _ring_addresses(rendezvous.env, found.size)
     if addresses is None:
-        addresses = meet_on_first_node(found, meeting.env, meeting.token(), meeting.timeout_s)
+        addresses = rendezvous_on_first_node(found, rendezvous.env, rendezvous.token(), rendezvous.timeout_s)
     return DiscoveredWorld("slurm", "worker", addresses, place_of(addresses, found.rank))
 
 
-def _from_mpi(meeting: Rendezvous) -> DiscoveredWorld | None:
-    found = mpi_rank(meeting.env)
+def _from_mpi(rendezvous: Rendezvous) -> DiscoveredWorld | None:
+    found = mpi_rank(rendezvous.env)
     if found is None:
         return None
-    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
-    if addresses is None and contract.ENV_MPI_CHECK_IN in meeting.env:
+    addresses = ALONE if found.size == 1 else _ring_addresses(rendezvous.env, found.size)
+    if addresses is None and contract.ENV_MPI_CHECK_IN in rendezvous.env:
         # The agent sets addresses only for ranks on the worker that the job's order assigns to them; others
         # expect them there.
         raise ConfigurationError(
@@ -163,19 +163,19 @@ def _from_mpi(meeting: Rendezvous) -> DiscoveredWorld | None:
             "expect it; remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
-        from ringtrain._core.world.mpi_rendezvous import meet_mpi_world  # rarely needed, and import time counts
+        from ringtrain._core.world.mpi_rendezvous import rendezvous_by_mpi  # rarely needed, and import time counts
 
-        addresses = meet_mpi_world(found, meeting.env, meeting.timeout_s)
+        addresses = rendezvous_by_mpi(found, rendezvous.env, rendezvous.timeout_s)
     return DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 
-def _from_torchrun(meeting: Rendezvous) -> DiscoveredWorld | None:
-    found = torchrun_rank(meeting.env)
+def _from_torchrun(rendezvous: Rendezvous) -> DiscoveredWorld | None:
+    found = torchrun_rank(rendezvous.env)
     if found is None:
         return None
-    addresses = ALONE if found.size == 1 else _ring_addresses(meeting.env, found.size)
+    addresses = ALONE if found.size == 1 else _ring_addresses(rendezvous.env, found.size)
     if addresses is None:
-        addresses = meet_beside_master(found, meeting.env, meeting.token(), meeting.timeout_s)
+        addresses = rendezvous_near_master(found, rendezvous.env, rendezvous.token(), rendezvous.timeout_s)
     return DiscoveredWorld("torchrun", "worker", addresses, found.place(addresses))
 
 

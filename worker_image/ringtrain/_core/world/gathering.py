@@ -17,8 +17,8 @@ from ringtrain.shared import authentication
 from ringtrain.shared.address import listening_address, split_address
 
 _MOST_LINE_BYTES: Final = 1024
-_MOST_STRANGERS: Final = 64
-_STRANGER_S: Final = 10.0
+_MOST_UNAUTHENTICATED: Final = 64
+_UNAUTHENTICATED_S: Final = 10.0
 _AGAIN_S: Final = 0.1
 _TICK_S: Final = 0.5
 
@@ -38,18 +38,18 @@ class RendezvousPoint:
 
 
 def gather_addresses(
-    rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, timeout_s: float
+    rank: int, size: int, point: RendezvousPoint, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
     """Return the addresses of all ranks, by rank. Raises ConfigurationError."""
     end = time.monotonic() + timeout_s
     if rank == 0:
-        return _RendezvousServer(size, own, token, meeting, timeout_s).run(end)
-    return _ask_rank_0(rank, size, meeting, own, token, end, timeout_s)
+        return _RendezvousServer(size, own, token, point, timeout_s).run(end)
+    return _ask_rank_0(rank, size, point, own, token, end, timeout_s)
 
 
 @dataclass(eq=False)
 class _RendezvousCaller:
-    """Connection to rank 0. `rank`: known when its line has arrived; `nonce`: to be included in the reply's proof."""
+    """Connection to rank 0. `rank`: set when its line has arrived; `nonce`: bytes to include in the reply's proof."""
 
     sock: socket.socket
     since: float
@@ -61,22 +61,22 @@ class _RendezvousCaller:
 class _RendezvousServer:
     """Rank 0's side: one thread, and a limited number of callers that have not identified themselves."""
 
-    def __init__(self, size: int, own: str, token: bytes | None, meeting: RendezvousPoint, timeout_s: float) -> None:
+    def __init__(self, size: int, own: str, token: bytes | None, point: RendezvousPoint, timeout_s: float) -> None:
         self._size = size
         self._token = token
-        self._meeting = meeting
+        self._point = point
         self._timeout_s = timeout_s
         self._addresses = {0: own}
         self._selector = selectors.DefaultSelector()
         self._callers: dict[_RendezvousCaller, None] = {}  # oldest first
 
     def run(self, end: float) -> tuple[str, ...]:
-        with closing(self._selector), closing(_rendezvous_listener(self._meeting)) as listener:
+        with closing(self._selector), closing(_rendezvous_listener(self._point)) as listener:
             self._selector.register(listener, selectors.EVENT_READ)
             try:
                 while len(self._addresses) < self._size:
                     self._turn(listener, end)
-                return self._told()
+                return self._send_addresses()
             finally:
                 for caller in list(self._callers):
                     self._drop(caller)
@@ -87,19 +87,19 @@ class _RendezvousServer:
             missing = [rank for rank in range(self._size) if rank not in self._addresses]
             raise ConfigurationError(
                 f"rank(s) {in_ranges(missing)} of {self._size} did not call ringtrain.init() within "
-                f"{self._timeout_s:g} s (waited for by rank 0); {self._meeting.start}"
+                f"{self._timeout_s:g} s (waited for by rank 0); {self._point.start}"
             )
         for key, _ in self._selector.select(min(end - now, _TICK_S)):
             if key.fileobj is listener:
-                self._take_in(listener)
+                self._accept(listener)
             else:
                 self._read(key.data)
-        strangers = [caller for caller in self._callers if caller.rank < 0]
-        for index, caller in enumerate(strangers):
-            if len(strangers) - index > _MOST_STRANGERS or now - caller.since > _STRANGER_S:
+        unidentified = [caller for caller in self._callers if caller.rank < 0]
+        for index, caller in enumerate(unidentified):
+            if len(unidentified) - index > _MOST_UNAUTHENTICATED or now - caller.since > _UNAUTHENTICATED_S:
                 self._drop(caller)
 
-    def _take_in(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
             sock, _ = listener.accept()
             sock.setblocking(False)
@@ -109,45 +109,45 @@ class _RendezvousServer:
 
     def _read(self, caller: _RendezvousCaller) -> None:
         try:
-            came = caller.sock.recv(_MOST_LINE_BYTES)
+            data = caller.sock.recv(_MOST_LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
-            came = b""
-        caller.line += came
-        if not came or len(caller.line) > _MOST_LINE_BYTES:
+            data = b""
+        caller.line += data
+        if not data or len(caller.line) > _MOST_LINE_BYTES:
             self._drop(caller)
         elif caller.line.endswith(b"\n") and caller.rank < 0:
-            self._hear(caller)
+            self._process_line(caller)
 
-    def _hear(self, caller: _RendezvousCaller) -> None:
+    def _process_line(self, caller: _RendezvousCaller) -> None:
         """Store the caller's address, or send it the reason of a refusal."""
-        said = _parsed_rendezvous_line(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
-        if said is None:
+        message = _parsed_rendezvous_line(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
+        if message is None:
             self._drop(caller)
             return
-        rank, address = said["rank"], said["address"]
-        if not authentication.is_same_proof(_rendezvous_caller_proof(self._token, said), said["proof"]):
+        rank, address = message["rank"], message["address"]
+        if not authentication.is_same_proof(_rendezvous_caller_proof(self._token, message), message["proof"]):
             refusal = f"rank {rank} does not have the token of rank 0; check RINGTRAIN_TOKEN_FILE on both"
-        elif said["size"] != self._size:
-            sizes = f"rank 0 expects a world of {self._size}, rank {rank} of {said['size']}"
-            refusal = f"{sizes} ranks; set the same {self._meeting.size_name} on every rank"
+        elif message["size"] != self._size:
+            sizes = f"rank 0 expects a world of {self._size}, rank {rank} of {message['size']}"
+            refusal = f"{sizes} ranks; set the same {self._point.size_name} on every rank"
         elif not 0 < rank < self._size or self._addresses.get(rank, address) != address:
             refusal = f"two processes claim to be rank {rank}; start each rank once"
         else:
             self._addresses[rank] = address
-            caller.rank, caller.nonce = rank, said["nonce"]
+            caller.rank, caller.nonce = rank, message["nonce"]
             return
         with suppress(OSError):
             caller.sock.sendall(_rendezvous_line({"refused": refusal}))
         self._drop(caller)
 
-    def _told(self) -> tuple[str, ...]:
+    def _send_addresses(self) -> tuple[str, ...]:
         addresses = tuple(self._addresses[rank] for rank in range(self._size))
         for caller in self._callers:
             if caller.rank > 0:
                 proof = _rendezvous_answer_proof(self._token, caller.nonce, addresses)
-                caller.sock.settimeout(_STRANGER_S)
+                caller.sock.settimeout(_UNAUTHENTICATED_S)
                 with suppress(OSError):  # a lost rank is detected in the handshake
                     caller.sock.sendall(_rendezvous_line({"addresses": addresses, "proof": proof}))
         return addresses
@@ -158,8 +158,8 @@ class _RendezvousServer:
         caller.sock.close()
 
 
-def _rendezvous_listener(meeting: RendezvousPoint) -> socket.socket:
-    host, port = meeting.where
+def _rendezvous_listener(point: RendezvousPoint) -> socket.socket:
+    host, port = point.where
     address = listening_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     bound, _ = split_address(address)
     dual = bound == "::" and socket.has_dualstack_ipv6()
@@ -170,30 +170,32 @@ def _rendezvous_listener(meeting: RendezvousPoint) -> socket.socket:
         return socket.create_server((bound, port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigurationError(
-            f"rank 0 can't listen on port {port}, the rendezvous of the ranks ({error.strerror}); {meeting.port_taken}"
+            f"rank 0 can't listen on port {port}, the rendezvous of the ranks ({error.strerror}); {point.port_taken}"
         ) from error
 
 
 def _ask_rank_0(
-    rank: int, size: int, meeting: RendezvousPoint, own: str, token: bytes | None, end: float, timeout_s: float
+    rank: int, size: int, point: RendezvousPoint, own: str, token: bytes | None, end: float, timeout_s: float
 ) -> tuple[str, ...]:
     while True:
-        said: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
-        said["proof"] = _rendezvous_caller_proof(token, said)
-        reply = _exchanged_rendezvous_line(meeting.where, _rendezvous_line(said), end)
+        message: dict[str, Any] = {"rank": rank, "size": size, "address": own, "nonce": secrets.token_hex(16)}
+        message["proof"] = _rendezvous_caller_proof(token, message)
+        reply = _exchanged_rendezvous_line(point.where, _rendezvous_line(message), end)
         answer = _parsed_rendezvous_line(reply, addresses=list, proof=str)
         refused = _parsed_rendezvous_line(reply, refused=str)
         if refused is not None:
             raise ConfigurationError(refused["refused"][:500])
         if answer is not None and len(answer["addresses"]) == size:
             addresses = tuple(map(str, answer["addresses"]))
-            if authentication.is_same_proof(_rendezvous_answer_proof(token, said["nonce"], addresses), answer["proof"]):
+            if authentication.is_same_proof(
+                _rendezvous_answer_proof(token, message["nonce"], addresses), answer["proof"]
+            ):
                 return addresses
             raise ConfigurationError(
                 f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
             )
         if time.monotonic() >= end:
-            host, port = meeting.where
+            host, port = point.where
             raise ConfigurationError(
                 f"rank {rank} did not reach rank 0 at {host}:{port} within {timeout_s:g} s; is "
                 f"rank 0 started, and does it call ringtrain.init()?"
@@ -206,13 +208,13 @@ def _exchanged_rendezvous_line(where: tuple[str, int], line: bytes, end: float) 
     reply = bytearray()
     with suppress(OSError):
         left = max(end - time.monotonic(), _AGAIN_S)
-        with socket.create_connection(where, timeout=min(left, _STRANGER_S)) as sock:
+        with socket.create_connection(where, timeout=min(left, _UNAUTHENTICATED_S)) as sock:
             sock.sendall(line)
             while not reply.endswith(b"\n"):
                 sock.settimeout(max(end - time.monotonic(), _AGAIN_S))
-                if not (came := sock.recv(1 << 16)):
+                if not (data := sock.recv(1 << 16)):
                     break
-                reply += came
+                reply += data
     return bytes(reply)
 
 
@@ -231,8 +233,8 @@ def _parsed_rendezvous_line(line: bytes, **types: type) -> dict[str, Any] | None
     return message if all(type(message.get(name)) is wanted for name, wanted in types.items()) else None
 
 
-def _rendezvous_caller_proof(token: bytes | None, said: dict[str, Any]) -> str:
-    parts = (str(said[name]).encode("utf-8", "replace") for name in ("rank", "size", "address", "nonce"))
+def _rendezvous_caller_proof(token: bytes | None, message: dict[str, Any]) -> str:
+    parts = (str(message[name]).encode("utf-8", "replace") for name in ("rank", "size", "address", "nonce"))
     return authentication.proof(token, b"address", *parts)
 
 

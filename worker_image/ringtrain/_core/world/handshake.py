@@ -2,7 +2,8 @@
 
 Each rank requests a session from each of its partners (Hello, then Prove), which its later requests must carry. So
 every pair is checked from both sides, and both sides get the reason of a failure. In a small world all others are
-partners; in a large one a rank's sessions with the other ranks are derived from data that partners forward (`roster`).
+partners; in a large one a rank's sessions with the other ranks are derived from data that partners forward (see
+`membership_table`).
 
 Anyone can reach the port. So a rank fails only because of an answer from a configured address, never because of a
 caller's claims, and it stores nothing of a Hello. A caller is authenticated as rank r by the token; in a world without
@@ -35,8 +36,8 @@ from ringtrain._core.wire.messages import (
 )
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import WorldFailureState
+from ringtrain._core.world.membership_table import MembershipEntry
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.roster import RosterEntry
 from ringtrain._core.world.spread import await_peer_answers
 from ringtrain.errors import some_of
 from ringtrain.shared import authentication
@@ -62,15 +63,15 @@ class WorldHandshake:
         self._secret = secrets.token_bytes(32)  # nonces and sessions are derived from it, so none are stored
         self._share = secrets.token_bytes(16)
         self._changed = threading.Condition()
-        self._heard: set[int] = set()  # ranks in whose name a Hello arrived, authenticated or not
+        self._hello_ranks: set[int] = set()  # ranks in whose name a Hello arrived, authenticated or not
         self._issued: dict[tuple[int, str], bytes] = {}  # sessions by peer and process; each request carries one
-        self._given: dict[int, str] = {}  # the authenticated process of each peer, which got a session
+        self._admitted: dict[int, str] = {}  # the authenticated process of each peer, which got a session
         self.sessions: dict[int, bytes] = {}  # sessions received from peers
-        self._met: dict[int, str] = {}  # process that answers at each peer's address
+        self._responders: dict[int, str] = {}  # process that answers at each peer's address
         self._watched_by: set[int] = set()  # peers that have joined with this rank and watch it, or have left
         self.ports: dict[int, int] = {}  # data ports that are dialled on demand
         self._key: bytes | None = None  # key of the sessions between ranks that are not partners
-        self.all_met = False  # whether every pair of this rank is complete; later callers need a session
+        self.is_complete = False  # whether every pair of this rank is complete; later callers need a session
         self.local_sizes: tuple[int, ...] = (ring.local_size,)  # by rank, after the handshake
         failure_state.on_reached(self._wake)
 
@@ -81,7 +82,7 @@ class WorldHandshake:
         theirs = HelloMessage.parse(decode_message(request))
         with self._changed:
             if theirs.rank in self._ring.peers:
-                self._heard.add(theirs.rank)
+                self._hello_ranks.add(theirs.rank)
                 self._changed.notify_all()
         self._admit(theirs)
         mine = self._mine(self._nonce_for(theirs))
@@ -102,9 +103,9 @@ class WorldHandshake:
         if not authentication.is_same_proof(expected, message["proof"]):
             raise _hello_refusal(_token_message(self._ring.rank, theirs.rank))
         if self._ring.token is None:
-            self._await_met(theirs)
+            self._await_answering(theirs)
         with self._changed:
-            self._given.setdefault(theirs.rank, theirs.instance)
+            self._admitted.setdefault(theirs.rank, theirs.instance)
             self._changed.notify_all()
         self._admit(theirs)
         session = self._session_for(theirs.rank, theirs.instance)
@@ -112,7 +113,7 @@ class WorldHandshake:
 
     def is_peer(self, rank: int, session: bytes) -> bool:
         """Return whether `session` was issued to the peer `rank`."""
-        instance = self._given.get(rank)
+        instance = self._admitted.get(rank)
         if instance is not None and authentication.is_same_proof(self._session_for(rank, instance), session):
             return True
         key = self._key
@@ -133,14 +134,14 @@ class WorldHandshake:
                 self._changed.notify_all()
 
     def left(self, rank: int) -> None:
-        """Record that a peer has left in order; it had joined with this rank, but its watch may never arrive."""
-        if rank in self._given:
+        """Record that a peer has shut down normally after the handshake, so its watch may never arrive."""
+        if rank in self._admitted:
             self.watched_by(rank)
 
     # Requests of this rank
 
-    def meet_all(self, transport: Transport, met: Callable[[int], None], end: float) -> None:
-        """Run the handshake with every partner; call `met` for each, which begins to watch it.
+    def run_with_partners(self, transport: Transport, on_responder: Callable[[int], None], end: float) -> None:
+        """Run the handshake with every partner; call `on_responder` for each, which begins to watch it.
 
         On return each partner has completed its side as well, and watches this rank or has left: so this rank may leave
         a mesh at once, and begin its next world while others are still in the handshake of this one. Otherwise fails
@@ -153,7 +154,7 @@ class WorldHandshake:
         theirs = {peer: self._greet(transport, peer, hellos[peer], answers[peer], end) for peer in hellos}
         for peer, hello in hellos.items():
             self._prove_to(transport, peer, hello, theirs[peer], end)
-            met(peer)
+            on_responder(peer)
         if neighbours.is_mesh(self._ring.size):
             sizes = {peer: hello.local_size for peer, hello in theirs.items()} | {
                 self._ring.rank: self._ring.local_size
@@ -161,14 +162,14 @@ class WorldHandshake:
             self.local_sizes = tuple(sizes[rank] for rank in sorted(sizes))
         self._await_all(transport, end)
 
-    def entry(self, data_port: int | None) -> RosterEntry:
+    def entry(self, data_port: int | None) -> MembershipEntry:
         """Return this rank's entry in the membership table of a large world."""
-        return RosterEntry(self._share, data_port or 0, self._ring.local_size)
+        return MembershipEntry(self._share, data_port or 0, self._ring.local_size)
 
-    def know_all(self, transport: Transport, entries: Sequence[RosterEntry]) -> None:
-        """Derive a session with every rank. `entries`: of all, by rank, known only to members of this world."""
-        said = b"".join(entry.encode() for entry in entries)
-        self._key = key = hmac.digest(self._ring.token or b"", b"world" + said, "sha256")
+    def know_all(self, transport: Transport, entries: Sequence[MembershipEntry]) -> None:
+        """Derive a session with every rank. `entries`: entries of all ranks, secret from non-members of this world."""
+        encoded = b"".join(entry.encode() for entry in entries)
+        self._key = key = hmac.digest(self._ring.token or b"", b"world" + encoded, "sha256")
         self.local_sizes = tuple(entry.local_size for entry in entries)
         for peer in self._ring.peers:
             if entries[peer].data_port:
@@ -192,9 +193,9 @@ class WorldHandshake:
         for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
             some = peers[at : at + _LOOKED_FOR_AT_ONCE]
             hello = encode_wire_message(self._mine(secrets.token_hex(16)))
-            asked = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
-            await_peer_answers(asked, self._ring.probe_timeout_s)
-            for peer, answer in zip(some, asked, strict=True):
+            answers = [transport.ask(peer, HELLO, hello, self._ring.probe_timeout_s) for peer in some]
+            await_peer_answers(answers, self._ring.probe_timeout_s)
+            for peer, answer in zip(some, answers, strict=True):
                 if not answer.done() or isinstance(answer.exception(), StreamBroken):
                     return self._absent(peer)
         return None
@@ -263,7 +264,7 @@ class WorldHandshake:
             return  # the thread that waits for the answer reports it
         if is_proven and theirs.rank == peer:
             with self._changed:
-                self._met[peer] = theirs.instance
+                self._responders[peer] = theirs.instance
                 self._changed.notify_all()
 
     def _mine(self, nonce: str) -> HelloMessage:
@@ -280,8 +281,8 @@ class WorldHandshake:
     def _session_for(self, rank: int, instance: str) -> bytes:
         session = self._issued.get((rank, instance))
         if session is None:
-            told = f"session {rank} {instance}".encode()
-            session = self._issued[rank, instance] = hmac.digest(self._secret, told, "sha256")[:SESSION_BYTES]
+            label = f"session {rank} {instance}".encode()
+            session = self._issued[rank, instance] = hmac.digest(self._secret, label, "sha256")[:SESSION_BYTES]
         return session
 
     def _examine(self, peer: int, mine: HelloMessage, reply: bytes) -> HelloMessage:
@@ -291,7 +292,7 @@ class WorldHandshake:
         """
         theirs, is_proven = self._read_answer(mine, reply)
         if not is_proven:
-            self._fail_told(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
+            self._fail_after_request(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
         if theirs.rank != peer:
             wrong = f"{self._ring.addresses[peer]} is configured for rank {peer}, but rank {theirs.rank} answers there"
             self._fail(WorldFailure("configuration", wrong))
@@ -319,7 +320,7 @@ class WorldHandshake:
         try:
             return answer.result()
         except PullRefused as refused:
-            self._fail_told(peer, refused.failure)
+            self._fail_after_request(peer, refused.failure)
             raise
 
     def _absent(self, peer: int) -> WorldFailure:
@@ -334,7 +335,7 @@ class WorldHandshake:
 
     def _await_all(self, transport: Transport, end: float) -> None:
         def two_of_one() -> list[int]:
-            return [peer for peer, instance in self._given.items() if instance != self._met.get(peer)]
+            return [peer for peer, instance in self._admitted.items() if instance != self._responders.get(peer)]
 
         def is_decided() -> bool:
             all_here = self._watched_by.issuperset(self._partners)
@@ -347,7 +348,7 @@ class WorldHandshake:
             self._changed.wait_for(is_decided, max(end - time.monotonic(), self._ring.probe_timeout_s))
             missing = [peer for peer in self._partners if peer not in self._watched_by]
             two = two_of_one()
-            self.all_met = not missing and not two
+            self.is_complete = not missing and not two
         self._failure_state.check()
         if two:
             self._fail(WorldFailure("configuration", _rank_twice_message(two[0])))
@@ -362,33 +363,33 @@ class WorldHandshake:
         """Refuse a caller that does not belong to this world. StreamBroken (CLOSED): it may repeat the request."""
         if (message := hello_disagreement(self._ring, theirs)) is not None:
             raise _hello_refusal(message)
-        known = {self._met.get(theirs.rank), self._given.get(theirs.rank)} - {None}
+        known = {self._responders.get(theirs.rank), self._admitted.get(theirs.rank)} - {None}
         failure = self._failure_state.failure
-        if failure is not None and not self.all_met and theirs.instance in known:
+        if failure is not None and not self.is_complete and theirs.instance in known:
             raise PullRefused(failure)  # a peer of this world, which has failed
         if not known or theirs.instance in known:
             return
         # During the handshake it is undecided which one is right, and a rank may already be in its next world.
-        if not self.all_met or self._is_over(theirs.rank):
+        if not self.is_complete or self._is_over(theirs.rank):
             raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
         raise _hello_refusal(_rank_twice_message(theirs.rank))
 
-    def _await_met(self, theirs: HelloMessage) -> None:
+    def _await_answering(self, theirs: HelloMessage) -> None:
         """Wait until the process at the caller's address is known: without a token, only that one is the peer."""
 
         def is_known() -> bool:
-            return theirs.rank in self._met or self._failure_state.failure is not None
+            return theirs.rank in self._responders or self._failure_state.failure is not None
 
         with self._changed:
-            if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._met:
+            if not self._changed.wait_for(is_known, self._ring.settle_s) or theirs.rank not in self._responders:
                 raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} has not reached rank {theirs.rank} yet")
         self._admit(theirs)
 
-    def _fail_told(self, peer: int, failure: WorldFailure) -> None:
+    def _fail_after_request(self, peer: int, failure: WorldFailure) -> None:
         """Fail, but let the peer request first, because only this rank's reply gives it the reason."""
 
         def is_told() -> bool:
-            return self._failure_state.failure is not None or peer in self._heard
+            return self._failure_state.failure is not None or peer in self._hello_ranks
 
         with self._changed:
             self._changed.wait_for(is_told, 3 * self._ring.settle_s)

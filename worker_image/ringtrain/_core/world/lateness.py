@@ -71,22 +71,22 @@ class WorldLateness:
 
     def _warn(self, key: Key, begun: BegunCollective, waited_s: float) -> None:
         own, ranks = self._ring.rank, {self._ring.rank, *begun.others}
-        asked = neighbours.near_ranks(own, ranks)
-        answers = self._statuses(asked)
-        late = [rank for rank in asked if _is_peer_late(answers.get(rank), key)]
+        near = neighbours.near_ranks(own, ranks)
+        answers = self._statuses(near)
+        late = [rank for rank in near if _is_peer_late(answers.get(rank), key)]
         if not late:
             return
         before = [rank for rank in neighbours.near_ranks(late[0], ranks) if rank < own]
-        theirs = {**self._statuses([rank for rank in before if rank not in asked]), **answers}
+        theirs = {**self._statuses([rank for rank in before if rank not in near]), **answers}
         if not all(_is_peer_late(theirs.get(rank), key) for rank in before):
             return  # of the waiting ranks near the first late one, only the first logs it
         named = late[:_NAMED_MOST]
-        of_asked = "" if len(asked) == len(begun.others) else f" (of {len(asked)} ranks asked)"
+        of_near = "" if len(near) == len(begun.others) else f" (of {len(near)} ranks asked)"
         doing = "; ".join(_described_lateness(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
             "rank %d has waited %.0f s in %s for rank(s) %s, connected but late: %s. After %g s "
             "(RINGTRAIN_STALL_TIMEOUT) the world ends",
-            own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_asked, doing,
+            own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_near, doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
 

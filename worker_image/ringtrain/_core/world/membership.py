@@ -27,10 +27,10 @@ from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import PeerClosed, RankActivity, WorldFailureState
 from ringtrain._core.world.handshake import PATIENCE, WorldHandshake
 from ringtrain._core.world.lateness import WorldLateness
+from ringtrain._core.world.membership_table import MembershipMessage, MembershipTable
 from ringtrain._core.world.monitor import WorldMonitor
 from ringtrain._core.world.offers import CallerGone, CollectiveOffer, Key, WorldOfferTable
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain._core.world.roster import WorldRoster, WorldRosterMessage
 from ringtrain._core.world.watches import ALIVE
 from ringtrain.errors import NotInitializedError, RingtrainError
 
@@ -46,7 +46,7 @@ class WorldMembership:
         self._handshake = WorldHandshake(ring, self.failure_state, self._is_over)
         self.monitor = WorldMonitor(ring, transport, self.failure_state, self._identity, self._peer_left)
         self._watches = self.monitor.watches
-        self._roster = WorldRoster(ring, self.failure_state, self._ask_roster, self._partner_failed, self._absent)
+        self._table = MembershipTable(ring, self.failure_state, self._send_entries, self._partner_failed, self._absent)
         self._lateness = WorldLateness(
             ring, self.offers, self.monitor.statuses, self._look_for_takers, ring.stall_warning_s
         )
@@ -64,18 +64,18 @@ class WorldMembership:
         member = WorldMembership(ring, transport)
         if began is not None:
             began(member)
-        member._meet_all()
+        member._run_handshake()
         return member
 
-    def _meet_all(self) -> None:
+    def _run_handshake(self) -> None:
         try:
             self.transport.serve(self)
             self.monitor.start()
             end = time.monotonic() + self.ring.timeout_s
-            self._handshake.meet_all(self.transport, self._watches.watch, end)
+            self._handshake.run_with_partners(self.transport, self._watches.watch, end)
             if not neighbours.is_mesh(self.ring.size):
                 self._learn_of_all(end)
-            self._watches.end_meeting()
+            self._watches.end_handshake()
             self.failure_state.check()
             self._lateness.start()
         except BaseException:
@@ -88,19 +88,19 @@ class WorldMembership:
     def _learn_of_all(self, end: float) -> None:
         """Obtain sessions with ranks that are not partners; on return all ranks have them. Raises the failure."""
         end += self.ring.timeout_s / PATIENCE
-        entries = self._roster.gather(self._handshake.entry(self.transport.data_port), end)
+        entries = self._table.gather(self._handshake.entry(self.transport.data_port), end)
         self._handshake.know_all(self.transport, entries)
         self.monitor.knows_all = True
-        self._roster.await_known(end)
+        self._table.await_known(end)
 
-    def _ask_roster(
+    def _send_entries(
         self, peer: int, round_: int, first: int, entries: tuple[bytes, ...], timeout_s: float
     ) -> "Future[bytes]":
-        told = WorldRosterMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, round_, first, entries)
-        return self.transport.ask(peer, ROSTER, told.encode(), timeout_s)
+        message = MembershipMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, round_, first, entries)
+        return self.transport.ask(peer, ROSTER, message.encode(), timeout_s)
 
     def _partner_failed(self, peer: int, error: BaseException) -> None:
-        if isinstance(error, PullRefused) and not error.is_of_a_stranger:
+        if isinstance(error, PullRefused) and not error.is_from_another_world:
             self.monitor.report(error.failure)
         else:
             self.monitor.report(PeerClosed(peer, str(error), None))
@@ -121,15 +121,15 @@ class WorldMembership:
         end = time.monotonic() + timeout_s
         while not self.offers.all_taken(offer, min(timeout_s, self.ring.probe_timeout_s)):
             timeout_s = end - time.monotonic()
-            ended = self.left or self.failure_state.failure is not None or self.offers.who_left(offer) is not None
+            ended = self.left or self.failure_state.failure is not None or self.offers.departed_rank(offer) is not None
             if ended or timeout_s <= 0:
                 return False
             self._look_for(offer, activity())
         return True
 
-    def who_left(self, peers: frozenset[int]) -> int | None:
+    def departed_rank(self, peers: frozenset[int]) -> int | None:
         """Return one of `peers` that is known to have shut down; None if there is none."""
-        return self._watches.who_left(peers)
+        return self._watches.departed_rank(peers)
 
     def _look_for(self, offer: CollectiveOffer, activity: RankActivity) -> None:
         """Report lost ranks that have not read all of `offer`."""
@@ -229,9 +229,9 @@ class WorldMembership:
         if method == PROVE:
             return self._handshake.answer_prove(request, self.transport.data_port)
         if method == ROSTER:
-            told = WorldRosterMessage.decode(request)
-            self._handshake.check_session(told.rank, told.session)
-            self._roster.take(told)
+            message = MembershipMessage.decode(request)
+            self._handshake.check_session(message.rank, message.session)
+            self._table.take(message)
             return b""
         asking = -1
         if method != ABORT or self._takes_peers_only(request):
@@ -248,8 +248,8 @@ class WorldMembership:
                 {**status, "left": self._watches.left(), "failure": failure and failure.encode()}
             )
         if method == MEANING:
-            asked = decode_message_fields(request, process_set=int, sequence=int)
-            what = self.offers.meaning((asked["process_set"], asked["sequence"]))
+            fields = decode_message_fields(request, process_set=int, sequence=int)
+            what = self.offers.meaning((fields["process_set"], fields["sequence"]))
             return b"" if what is None else what.encode()
         # A watch: the request stays open for up to a timeout; its end tells the peer that this rank has ended.
         self._handshake.watched_by(asking)
@@ -268,7 +268,7 @@ class WorldMembership:
         one of this world, so that a late failure of an earlier world does not end this one.
         """
         shown = decode_message_fields(abort, session=bytes)["session"]
-        return bool(shown) or self._handshake.all_met or self.ring.token is None
+        return bool(shown) or self._handshake.is_complete or self.ring.token is None
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
         """Yield this rank's frames for the caller in one collective."""
@@ -288,7 +288,7 @@ class WorldMembership:
             yield from offer.frames_for(pull.rank, caller)
         except CallerGone:
             return  # the monitor finds the cause by its watch
-        self.offers.taken(offer, pull.rank)
+        self.offers.record_pulled(offer, pull.rank)
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
         """Request the full signature of a peer's collective; None if it does not answer, or has ended that one."""

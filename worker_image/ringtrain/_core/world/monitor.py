@@ -91,9 +91,9 @@ class WorldMonitor:
 
     def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
         """Return the status of those `peers` that answer."""
-        asked = {peer: self._ask_status(peer) for peer in peers}
-        await_peer_answers(list(asked.values()), self._ring.probe_timeout_s)
-        return {peer: decode_message(answer.result()) for peer, answer in asked.items() if is_peer_answered(answer)}
+        requests = {peer: self._ask_status(peer) for peer in peers}
+        await_peer_answers(list(requests.values()), self._ring.probe_timeout_s)
+        return {peer: decode_message(answer.result()) for peer, answer in requests.items() if is_peer_answered(answer)}
 
     def _ask_watch(self, peer: int, hold: bool, timeout_s: float) -> "Future[bytes]":
         request = encode_wire_message({**self._identity(peer), "hold": hold})
@@ -113,18 +113,18 @@ class WorldMonitor:
                 peer, STATUS, encode_wire_message(self._identity(peer)), self._ring.probe_timeout_s
             )
 
-        def first(asked: "Future[bytes]") -> None:
-            error = asked.exception()
+        def first(future: "Future[bytes]") -> None:
+            error = future.exception()
             if isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED:
                 ask().add_done_callback(last)
             else:
-                last(asked)
+                last(future)
 
-        def last(asked: "Future[bytes]") -> None:
-            if (error := asked.exception()) is not None:
+        def last(future: "Future[bytes]") -> None:
+            if (error := future.exception()) is not None:
                 answer.set_exception(error)
             else:
-                answer.set_result(asked.result())
+                answer.set_result(future.result())
 
         ask().add_done_callback(first)
         return answer
@@ -160,9 +160,9 @@ class WorldMonitor:
         rank, size = self._ring.rank, self._ring.size
         distances = [range(d, d + 1) for d in range(1, size)]
         if not neighbours.is_mesh(size):
-            told = neighbours.failure_told_ranks(size)
-            behind = [range(size - group.start, size - group.start + 1) for group in told]
-            distances = told if self.watches.are_sparse else told + behind
+            notified = neighbours.failure_notified_ranks(size)
+            behind = [range(size - group.start, size - group.start + 1) for group in notified]
+            distances = notified if self.watches.are_sparse else notified + behind
         groups = [[(rank + distance) % size for distance in group] for group in distances]
         return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
 
@@ -255,15 +255,15 @@ class WorldMonitor:
         """
         if self.watches.has_left(peer) or neighbours.is_mesh(self._ring.size) or not self.knows_all:
             return self.watches.has_left(peer)
-        gone = {self._ring.rank}
+        excluded = {self._ring.rank}
         end = time.monotonic() + self._ring.probe_timeout_s
         while time.monotonic() < end and not self._is_over():
-            asked = neighbours.witness_ranks(peer, self._ring.size, gone.union(self.watches.left()))
-            if answers := self.statuses(asked):
+            witnesses = neighbours.witness_ranks(peer, self._ring.size, excluded.union(self.watches.left()))
+            if answers := self.statuses(witnesses):
                 return any(peer in answer["left"] for answer in answers.values())
-            if not asked:
+            if not witnesses:
                 return False
-            gone |= set(asked)
+            excluded |= set(witnesses)
         return False
 
     def _judge_stall(self, stall: PeersStalled) -> WorldFailure:
@@ -274,11 +274,11 @@ class WorldMonitor:
         """
         near = {stall.peers[0], *neighbours.near_ranks(self._ring.rank, {self._ring.rank, *stall.peers})}
         further = [peer for peer in stall.peers if peer not in near]
-        failure = self._kept_by([peer for peer in stall.peers if peer in near], stall)
+        failure = self._first_blocking_failure([peer for peer in stall.peers if peer in near], stall)
         if failure is None and further and self._failure_state.wait(2 * self._ring.probe_timeout_s):
             failure = self._failure_state.failure
         while failure is None and further and not self._is_over():
-            failure = self._kept_by(further[:_ASKED_AT_ONCE], stall)
+            failure = self._first_blocking_failure(further[:_ASKED_AT_ONCE], stall)
             del further[:_ASKED_AT_ONCE]
         waited = f"{stall.activity.label} after {stall.waited_s:.3g} s"
         first = stall.peers[0]
@@ -286,7 +286,7 @@ class WorldMonitor:
             "lost", f"{self._ring.name(first)} answers, but has not finished {waited}", first
         )
 
-    def _kept_by(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
+    def _first_blocking_failure(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
         """Return the failure for the first of `peers` that has one, does not answer, or is behind; None if all wait."""
         label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
         answers = self.statuses(peers)

@@ -10,7 +10,7 @@ from ringtrain.shared.environment import EnvironmentVariables
 
 @dataclass(frozen=True)
 class MpiRank:
-    """Place of a process that an MPI launcher started. `launcher`: whose variables were found."""
+    """Place of a process that an MPI launcher started. `launcher`: the one whose variables were found."""
 
     launcher: str
     rank: int

@@ -23,7 +23,7 @@ _SIOCGIFADDR = 0x8915
 _INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
 
 
-def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
+def rendezvous_by_mpi(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
     """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
 
     Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
@@ -33,7 +33,7 @@ def meet_mpi_world(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> 
     try:
         directory = _rendezvous_directory(found, env)
         if directory is not None:
-            return _meet_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
+            return _rendezvous_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
         host = "127.0.0.1" if found.local_size == found.size else _own_rendezvous_address(env)
         from ringtrain._core.world.mpi_library import load_world
 
@@ -50,25 +50,25 @@ def _rendezvous_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None
     return Path(session) / f"ringtrain-{namespace.replace('/', '_')}"
 
 
-def _meet_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) -> tuple[str, ...]:
+def _rendezvous_in_files(found: MpiRank, directory: Path, own: str, timeout_s: float) -> tuple[str, ...]:
     directory.mkdir(mode=0o700, exist_ok=True)
     draft = directory / f"draft-{found.rank}"
     draft.write_text(own)
     # Files of earlier worlds remain: a rank may join again, or run one program after another.
-    meetings = itertools.count()
-    meeting = next(number for number in meetings if not (directory / f"{number}-{found.rank}").exists())
-    draft.rename(directory / f"{meeting}-{found.rank}")
+    attempts = itertools.count()
+    attempt = next(number for number in attempts if not (directory / f"{number}-{found.rank}").exists())
+    draft.rename(directory / f"{attempt}-{found.rank}")
     deadline = time.monotonic() + timeout_s
     addresses: dict[int, str] = {}
     while True:
         for rank in range(found.size):
             with suppress(FileNotFoundError):
-                addresses[rank] = (directory / f"{meeting}-{rank}").read_text()
+                addresses[rank] = (directory / f"{attempt}-{rank}").read_text()
         missing = [rank for rank in range(found.size) if rank not in addresses]
         if not missing:
             return tuple(addresses[rank] for rank in range(found.size))
         if time.monotonic() >= deadline:
-            (directory / f"{meeting}-{found.rank}").unlink()
+            (directory / f"{attempt}-{found.rank}").unlink()
             raise ConfigurationError(
                 f"rank(s) {in_ranges(missing)} of {found.size} did not call ringtrain.init() within "
                 f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"

@@ -41,18 +41,18 @@ def near_ranks(rank: int, ranks: Collection[int]) -> tuple[int, ...]:
 
 
 def watched_ranks(rank: int, size: int, left: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the ranks that `rank` watches, if those in `left` have left in order."""
+    """Return the ranks that `rank` watches, if those in `left` have shut down normally."""
     peers = [peer for peer in _ranks_after(rank, size) if peer not in left]
     return tuple(peers if is_mesh(size) else peers[:_WATCHED])
 
 
-def witness_ranks(rank: int, size: int, gone: Collection[int]) -> tuple[int, ...]:
-    """Return the ranks that watch `rank`, except those in `gone`; they know how it ended."""
-    before = [peer for peer in reversed(_ranks_after(rank, size)) if peer not in gone]
+def witness_ranks(rank: int, size: int, excluded: Collection[int]) -> tuple[int, ...]:
+    """Return the ranks that watch `rank`, except those in `excluded`; they know how it ended."""
+    before = [peer for peer in reversed(_ranks_after(rank, size)) if peer not in excluded]
     return tuple(before[:_WATCHED])
 
 
-def failure_told_ranks(size: int) -> list[range]:
+def failure_notified_ranks(size: int) -> list[range]:
     """Return the ranks to notify of a failure, as ranges of distances; of each range the first rank that answers.
 
     The nearest living rank is the first of its range, so that dead ranks can't isolate any other.

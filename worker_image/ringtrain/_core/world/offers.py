@@ -53,7 +53,7 @@ class WorldOfferTable:
         self._failure_state = failure_state
         self._lock = threading.RLock()  # lock of all conditions below
         self._changed = threading.Condition(self._lock)
-        self._all_taken = threading.Condition(self._lock)
+        self._all_pulled = threading.Condition(self._lock)
         self._over = threading.Condition(self._lock)  # for watchers, which wait for the end and not for each frame
         self._offers: dict[Key, CollectiveOffer] = {}
         self._begun: dict[int, BegunCollective] = {}
@@ -184,11 +184,11 @@ class WorldOfferTable:
         begun = self._begun.get(key[0])
         return key[1] <= (0 if begun is None else begun.sequence)  # number 0 is only for checks of the session
 
-    def taken(self, offer: CollectiveOffer, peer: int) -> None:
+    def record_pulled(self, offer: CollectiveOffer, peer: int) -> None:
         with self._lock:
             offer.waiting_for.discard(peer)
             if not offer.waiting_for:
-                self._all_taken.notify_all()
+                self._all_pulled.notify_all()
 
     def peer_left(self, peer: int) -> list[tuple[Key, WireSignature]]:
         """Record that `peer` has shut down and will read no more.
@@ -197,7 +197,7 @@ class WorldOfferTable:
         """
         with self._lock:
             self._left.add(peer)
-            self._all_taken.notify_all()
+            self._all_pulled.notify_all()
             return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
 
     def all_taken(self, offer: CollectiveOffer, timeout_s: float) -> bool:
@@ -211,10 +211,10 @@ class WorldOfferTable:
             return ended or not offer.waiting_for or not self._left.isdisjoint(offer.waiting_for)
 
         with self._lock:
-            self._all_taken.wait_for(over, timeout_s)
+            self._all_pulled.wait_for(over, timeout_s)
             return not offer.waiting_for
 
-    def who_left(self, offer: CollectiveOffer) -> int | None:
+    def departed_rank(self, offer: CollectiveOffer) -> int | None:
         """Return a peer that has shut down without having read everything; None if there is none."""
         return min(self._left & offer.waiting_for, default=None)
 
@@ -259,5 +259,5 @@ class WorldOfferTable:
 
     def _wake_all(self) -> None:
         with self._lock:
-            for condition in (self._changed, self._all_taken, self._over):
+            for condition in (self._changed, self._all_pulled, self._over):
                 condition.notify_all()

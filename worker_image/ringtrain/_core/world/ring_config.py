@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RingConfig:
-    """Rank `rank` of `size`. `addresses` by rank, `host:port`.
+    """Configuration of rank `rank` of `size` ranks. `addresses`: `host:port` of each rank.
 
-    `timeout_s`: for a process that does not answer. `stall_timeout_s`: how long a collective waits for one that answers
-    but does not join; `stall_warning_s`: time after which it is logged. `local_size`: ranks of this one's host or pod.
-    `transport`: the value of RINGTRAIN_TRANSPORT.
+    `timeout_s`: how long to wait for a process that does not answer. `stall_timeout_s`: how long a collective waits for
+    one that answers but does not join; `stall_warning_s`: time after which it is logged. `local_size`: ranks of this
+    one's host or pod. `transport`: the value of RINGTRAIN_TRANSPORT.
     """
 
     rank: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtrain._core.world.gathering import RendezvousPoint, gather_addresses
-from ringtrain._core.world.torchrun import rendezvous_port_beside
+from ringtrain._core.world.torchrun import rendezvous_port
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import host_port, is_loopback, own_address, reachable_address
 from ringtrain.shared.environment import EnvironmentVariables
@@ -32,7 +32,7 @@ class SlurmRank:
 
 
 def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
-    """Return the place from the task's environment; None without srun, or if another launcher started the rank.
+    """Return rank and size from the task's environment; None without srun, or if another launcher started the rank.
 
     The script of `sbatch` is not a task: SLURM_PROCID is 0 there, and there is no step. Raises ConfigurationError.
     """
@@ -57,7 +57,7 @@ def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
     return "OMPI_COMM_WORLD_RANK" in env
 
 
-def meet_on_first_node(
+def rendezvous_on_first_node(
     found: SlurmRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
     """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
@@ -67,10 +67,10 @@ def meet_on_first_node(
     nodes = node_names("SLURM_STEP_NODELIST", env)
     port = _PORTS[zlib.crc32(found.step.encode()) % len(_PORTS)]
     if env.get("MASTER_PORT"):
-        port = rendezvous_port_beside(EnvironmentVariables(env).integer("MASTER_PORT", low=1, high=65_535))
+        port = rendezvous_port(EnvironmentVariables(env).integer("MASTER_PORT", low=1, high=65_535))
     own = "127.0.0.1" if len(nodes) == 1 else env.get("RINGTRAIN_POD_IP") or _own_address(nodes[0], port)
     first = own if found.rank == 0 or len(nodes) == 1 else nodes[0]
-    meeting = RendezvousPoint(
+    point = RendezvousPoint(
         (first, port), "SLURM_STEP_NUM_TASKS", "start one task for each rank (srun --ntasks)", _WAY_OUT
     )
     held = HeldPorts()
@@ -78,7 +78,7 @@ def meet_on_first_node(
         (listens,) = held.take(0, 1)
         # Without a token, the step keeps ranks of two jobs with the same port apart.
         proof = token or found.step.encode()
-        return gather_addresses(found.rank, found.size, meeting, host_port(own, listens), proof, timeout_s)
+        return gather_addresses(found.rank, found.size, point, host_port(own, listens), proof, timeout_s)
     finally:
         held.release()
 

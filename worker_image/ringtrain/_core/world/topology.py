@@ -16,7 +16,7 @@ def place_of(addresses: tuple[str, ...], rank: int) -> RankPlace:
 
 
 def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> None:
-    """Raise ConfigurationError for the first invalid address; its `name`, by index, begins the message."""
+    """Raise ConfigurationError for the first invalid address. `name(index)`: beginning of the message."""
     for index, address in enumerate(addresses):
         try:
             split_address(address)

@@ -23,7 +23,7 @@ from ringtrain.shared.ports import HeldPorts
 _NAMES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BESIDE: Final = 1000
 _HIGHEST_PORT: Final = 65_535
-_meetings = 0  # count of this process: each `init` writes its addresses under another key
+_rendezvous_count = 0  # count of this process: each `init` writes its addresses under another key
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
     return TorchrunRank(rank, size, master, local_rank, local_size, host)
 
 
-def meet_beside_master(
+def rendezvous_near_master(
     found: TorchrunRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
     """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
 
     Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
-    global _meetings
-    _meetings += 1
+    global _rendezvous_count
+    _rendezvous_count += 1
     held = HeldPorts()
     (port,) = held.take(0, 1)
     try:
@@ -84,18 +84,18 @@ def meet_beside_master(
         own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-            return _meet_in_store(found, f"ringtrain/{attempt}/{_meetings}", own, token, timeout_s)
-        return gather_addresses(found.rank, found.size, _rendezvous_beside(found.master), own, token, timeout_s)
+            return _rendezvous_in_store(found, f"ringtrain/{attempt}/{_rendezvous_count}", own, token, timeout_s)
+        return gather_addresses(found.rank, found.size, _rendezvous_point(found.master), own, token, timeout_s)
     finally:
         held.release()
 
 
-def _rendezvous_beside(master: str) -> RendezvousPoint:
+def _rendezvous_point(master: str) -> RendezvousPoint:
     host, port = split_address(master)
-    return RendezvousPoint((host, rendezvous_port_beside(port)))
+    return RendezvousPoint((host, rendezvous_port(port)))
 
 
-def rendezvous_port_beside(port: int) -> int:
+def rendezvous_port(port: int) -> int:
     """Return the port of the rendezvous for a MASTER_PORT of `port`."""
     return port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
 
@@ -110,7 +110,9 @@ def _own_address(master: str) -> str:
         ) from error
 
 
-def _meet_in_store(found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float) -> tuple[str, ...]:
+def _rendezvous_in_store(
+    found: TorchrunRank, key: str, own: str, token: bytes | None, timeout_s: float
+) -> tuple[str, ...]:
     store = _torchrun_rendezvous_store(found.master, timeout_s)
 
     def proof(rank: int, address: str) -> str:
@@ -166,10 +168,10 @@ def _torchrun_number(env: Mapping[str, str], name: str, lowest: int, highest: in
     return EnvironmentVariables(env).integer(name, low=lowest, high=highest)
 
 
-def _forget_meetings() -> None:
+def _restart_rendezvous_count() -> None:
     """Restart the count in a forked process, which calls `init` on its own like a started one."""
-    global _meetings
-    _meetings = 0
+    global _rendezvous_count
+    _rendezvous_count = 0
 
 
-os.register_at_fork(after_in_child=_forget_meetings)
+os.register_at_fork(after_in_child=_restart_rendezvous_count)

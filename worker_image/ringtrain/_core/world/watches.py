@@ -20,7 +20,7 @@ class WorldWatches:
     """Watched peers, and peers that have left. In a world that is not a mesh, the next two that have not left.
 
     `ask(peer, hold, timeout_s)`: requests an answer when the peer leaves, or at once. `is_over`: returns whether this
-    rank has left, or its world has failed. `report`: gets a loss; `peer_left`: gets a peer that left in order.
+    rank has left, or its world has failed. `report`: gets a loss; `peer_left`: gets a peer that shut down normally.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WorldWatches:
         """Return whether `peer` has announced that it shuts down. The announcement may still be in flight."""
         return peer in self._left
 
-    def who_left(self, peers: frozenset[int]) -> int | None:
+    def departed_rank(self, peers: frozenset[int]) -> int | None:
         """Return one of `peers` that has announced its shutdown; None if there is none."""
         return min(self._left & peers, default=None)
 
@@ -58,7 +58,7 @@ class WorldWatches:
         """
         self._question(peer, neighbours.is_mesh(self._ring.size))
 
-    def end_meeting(self) -> None:
+    def end_handshake(self) -> None:
         """End the handshake phase: from now on ranks that left are no longer watched, and the next ones are."""
         self.are_sparse = not neighbours.is_mesh(self._ring.size)
         self._watch_next()
@@ -68,7 +68,7 @@ class WorldWatches:
         return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_wire_message(self.left())
 
     def left(self) -> list[int]:
-        """Return the ranks that are known to have left in order."""
+        """Return the ranks that are known to have shut down normally."""
         return sorted(self._left.copy())
 
     def _question(self, peer: int, hold: bool, again: bool = False) -> None:
@@ -97,7 +97,7 @@ class WorldWatches:
             self._report(PeerClosed(peer, str(error), None))
 
     def note_left(self, ranks: set[int]) -> None:
-        """Record that these ranks have left in order: that is no failure before this rank needs one of them."""
+        """Record that these ranks have shut down normally: a failure only if this rank needs one of them."""
         with self._lock:
             new = ranks - self._left - {self._ring.rank}
             self._left |= new
@@ -133,4 +133,4 @@ def has_watched_peer_gone(answer: "Future[bytes]") -> bool:
 
 
 def _is_peer_elsewhere(error: BaseException | None) -> bool:
-    return isinstance(error, PullRefused) and error.is_of_a_stranger
+    return isinstance(error, PullRefused) and error.is_from_another_world

@@ -10,10 +10,10 @@ from ringtrain._core.communicators.base import Communicator, SharedCommunicatorT
 from ringtrain._core.communicators.shm.join import ShmHostGroups, allocate_shared_memory
 from ringtrain._core.communicators.shm.native import ShmCollective, chunks_of
 from ringtrain._core.kernels.update import ChunkUpdate
-from ringtrain._core.reduction.cuts import Bounds, cut_lies_at, even_bounds, length_offsets
+from ringtrain._core.reduction.cuts import Bounds, even_bounds, is_same_memory, length_offsets
 from ringtrain._core.reduction.fold import Flat
 from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, signature_laid_out
+from ringtrain._core.wire.signature import WireSignature, with_layout
 
 _NOTHING: Final = np.empty(0, np.uint8)
 
@@ -49,9 +49,7 @@ class SharedMemoryCommunicator:
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
         chunks = chunks_of(even_bounds(len(target), self._size))
         own = target[slice(*chunks[self.position])]
-        pieces = (
-            None if _lie_in_segment_at(sources, target) else [source for source in sources if len(source)] or [target]
-        )
+        pieces = None if _are_in_place(sources, target) else [source for source in sources if len(source)] or [target]
         work = ShmCollective(
             chunks, target, op, own=own, gathered=target, average_over=self._size, whole=True, pieces=pieces
         )
@@ -59,7 +57,7 @@ class SharedMemoryCommunicator:
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
         work = ShmCollective(chunks_of(bounds), source, op, own=target, average_over=self._size)
-        self._group.run(signature_laid_out(what, bounds), work)
+        self._group.run(with_layout(what, bounds), work)
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
         return self._group.memory_of(position, buffer)
@@ -69,13 +67,13 @@ class SharedMemoryCommunicator:
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
         work = ShmCollective(chunks_of(bounds), gradients, op, average_over=self._size)
-        self._group.update(signature_laid_out(what, bounds), work, change)
+        self._group.update(with_layout(what, bounds), work, change)
 
     def finish_updates(self) -> bool:
         return False  # ranks have one barrier per update
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        self._group.run(signature_laid_out(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
+        self._group.run(with_layout(what, bounds), ShmCollective(chunks_of(bounds), buffer, gathered=buffer))
 
     def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
         self.barrier(what)
@@ -109,7 +107,7 @@ class SharedMemoryCommunicator:
         self._network.close()
 
 
-def _lie_in_segment_at(sources: Sequence[Flat], target: Flat) -> bool:
+def _are_in_place(sources: Sequence[Flat], target: Flat) -> bool:
     """Return whether every source is already at its place in `target`."""
     bounds = length_offsets([len(source) for source in sources])
-    return all(cut_lies_at(source, target[start:]) for source, start in zip(sources, bounds, strict=False))
+    return all(is_same_memory(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

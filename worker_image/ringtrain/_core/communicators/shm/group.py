@@ -67,11 +67,11 @@ class ShmMappedBuffer:
         self._buffer = buffer
 
     def __enter__(self) -> None:
-        self._group.meeting(self._what, self._buffer)(True)
+        self._group.barrier_function(self._what, self._buffer)(True)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
-            self._group.meeting(self._what, self._buffer)(True)
+            self._group.barrier_function(self._what, self._buffer)(True)
 
 
 class ShmRankGroup:
@@ -106,7 +106,7 @@ class ShmRankGroup:
         if self.arenas and not _gathers_outside_segment(work):
             compared, addresses = self._with_offset(compared, work.source)
         timeout_s = self._member.ring.stall_timeout_s
-        self._meet(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
+        self._run_on_all(what, work.source.nbytes, lambda: self._channel.run(compared, work, timeout_s, addresses))
 
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
@@ -166,9 +166,11 @@ class ShmRankGroup:
         assert gradients is not None, "call can_update first"
         assert weights is not None, "call can_update first"
         addresses, timeout_s = (gradients, weights), self._member.ring.stall_timeout_s
-        self._meet(what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses))
+        self._run_on_all(
+            what, work.source.nbytes, lambda: self._channel.update(compared, work, change, timeout_s, addresses)
+        )
 
-    def meeting(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
+    def barrier_function(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
         """Return a barrier function for this collective, which makes writes to each other's arenas visible.
 
         Its argument: whether to wait. It returns whether all ranks have arrived; if not, it must be called again before
@@ -178,8 +180,8 @@ class ShmRankGroup:
         compared = what.compared
         for buffer in buffers:
             compared, _ = self._with_offset(compared, buffer)
-        job = self._channel.meeting(compared, buffers[0], self._member.ring.stall_timeout_s)
-        return lambda waits: self._meet(what, 0, lambda: self._channel.meet(job, waits))
+        job = self._channel.barrier_job(compared, buffers[0], self._member.ring.stall_timeout_s)
+        return lambda waits: self._run_on_all(what, 0, lambda: self._channel.barrier(job, waits))
 
     def adopt(self, segment: ShmSegment) -> NDArray[np.uint8]:
         """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced in place.
@@ -202,7 +204,7 @@ class ShmRankGroup:
         return None
 
     def mapped(self, what: WireSignature, buffer: Flat) -> "ShmMappedBuffer | None":
-        """Return the corresponding buffers of the ranks here; None if `buffer` is in no arena."""
+        """Return a context with all ranks' buffers that correspond to `buffer`; None if it is in no arena."""
         places = self.memories_of(buffer)
         return ShmMappedBuffer(self, what, buffer, places) if places else None
 
@@ -229,8 +231,8 @@ class ShmRankGroup:
         self.arenas = []  # another group may use the list
         self._segment.close()
 
-    def _meet(self, what: WireSignature, nbytes: int, meet: Callable[[], ShmResult]) -> bool:
-        """Run `meet` and return whether all ranks have arrived; False: this rank did not wait for the others."""
+    def _run_on_all(self, what: WireSignature, nbytes: int, call: Callable[[], ShmResult]) -> bool:
+        """Run `call` and return whether all ranks have arrived; False: this rank did not wait for the others."""
         self._member.failure_state.check()
         key = self._key()
         self._member.offers.begin(key, what, self._suspects)
@@ -244,9 +246,9 @@ class ShmRankGroup:
                     set=self._process_set,
                     sequence=key[1],
                 ):
-                    outcome = meet()
+                    outcome = call()
             else:
-                outcome = meet()
+                outcome = call()
         except BaseException as error:  # a signal handler has raised
             self._member.give_up(self._activity(what), error)
             raise

@@ -67,14 +67,14 @@ class ShmShortReduction(NamedTuple):
 class ShmCollective:
     """One collective. Fields that it does not need are None.
 
-    `chunks`: of every rank, begin and end in the whole buffer. `source`: the whole buffer, read-only. `op` None:
-    nothing is reduced, each rank publishes its chunk of `source`. `own`: receives its chunk. `gathered`: the whole
-    buffer, receives every rank's chunk; may be `source`. `before`: folded into this rank's chunk before rank 0's
-    contribution. `partial`: receives the fold of this rank's chunk without division, in the accumulator's dtype,
-    instead of `own`. `average_over`: number of contributions of an average. `whole`: the chunks cover the buffer, `own`
-    and `gathered` are set, `op` is set unless the buffer is empty, and no other field is: such short buffers have a
-    fast path. `pieces`: the parts of `source` if they are not contiguous; then only length and dtype of `source` are
-    used.
+    `chunks`: begin and end of every rank's chunk in the whole buffer. `source`: the whole buffer, read-only. `op` None:
+    nothing is reduced, each rank publishes its chunk of `source`. `own`: array that receives its chunk. `gathered`: the
+    whole buffer, receives every rank's chunk; may be `source`. `before`: array to fold into this rank's chunk before
+    rank 0's contribution. `partial`: array that receives the fold of this rank's chunk without division, in the
+    accumulator's dtype, instead of `own`. `average_over`: number of contributions of an average. `whole`: the chunks
+    cover the buffer, `own` and `gathered` are set, `op` is set unless the buffer is empty, and no other field is: such
+    short buffers have a fast path. `pieces`: the parts of `source` if they are not contiguous; then only length and
+    dtype of `source` are used.
     """
 
     chunks: Chunks
@@ -114,8 +114,8 @@ class ShmNativeChannel:
         """Run `work` together with all other ranks. The channel is unusable after any result but DONE.
 
         `what` is compared between ranks: MISMATCH if it differs; use `WireSignature.compared`. `peers`: addresses of
-        each rank's `work.source`, if this process maps them all. `timeout_s`: without progress of the awaited rank,
-        which `blamed` then names.
+        each rank's `work.source`, if this process maps them all. `timeout_s`: longest time without progress of the
+        awaited rank, which `blamed` then names.
         """
         job = self._job(what, work, timeout_s)
         addresses = None if peers is None else self._addresses(peers)
@@ -182,11 +182,11 @@ class ShmNativeChannel:
         update = native_update(change, weights)
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
-    def meeting(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
-        """Return the argument of `meet`. `like`: any array of the compared dtype."""
+    def barrier_job(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
+        """Return the argument of `barrier`. `like`: any array of the compared dtype."""
         return self._job(what, ShmCollective(((0, 0),) * self._size, like), timeout_s)
 
-    def meet(self, job: JobStruct, waits: bool) -> ShmResult:
+    def barrier(self, job: JobStruct, waits: bool) -> ShmResult:
         """Run a barrier, after which the earlier writes of all ranks are visible. Otherwise as `run`.
 
         Returns AGAIN if others have not arrived and `waits` is False: it must then be called again, before any other

@@ -1,4 +1,4 @@
-"""Helpers that scripts import from `horovod.runner.common.util.env`, by the same names."""
+"""Helpers under the names of `horovod.runner.common.util.env`."""
 
 import os
 
@@ -8,9 +8,9 @@ from ringtrain.shared.environment import EnvironmentVariables, without_empty
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """This process's rank and the number of ranks as the environment has them, before `init`; else (0, 1).
+    """Return this process's rank and the number of ranks from the environment, before `init`; else (0, 1).
 
-    Raises ConfigurationError for variables that make no sense.
+    Raises ConfigurationError for invalid variables.
     """
     env = without_empty(os.environ)
     if contract.ENV_RANK in env and contract.ENV_SIZE in env:

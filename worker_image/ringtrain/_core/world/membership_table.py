@@ -25,8 +25,8 @@ _ENTRY: Final = struct.Struct("<16sHI")
 _MOST_ENTRIES: Final = 2048
 
 
-class RosterEntry(NamedTuple):
-    """Entry of one rank. `share`: its part of the session key, for members only; `data_port`: 0 if none."""
+class MembershipEntry(NamedTuple):
+    """Entry of one rank. `share`: its part of the session key, for members only; `data_port`: 0 if it has none."""
 
     share: bytes
     data_port: int
@@ -36,7 +36,7 @@ class RosterEntry(NamedTuple):
         return _ENTRY.pack(*self)
 
 
-class WorldRosterMessage(NamedTuple):
+class MembershipMessage(NamedTuple):
     """Message with the entries of the ranks from `first` on."""
 
     session: bytes
@@ -50,7 +50,7 @@ class WorldRosterMessage(NamedTuple):
         return head + b"".join(self.entries)
 
     @staticmethod
-    def decode(data: bytes) -> "WorldRosterMessage":
+    def decode(data: bytes) -> "MembershipMessage":
         """Decode a message. Raises MalformedMessage."""
         if len(data) < _HEAD.size:
             raise MalformedMessage("not a message of this protocol: too short")
@@ -59,10 +59,10 @@ class WorldRosterMessage(NamedTuple):
         if round_ not in (ENTRIES, KNOWN) or count > _MOST_ENTRIES or len(data) != _HEAD.size + count * each:
             raise MalformedMessage("not a message of this protocol: another length")
         entries = (data[_HEAD.size + each * i : _HEAD.size + each * (i + 1)] for i in range(count))
-        return WorldRosterMessage(session, rank, round_, first, tuple(entries))
+        return MembershipMessage(session, rank, round_, first, tuple(entries))
 
 
-class WorldRoster:
+class MembershipTable:
     """One rank's part in both rounds.
 
     `ask(peer, round, first, entries, timeout_s)`: sends to a partner; `failed(peer, error)`: handles one that does not
@@ -86,18 +86,18 @@ class WorldRoster:
         self._known: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
         failure_state.on_reached(self._wake)
 
-    def take(self, told: WorldRosterMessage) -> None:
+    def take(self, message: MembershipMessage) -> None:
         """Store the entries of a partner's message."""
         with self._changed:
-            for index, entry in enumerate(told.entries):
-                self._known[told.round][(told.first + index) % self._ring.size] = entry
+            for index, entry in enumerate(message.entries):
+                self._known[message.round][(message.first + index) % self._ring.size] = entry
             self._changed.notify_all()
 
-    def gather(self, own: RosterEntry, end: float) -> tuple[RosterEntry, ...]:
+    def gather(self, own: MembershipEntry, end: float) -> tuple[MembershipEntry, ...]:
         """Return the entries of all ranks, by rank, after the handshake with its partners. Raises the failure."""
         self._go_round(ENTRIES, own.encode(), end)
         known = self._known[ENTRIES]
-        return tuple(RosterEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
+        return tuple(MembershipEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
 
     def await_known(self, end: float) -> None:
         """Wait until all ranks have returned from `gather`, and none needs this one. Raises the failure."""

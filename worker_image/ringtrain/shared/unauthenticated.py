@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 # Limit of unauthenticated connections on each port: a peer authenticates within milliseconds.
-MOST_STRANGERS: Final = 64
+MOST_UNAUTHENTICATED: Final = 64
 # Time in which a peer must authenticate.
-STRANGER_S: Final = 10.0
+UNAUTHENTICATED_S: Final = 10.0
 _WINDOW_S: Final = 10.0
 
 
 @dataclass(eq=False)
 class UnauthenticatedPeer:
-    """Connection or call that is not authenticated. `end`: cancels it; called at most once."""
+    """Connection or call that is not authenticated. `end`: function that cancels it, called at most once."""
 
     deadline: float
     end: Callable[[], None]
@@ -28,7 +28,7 @@ class UnauthenticatedPeers:
     first of them, and `close` ends it.
     """
 
-    def __init__(self, most: int = MOST_STRANGERS, limit_s: float = STRANGER_S) -> None:
+    def __init__(self, most: int = MOST_UNAUTHENTICATED, limit_s: float = UNAUTHENTICATED_S) -> None:
         self.most = most
         self._limit_s = limit_s
         self._changed = threading.Condition()
@@ -41,24 +41,24 @@ class UnauthenticatedPeers:
 
     def enter(self, end: Callable[[], None]) -> UnauthenticatedPeer:
         """Add one; `end` is called, from any thread, if it must be cancelled before `leave`."""
-        stranger = UnauthenticatedPeer(time.monotonic() + self._limit_s, end)
+        peer = UnauthenticatedPeer(time.monotonic() + self._limit_s, end)
         with self._changed:
             oldest = next(iter(self._here)) if len(self._here) >= self.most else None
             if oldest is not None:
                 del self._here[oldest]
-            self._here[stranger] = None
+            self._here[peer] = None
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="ringtrain-strangers", daemon=True)
+                self._thread = threading.Thread(target=self._watch, name="ringtrain-unauthenticated", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         if oldest is not None:
             oldest.end()
-        return stranger
+        return peer
 
-    def leave(self, stranger: UnauthenticatedPeer) -> None:
+    def leave(self, peer: UnauthenticatedPeer) -> None:
         """Remove one that is authenticated, or has ended. A second call does nothing."""
         with self._changed:
-            self._here.pop(stranger, None)
+            self._here.pop(peer, None)
 
     def close(self) -> None:
         """End all present peers, and the thread."""
@@ -66,8 +66,8 @@ class UnauthenticatedPeers:
             self._closed = True
             left, self._here = list(self._here), {}
             self._changed.notify_all()
-        for stranger in left:
-            stranger.end()
+        for peer in left:
+            peer.end()
         if self._thread is not None:
             self._thread.join()
 
@@ -93,17 +93,17 @@ class RateLimitedWarnings:
         self._most = most
         self._lock = threading.Lock()
         self._window_ends = 0.0
-        self._said = self._left_out = 0
+        self._logged = self._left_out = 0
 
     def say(self, line: str) -> None:
         """Log `line`, or count it as omitted."""
         with self._lock:
             now = time.monotonic()
             if now >= self._window_ends:
-                self._window_ends, self._said = now + _WINDOW_S, 0
-            if self._said >= self._most:
+                self._window_ends, self._logged = now + _WINDOW_S, 0
+            if self._logged >= self._most:
                 self._left_out += 1
                 return
-            self._said += 1
+            self._logged += 1
             left_out, self._left_out = self._left_out, 0
         self._warn(f"{line} ({left_out} more such lines were omitted)" if left_out else line)
