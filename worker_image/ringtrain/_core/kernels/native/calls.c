@@ -1,4 +1,4 @@
-/* What Python calls so often for so little that ctypes would take most of the time. */
+/* Short, frequent calls from Python, for which ctypes would take most of the time. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -9,7 +9,7 @@
 
 typedef int run_function(channel *, job *, int);
 
-/* Where an array's first element lies. None: it has no buffer that could be asked, or is not contiguous. */
+/* Return the address of an array's first element. None: it has no buffer, or is not contiguous. */
 static PyObject *address_of(PyObject *module, PyObject *array) {
     Py_buffer buffer;
     if (PyObject_GetBuffer(array, &buffer, PyBUF_SIMPLE) < 0) {
@@ -23,35 +23,35 @@ static PyObject *address_of(PyObject *module, PyObject *array) {
 
 /* Allreduces of short arrays between the ranks of one segment, from the call to the result.
 
-   Nothing in here lets another thread of Python's run between the look at who has the turn and the end of a collective
-   in which nobody has to wait; in one that has to, the turn is taken before any other thread runs. Until then the
-   interpreter is held for as long as a rank looks for the others before it sleeps, 60 us. */
+   The code holds the GIL from the check of the lock until the end of a collective that does not wait. If a collective
+   must wait, this thread acquires the lock before any other thread runs. Until then it holds the GIL for as long as
+   a rank polls for the others before it sleeps, 60 us. */
 typedef struct {
     PyObject_HEAD
     run_function *run; /* ringtrain_shm_run */
     channel *channel;
     PyObject *turn;       /* `SharedCommunicatorTurn` of communicators/base.py */
     PyObject *held;       /* its lock */
-    PyObject *is_traced;  /* () -> bool: others must tell of each collective */
-    PyObject *find;       /* (array, op, name) -> (address of its job, what `go_on` gets), or None */
-    PyObject *go_on;      /* (what `find` said, outcome): with the turn, wait until the job is done, or raise */
-    PyObject *give_up;    /* (what `find` said, error): `go_on` has raised, or a signal's handler before it began */
+    PyObject *is_traced;  /* () -> bool: each collective must be reported to other code */
+    PyObject *find;       /* (array, op, name) -> (address of its job, argument of `go_on`), or None */
+    PyObject *go_on;      /* (result of `find`, outcome): holding the lock, wait until the job is done, or raise */
+    PyObject *give_up;    /* (result of `find`, error): `go_on` has raised, or a signal handler before it began */
     PyObject *array_type; /* numpy.ndarray */
     PyObject *empty;
-    PyObject *lies_at;    /* (array) -> address or None, for types that buffers do not know */
-    PyObject *owner;      /* keeps the channel */
-    PyObject *found;      /* what `find` said, by dtype, shape, op and name */
-    PyObject *last;       /* what `find` said of the last collective in which nobody had to wait */
-    uint64_t number;      /* which that was */
-    double ended;         /* and when, as time.monotonic tells */
+    PyObject *lies_at;    /* (array) -> address or None, for types without the buffer protocol */
+    PyObject *owner;      /* keeps a reference to the channel */
+    PyObject *found;      /* results of `find` by dtype, shape, op and name */
+    PyObject *last;       /* result of `find` for the last collective without waiting */
+    uint64_t number;      /* number of that collective */
+    double ended;         /* its end, by time.monotonic */
 } short_calls;
 
 #define MOST_FOUND 256
 
-/* Names of attributes: made once, for ever. */
+/* Names of attributes, created once and never freed. */
 static PyObject *dtype_, *shape_, *wanted_, *locked_, *acquire_, *release_;
 
-/* In all of them, since somebody took them. */
+/* Seconds in all short collectives since the last read. */
 static double spent_s;
 
 static double now(void) {
@@ -60,7 +60,7 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-/* (shape, dtype, op, name) of an array and what to do with it. */
+/* Return the key (shape, dtype, op, name) of an array and its reduction. */
 static PyObject *kind_of(PyObject *array, PyObject *op, PyObject *name) {
     PyObject *shape = PyObject_GetAttr(array, shape_), *dtype = PyObject_GetAttr(array, dtype_);
     PyObject *kind = shape && dtype ? PyTuple_Pack(4, shape, dtype, op, name) : NULL;
@@ -69,7 +69,7 @@ static PyObject *kind_of(PyObject *array, PyObject *op, PyObject *name) {
     return kind;
 }
 
-/* A new reference to what `find` says of arrays of this kind. */
+/* Return a new reference to the result of `find` for arrays of this kind. */
 static PyObject *found_of(short_calls *self, PyObject *array, PyObject *kind) {
     PyObject *found = PyDict_GetItemWithError(self->found, kind);
     if (found) {
@@ -83,7 +83,7 @@ static PyObject *found_of(short_calls *self, PyObject *array, PyObject *kind) {
     return found;
 }
 
-/* An array's memory, which is contiguous, aligned and writable. 0: it is not; -1: an error. */
+/* Get an array's memory. Return 1 if it is contiguous, aligned and writable; 0 if not; -1 for an error. */
 static int memory_of(short_calls *self, PyObject *array, Py_buffer *buffer) {
     if (PyObject_GetBuffer(array, buffer, PyBUF_CONTIG) == 0) {
         uintptr_t unit = buffer->itemsize < 8 ? buffer->itemsize : 8;
@@ -101,7 +101,7 @@ static int memory_of(short_calls *self, PyObject *array, Py_buffer *buffer) {
     return lies;
 }
 
-/* Whether nobody has the turn, or waits for it, and the channel is in use. */
+/* Return whether the lock is free, no thread waits for it, and the channel is in use. */
 static int may_run(short_calls *self) {
     if (!self->channel->base || *self->channel->stop) return 0;
     PyObject *wanted = PyObject_GetAttr(self->turn, wanted_);
@@ -116,13 +116,13 @@ static int may_run(short_calls *self) {
     return others < 0 ? -1 : !others;
 }
 
-/* Call what returns nothing that matters, and has nobody to raise its error to. */
+/* Call a function, and ignore its result and its error. */
 static void call_quietly(PyObject *result, PyObject *function) {
     if (!result) PyErr_WriteUnraisable(function);
     Py_XDECREF(result);
 }
 
-/* With the turn, which is passed on: end a job that was begun. 1; -1: an error, and nobody waits for this rank. */
+/* End a begun job, holding the lock, and release it. Return 1; -1: an error, and no rank waits for this one. */
 static int go_on(short_calls *self, PyObject *job, int outcome) {
     PyObject *type, *error, *trace, *ended = PyObject_CallFunction(self->go_on, "Oi", job, outcome);
     if (!ended) {
@@ -139,7 +139,7 @@ static int go_on(short_calls *self, PyObject *job, int outcome) {
     return 1;
 }
 
-/* Leave the reduction of what lies at `source` at `target`. 0: another way must be taken; -1: an error. */
+/* Reduce the values at `source` into `target`. Return 1; 0: the caller must use the slow path; -1: an error. */
 static int run_short(short_calls *self, PyObject *found, void *source, void *target) {
     job *j = PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 0));
     int outcome = j ? may_run(self) : -1;
@@ -164,7 +164,7 @@ static int run_short(short_calls *self, PyObject *found, void *source, void *tar
     return go_on(self, PyTuple_GET_ITEM(found, 1), outcome);
 }
 
-/* As `run_short`, of arrays. `target`: may be `source`; NULL: a new one, which it becomes. */
+/* Do the same as `run_short` for arrays. `target`: may be `source`; NULL: it is set to a new array. */
 static int reduce_short(short_calls *self, PyObject *kind, PyObject *found, PyObject *source, PyObject **target) {
     Py_buffer from, to;
     int done = memory_of(self, source, &from);
@@ -184,7 +184,7 @@ static int reduce_short(short_calls *self, PyObject *kind, PyObject *found, PyOb
     return done;
 }
 
-/* (array, op, name, in_place): the reduction, or None where another way must be taken. */
+/* (array, op, name, in_place): return the reduction, or None if the caller must use the slow path. */
 static PyObject *short_allreduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     short_calls *self = (short_calls *)object;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "allreduce takes 4 arguments, got %zd", count);
@@ -212,13 +212,13 @@ static PyObject *short_allreduce(PyObject *object, PyObject *const *arguments, P
     Py_RETURN_NONE;
 }
 
-/* What `find` said holds no longer. */
+/* Forget the results of `find`. */
 static PyObject *forget(PyObject *object, PyObject *nothing) {
     PyDict_Clear(((short_calls *)object)->found);
     Py_RETURN_NONE;
 }
 
-/* Of the last collective in which nobody had to wait: its number, when it ended, and what `find` said; or None. */
+/* Return number, end time and result of `find` of the last collective without waiting; or None. */
 static PyObject *last_of(PyObject *object, PyObject *nothing) {
     short_calls *self = (short_calls *)object;
     if (!self->last) Py_RETURN_NONE;
@@ -232,7 +232,7 @@ static PyObject *make_short_calls(PyTypeObject *type, PyObject *arguments, PyObj
     if (!PyArg_ParseTuple(arguments, "KKOOOOOOOOO:ShortCalls", &run, &channel_address, &self->turn, &self->is_traced,
                           &self->find, &self->go_on, &self->give_up, &self->array_type, &self->empty,
                           &self->lies_at, &self->owner)) {
-        self->turn = self->is_traced = self->find = self->go_on = self->give_up = NULL; /* they were borrowed */
+        self->turn = self->is_traced = self->find = self->go_on = self->give_up = NULL; /* borrowed references */
         self->array_type = self->empty = self->lies_at = self->owner = NULL;
         Py_DECREF(self);
         return NULL;
@@ -290,7 +290,7 @@ static PyType_Spec short_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, .slots = short_slots,
 };
 
-/* Seconds in short collectives in which nobody had to wait, since they were last taken. */
+/* Return the seconds in short collectives without waiting since the last call. */
 static PyObject *take_spent(PyObject *module, PyObject *nothing) {
     double taken = spent_s;
     spent_s = 0;

@@ -11,7 +11,7 @@ size_t element_bytes(int dtype) {
 
 int accumulator(int dtype) { return dtype == F16 || dtype == BF16 ? F32 : dtype; }
 
-/* Integers wrap around as in numpy: through unsigned arithmetic. Floats hand on NaN from either side. */
+/* Integers wrap around as in numpy, by unsigned arithmetic. Floats propagate NaN from both operands. */
 #define ADD(T, U, x, y) ((T)((U)(x) + (U)(y)))
 #define MULTIPLY(T, U, x, y) ((T)((U)(x) * (U)(y)))
 #define LESSER(T, U, x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
@@ -72,7 +72,7 @@ WIDE static void widen_f16(float *into, const uint16_t *source, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t magnitude = source[i] & 0x7fff, sign = (uint32_t)(source[i] & 0x8000) << 16;
         uint32_t normal = (magnitude << 13) + 0x38000000u; /* from the exponent's bias of 15 to 127 */
-        /* From an integer: a processor that is told to take subnormal numbers for 0 is told so of floats alone. */
+        /* Integer arithmetic: a processor that flushes subnormal numbers to 0 does so only for floats. */
         float small = (float)(int32_t)magnitude * 0x1p-24f;
         uint32_t bits;
         memcpy(&bits, &small, 4);
@@ -121,7 +121,7 @@ void widen(int dtype, void *into, const void *source, size_t count) {
         memcpy(into, source, count * element_bytes(dtype));
 }
 
-/* A mean below the smallest number of its type is 0 and not -0, which says that no rank has a gradient. */
+/* A mean below the smallest number of its type is 0 and not -0: -0 means that no rank has a gradient. */
 WIDE static void unsign(uint16_t *rounded, const float *exact, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (rounded[i] == 0x8000 && exact[i] != 0) rounded[i] = 0;
@@ -154,10 +154,10 @@ void fold_block(int dtype, int op, const void *before, const void *const *parts,
         if (sum) combine(kind, op, running, sum, next, count);
         sum = sum || kind != dtype ? running : next;
     }
-    if (sum != running) memcpy(running, sum, count * element_bytes(kind)); /* one part alone */
+    if (sum != running) memcpy(running, sum, count * element_bytes(kind)); /* there is only one part */
 }
 
-/* `as_it_is`: `into` has the accumulator's type, and gets the fold neither divided nor rounded. */
+/* `as_it_is`: `into` has the accumulator's type and receives the fold without division and rounding. */
 static void fold(int dtype, int op, int divisor, const char *before, char *into, const void *const *parts, int n,
                  size_t count, bool as_it_is) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
@@ -179,7 +179,7 @@ EXPORT void ringtrain_fold(int dtype, int op, int divisor, const void *before, v
     fold(dtype, op, divisor, before, into, parts, n, count, false);
 }
 
-/* The same as far as these parts go: what the next pod folds its own onto. */
+/* Do the same for the parts of this pod: the next pod continues the fold from the result. */
 EXPORT void ringtrain_fold_partial(int dtype, int op, const void *before, void *partial, const void *const *parts,
                                    int n, size_t count) {
     fold(dtype, op, 0, before, partial, parts, n, count, true);

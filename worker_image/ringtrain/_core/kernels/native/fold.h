@@ -1,10 +1,10 @@
-/* Element-wise folding of contributions: what numpy's ufuncs do in reduction/fold.py, to the bit. */
+/* Element-wise folding of contributions, bitwise equal to numpy's ufuncs in reduction/fold.py. */
 #ifndef RINGTRAIN_FOLD_H
 #define RINGTRAIN_FOLD_H
 
 #include <stddef.h>
 
-/* Counted up with every change of a signature, or of what a field means, in any of these files. */
+/* Increase it with every change of a signature, or of the meaning of a field, in any of these files. */
 #define INTERFACE 15
 
 /* The codes of wire/dtypes.py. */
@@ -13,14 +13,14 @@ enum op { SUM = 0, MIN, MAX, PRODUCT };
 
 /* One clone for each width of vector registers, chosen when the library is loaded. No clone may fuse a
    multiplication and an addition: results would then depend on the machine. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) /* that is not ready so early */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) /* not yet ready then */
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define WIDE
 #endif
 #define EXPORT __attribute__((visibility("default")))
 
-/* Bytes that a fold keeps in the first-level cache. */
+/* Bytes of a block, which stays in the first-level cache. */
 #define BLOCK_BYTES 16384
 
 size_t element_bytes(int dtype);

@@ -1,5 +1,5 @@
-/* The update rules of optim/kernels.py in one pass over the arrays: the same operations in the same order on every
-   element, so the same bits. */
+/* The update rules of optim/kernels.py in one pass over the arrays, with the same operations in the same order on every
+   element: results are bitwise equal. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Each rule is an inline body with constant flags, and one function a case that leaves no branch in its loop. */
+/* Each rule is an inline body with constant flags, and one function per case without a branch in its loop. */
 #define RULES(T, ROOT)                                                                                          \
     INLINE void sgd_body_##T(T *w, const T *g, T *v, size_t n, const sgd_terms *t, bool decays, bool nesterov) { \
         T scale = (T)t->scale, rate = (T)t->rate, momentum = (T)t->momentum, decay = (T)t->decay;               \
@@ -86,7 +86,7 @@ EXPORT void ringtrain_adam(int dtype, void *w, void *g, void *m, void *s, size_t
     else (couples ? adam_coupled_double : adam_double)(w, g, m, s, n, t);
 }
 
-/* Leaves the direction in the gradients. */
+/* Write the direction to the gradients. */
 EXPORT void ringtrain_adam_direction(int dtype, void *w, void *g, void *m, void *s, size_t n, const adam_terms *t) {
     if (dtype == F32) direction_float(w, g, m, s, n, t);
     else direction_double(w, g, m, s, n, t);
@@ -99,8 +99,8 @@ EXPORT void ringtrain_descend(int dtype, void *w, const void *d, size_t n, doubl
 
 static inline double squared(double x) { return x * x; }
 
-/* Of each segment, which begins at one of `starts` and ends at the next: the first square, plus the others as numpy
-   adds up at most 128 numbers: in eight columns, which are added in pairs, and then what is left over. */
+/* Compute the sum of squares of each segment, from one of `starts` to the next: the first square, plus the others in
+   numpy's order for at most 128 numbers: in eight columns, which are added in pairs, then the remainder. */
 #define SQUARE_SUMS(T)                                                                                       \
     WIDE static void square_sums_##T(const T *values, const int64_t *starts, size_t n, double *sums) {       \
         for (size_t s = 0; s < n; s++) {                                                                     \
@@ -121,7 +121,7 @@ static inline double squared(double x) { return x * x; }
 SQUARE_SUMS(float)
 SQUARE_SUMS(double)
 
-/* `starts`: n + 1 of them, the last one where the last segment ends. */
+/* `starts`: n + 1 indexes; the last one is the end of the last segment. */
 EXPORT void ringtrain_square_sums(int dtype, const void *values, const int64_t *starts, size_t n, double *sums) {
     if (dtype == F32) square_sums_float(values, starts, n, sums);
     else square_sums_double(values, starts, n, sums);

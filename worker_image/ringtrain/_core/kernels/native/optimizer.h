@@ -1,4 +1,4 @@
-/* The update rules, for whoever has gradients in the accumulator's type. Terms are mirrored in kernels/structures.py. */
+/* The update rules, for gradients in the accumulator's type. Terms are mirrored in kernels/structures.py. */
 #ifndef RINGTRAIN_OPTIMIZER_H
 #define RINGTRAIN_OPTIMIZER_H
 

@@ -1,4 +1,4 @@
-/* The rendezvous of ranks that map one segment: they wait for each other, compare what they mean, and leave. */
+/* Rendezvous of ranks that map one segment: they wait for each other, compare their signatures, and leave. */
 #define _GNU_SOURCE
 #include "shm.h"
 
@@ -13,7 +13,7 @@
 
 #include "fold.h"
 
-/* How often to look at another rank's progress between two looks at the clock. */
+/* Number of reads of another rank's progress between two reads of the clock. */
 #define LOOKS 8
 
 static bool reached(progress *p, uint32_t target) {
@@ -41,7 +41,7 @@ static void pause_briefly(void) {
 #endif
 }
 
-/* Sleep at most 20 ms, so that a stop is noticed. Whether a signal came: Python must see to it. */
+/* Sleep at most 20 ms, to notice a stop. Return whether a signal arrived, which Python must handle. */
 static bool sleep_until_changed(progress *p, uint32_t target) {
     static const struct timespec slice = {0, 20000000};
     atomic_fetch_add(&p->sleepers, 1);
@@ -53,17 +53,17 @@ static bool sleep_until_changed(progress *p, uint32_t target) {
     return signalled;
 }
 
-/* A rank that has left before its own counter, where `of` lies in `rank`'s head, came to the target; else -1. */
+/* Return a rank that left before its own counter (at the place of `of` in its head) reached the target; else -1. */
 static int left_before(const channel *c, int rank, const progress *of, uint32_t target) {
     size_t counter = (size_t)((const char *)of - (const char *)head(c, rank));
     for (int r = 0; r < c->size; r++) {
-        if (r == c->rank || !reached(&head(c, r)->left, 1)) continue; /* before a last look at what it did before */
+        if (r == c->rank || !reached(&head(c, r)->left, 1)) continue; /* before a last check of its counter */
         if (!reached((progress *)((char *)head(c, r) + counter), target)) return r;
     }
     return -1;
 }
 
-/* All ranks are to come to the target, and are waited for one after the other. */
+/* Wait until all ranks reach the target, one after the other. */
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
     if (reached(p, target)) return DONE;
     for (double since = c->spin_s > 0 ? now() : 0, left = c->spin_s; left > 0; left = c->spin_s - (now() - since))
@@ -71,7 +71,7 @@ int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
             pause_briefly();
             if (reached(p, target)) return DONE;
         }
-    /* More ranks than cores: the one that is waited for may need this one's. */
+    /* There may be more ranks than cores: the awaited rank may need the core of this one. */
     for (int i = 0; i < 4; i++) {
         sched_yield();
         if (reached(p, target)) return DONE;
@@ -102,7 +102,7 @@ int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target) {
 
 void show_signature(const channel *c, const job *j) {
     signature *mine = &head(c, c->rank)->what[c->collective % PARITIES];
-    /* Written anew, what is the same would have to come to all other ranks anew. */
+    /* Do not write an equal value: a write would invalidate the cache lines of all other ranks. */
     if (mine->length == j->what_bytes && !memcmp(mine->bytes, j->what, j->what_bytes)) return;
     mine->length = (uint32_t)j->what_bytes;
     memcpy(mine->bytes, j->what, j->what_bytes);
@@ -125,7 +125,7 @@ int wait_all(const channel *c, job *j, size_t counter, uint32_t target) {
     return DONE;
 }
 
-/* Nobody need wait for this rank any more. */
+/* Record that no rank needs to wait for this one any more. */
 EXPORT void ringtrain_shm_leave(const channel *c) {
     rank_head *mine = head(c, c->rank);
     progress *all[] = {&mine->staged, &mine->reduced, &mine->collected};

@@ -11,22 +11,22 @@
      reduce   fold the slots that were meant for this rank; show the result
      collect  copy the others' results
 
-   Round r + 1 is staged before round r is reduced, and round r - 1 is collected after, so that ranks rarely meet
-   waiting. Slots and results have two sides, used by even and odd rounds. Buffers that all ranks map need neither:
-   each rank reads what it owns, and what others have done, where it lies. */
+   Round r + 1 is staged before round r is reduced, and round r - 1 is collected after, so that ranks rarely
+   wait. Slots and results have two halves, used by even and odd rounds. Buffers that all ranks map need neither:
+   each rank reads its own chunk and the results of others in place. */
 
 EXPORT uint64_t ringtrain_shm_bytes(int size, uint64_t chunk_bytes) {
     return (uint64_t)size * (sizeof(rank_head) + PARITIES * (uint64_t)(size + 1) * chunk_bytes);
 }
 
-/* Slot `to` of `from`; slot `size` is the result. */
+/* Return slot `to` of rank `from`; slot `size` is the result. */
 static char *slot(const channel *c, int from, int to, uint32_t round) {
     uint64_t index = ((uint64_t)from * (c->size + 1) + to) * PARITIES + round % PARITIES;
     return c->base + sizeof(rank_head) * c->size + index * c->chunk_bytes;
 }
 
 static uint64_t step_of(const channel *c, const job *j) {
-    /* Rounds are for slots, and for results that are read while they are in the cache. */
+    /* Rounds are needed for slots, and for results that are read while they are in the cache. */
     if (j->peers && !(j->reduces && j->gathered)) return (uint64_t)1 << 48;
     return c->chunk_bytes / element_bytes(j->dtype);
 }
@@ -40,7 +40,7 @@ static uint32_t rounds_of(const channel *c, const job *j) {
     return (uint32_t)most;
 }
 
-/* The elements of rank's chunk that round `index` handles. */
+/* Return the elements of the rank's chunk that round `index` handles. */
 static uint64_t part(const channel *c, const job *j, int rank, uint32_t index, uint64_t *begin) {
     uint64_t step = step_of(c, j), end = j->chunks[c->size + rank];
     *begin = j->chunks[rank] + index * step;
@@ -48,7 +48,7 @@ static uint64_t part(const channel *c, const job *j, int rank, uint32_t index, u
     return end - *begin < step ? end - *begin : step;
 }
 
-/* Elements of the own contribution: where they lie, or, if that is in several pieces, a copy in `into`. */
+/* Return elements of the own contribution: in place, or a copy in `into` if they are in several pieces. */
 static const char *own_elements(job *j, uint64_t begin, uint64_t count, char *into) {
     uint64_t bytes = element_bytes(j->dtype);
     if (!j->pieces) return j->source + begin * bytes;
@@ -56,7 +56,7 @@ static const char *own_elements(job *j, uint64_t begin, uint64_t count, char *in
     const piece *p = j->pieces + j->piece;
     while (p->begin > (int64_t)begin) p--;
     while (p[1].begin <= (int64_t)begin) p++;
-    j->piece = (uint32_t)(p - j->pieces); /* the next elements are not far from here */
+    j->piece = (uint32_t)(p - j->pieces); /* the next elements are in this piece or one of the next */
     uint64_t some = (uint64_t)p[1].begin - begin;
     if (some >= count) return p->data + (begin - p->begin) * bytes;
     for (uint64_t done = 0; done < count; done += some, p++) {
@@ -86,7 +86,7 @@ static int stage(const channel *c, job *j, uint32_t index) {
     return DONE;
 }
 
-/* `count` elements of `rank` for the chunk of this one, of which `begin` is the first of the round. */
+/* Return `count` elements of `rank` for the chunk of this rank, from `begin`, the first one of the round. */
 static const char *contribution(
     const channel *c, job *j, int rank, uint32_t round, uint64_t begin, uint64_t at, uint64_t count, char *into
 ) {
@@ -95,7 +95,7 @@ static const char *contribution(
     return rank == c->rank ? own_elements(j, begin + at, count, into) : slot(c, rank, c->rank, round) + at * bytes;
 }
 
-/* Fold `count` elements of all ranks block by block, and show each block while it is in the cache. */
+/* Fold `count` elements of all ranks block by block, and publish each block while it is in the cache. */
 static void fold_part(const channel *c, job *j, uint32_t round, uint64_t begin, uint64_t count) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES], own[BLOCK_BYTES];
     uint64_t bytes = element_bytes(j->dtype), kind_bytes = element_bytes(accumulator(j->dtype));
@@ -134,7 +134,7 @@ static int collect(const channel *c, job *j, uint32_t index) {
     uint32_t round = j->started + index;
     uint64_t begin, bytes = element_bytes(j->dtype);
     for (int i = 1; j->gathered && i < c->size; i++) {
-        int r = (c->rank + i) % c->size; /* not all at the same rank's memory at once */
+        int r = (c->rank + i) % c->size; /* ranks do not read the same rank's memory at the same time */
         uint64_t count = part(c, j, r, index, &begin);
         if (!count) continue;
         TRY(wait_for(c, j, r, &head(c, r)->reduced, round + 1));
@@ -145,7 +145,7 @@ static int collect(const channel *c, job *j, uint32_t index) {
     return DONE;
 }
 
-/* Everything in one slot: every rank folds all by itself, which saves a meeting. */
+/* Put the whole buffer in one slot: every rank folds all of it, which saves a barrier. */
 static int all_reduce_small(channel *c, job *j, uint64_t count) {
     uint32_t round = j->started;
     if (j->phase == 0) {
@@ -188,13 +188,13 @@ static int run_rounds(channel *c, job *j) {
         if (j->next > 0) TRY(collect(c, j, j->next - 1));
     }
     j->phase = 5;
-    /* Buffers belong to the caller again when nobody reads them any more. */
+    /* Wait until no rank reads the caller's buffers any more. */
     if (j->peers) TRY(wait_all(c, j, COLLECTED, j->started + rounds));
     c->round = j->started + rounds;
     return DONE;
 }
 
-/* Run `j`, or go on with it after AGAIN. After any other outcome than DONE the channel must not be used any more. */
+/* Run `j`, or continue it after AGAIN. After any result but DONE the channel must not be used any more. */
 EXPORT int ringtrain_shm_run(channel *c, job *j, int small) {
     if (j->phase == 0 && j->next == 0) {
         j->started = c->round;

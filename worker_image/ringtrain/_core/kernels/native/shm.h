@@ -10,13 +10,13 @@
 #define SIGNATURE_BYTES 32768
 #define PARITIES 2
 
-/* How many rounds a rank has done, and how many ranks sleep until it changes. */
+/* Number of rounds that a rank has done, and of ranks that sleep until it changes. */
 typedef struct {
     _Alignas(LINE) _Atomic uint32_t value;
     _Atomic uint32_t sleepers;
 } progress;
 
-/* What a rank means to do: compared before anybody uses its data. The caller makes sure that it fits. */
+/* Signature of a rank's collective: compared before any rank uses its data. The caller checks that it fits. */
 typedef struct {
     uint32_t length;
     uint8_t bytes[SIGNATURE_BYTES - 4];
@@ -24,10 +24,10 @@ typedef struct {
 
 /* A rank's part of the segment's head. */
 typedef struct {
-    progress staged;    /* contributions of round r lie in its slots when this is above r */
-    progress reduced;   /* its chunk of round r lies in its result when this is above r; its slots may be reused */
-    progress collected; /* it has read all results of round r when this is above r */
-    progress left;      /* 1 when it takes part in nothing any more */
+    progress staged;    /* contributions of round r are in its slots if this is above r */
+    progress reduced;   /* its chunk of round r is in its result if this is above r; its slots may be reused */
+    progress collected; /* it has read all results of round r if this is above r */
+    progress left;      /* 1 if it takes part in no later collective */
     signature what[PARITIES];
 } rank_head;
 
@@ -36,13 +36,13 @@ typedef struct {
     char *base;
     int32_t rank, size;
     uint64_t chunk_bytes;
-    uint32_t round;      /* counted alike on all ranks, modulo 2^32 */
-    uint64_t collective; /* how many have been done, alike on all ranks */
-    double spin_s; /* how long to look before sleeping */
-    const _Atomic uint32_t *stop; /* set by this process when it no longer wants to wait */
+    uint32_t round;      /* equal on all ranks, modulo 2^32 */
+    uint64_t collective; /* number of collectives done, equal on all ranks */
+    double spin_s; /* time to poll before sleeping */
+    const _Atomic uint32_t *stop; /* set by this process to stop waiting */
 } channel;
 
-/* A part of a buffer: where in the buffer it begins, in elements, and where it lies. */
+/* Part of a buffer: index of its first element, and its address. */
 typedef struct {
     int64_t begin;
     const char *data;
@@ -53,22 +53,22 @@ typedef struct {
     const uint8_t *what;
     uint64_t what_bytes;
     int32_t dtype, op, divisor, reduces;
-    int32_t hasty; /* AGAIN, instead of sleeping, where another rank lets it wait */
-    const int64_t *chunks; /* where each rank's chunk begins in the whole buffer, then where each ends */
-    const char *const *peers; /* the whole buffer of every rank, where all can read all; else NULL */
-    const piece *pieces;   /* the whole buffer in parts that lie anywhere, and one more that ends it; else NULL */
+    int32_t hasty; /* return AGAIN instead of sleeping if it must wait for a rank */
+    const int64_t *chunks; /* begin of each rank's chunk in the whole buffer, then end of each */
+    const char *const *peers; /* whole buffer of every rank, if this process maps them all; else NULL */
+    const piece *pieces;   /* whole buffer in separate parts, and one more as its end; else NULL */
     const char *source;    /* whole buffer: this rank's contribution, or (not reducing) its chunk in place */
     const char *before;    /* accumulator's type, own chunk: folded before rank 0 */
-    char *partial;         /* accumulator's type, own chunk: gets the fold, neither divided nor rounded */
-    char *own;             /* own chunk: gets the result */
-    char *gathered;        /* whole buffer: gets everybody's chunk */
-    double timeout_s;      /* without any progress of the rank that is waited for */
+    char *partial;         /* accumulator's type, own chunk: output, the fold without division and rounding */
+    char *own;             /* own chunk: output, the result */
+    char *gathered;        /* whole buffer: output, every rank's chunk */
+    double timeout_s;      /* limit for the time without progress of the awaited rank */
     uint32_t started, next, phase, piece;
-    int32_t blamed; /* out: the rank that was waited for, or whose signature differs */
+    int32_t blamed; /* output: the awaited rank, or the one whose signature differs */
 } job;
 
-/* Elements of one parameter within the own chunk, up to `end`. `terms`: of its rule. `fate`: 0 until the first
-   element has been reduced, which tells whether any rank has a gradient (see absent() in update.c). */
+/* Elements of one parameter within the own chunk, up to `end`. `terms`: terms of its rule. `fate`: 0 until the first
+   element has been reduced, which shows whether any rank has a gradient (see absent() in update.c). */
 typedef struct {
     int64_t end;
     const void *terms;
@@ -77,21 +77,21 @@ typedef struct {
 
 enum fate { UNKNOWN = 0, MOVES, STAYS };
 
-/* What becomes of the own chunk once it is reduced: new weights, in every rank's memory. */
+/* Update of the own chunk after its reduction: new weights in every rank's memory. */
 typedef struct {
     int32_t rule; /* enum rule */
-    int32_t last; /* whether to wait until all ranks have done theirs */
-    int32_t targets; /* how many ranks' weights there are */
-    span *spans;          /* of the whole own chunk, without gaps */
-    int64_t offset;       /* where in the own chunk the first element is that this call updates */
-    char *const *weights; /* the whole buffer of every rank; the own one holds the weights before the update */
+    int32_t last; /* whether to wait until all ranks have done their updates */
+    int32_t targets; /* number of ranks in `weights` */
+    span *spans;          /* spans of the whole own chunk, without gaps */
+    int64_t offset;       /* index in the own chunk of the first element to update */
+    char *const *weights; /* whole buffer of every rank; the own one has the weights before the update */
     char *master;         /* own chunk in float32, for half types; else NULL */
-    char *reduced;        /* own chunk: gets the reduced gradients, as a reduction leaves them; may be NULL, or the
+    char *reduced;        /* own chunk: output, the reduced gradients, as of a reduction; may be NULL, or the
                              own contribution */
-    char *states[2];      /* own chunk, in the accumulator's type; NULL where the rule has less */
-    char *kept[3];        /* own chunk, in the accumulator's type: get weights (or master) and states from before the
-                             update; NULL where nobody wants them */
-    uint64_t *kept_count; /* grows by the elements that are kept, and changed */
+    char *states[2];      /* own chunk, in the accumulator's type; NULL if the rule has fewer */
+    char *kept[3];        /* own chunk, in the accumulator's type: output, weights (or master) and states from
+                             before the update; NULL if not needed */
+    uint64_t *kept_count; /* increased by the number of elements copied to `kept` and changed */
 } update;
 
 enum rule { RULE_SGD = 1, RULE_ADAM };
@@ -106,10 +106,10 @@ enum outcome { DONE = 0, AGAIN, TIMEOUT, STOPPED, MISMATCH, LEFT };
 
 static inline rank_head *head(const channel *c, int rank) { return (rank_head *)c->base + rank; }
 
-/* rendezvous.c: what shm.c and update.c wait by. It uses nothing of theirs. */
+/* rendezvous.c: waiting functions of shm.c and update.c, of which it uses nothing. */
 void advance(progress *p, uint32_t value);
 int wait_for(const channel *c, job *j, int rank, progress *p, uint32_t target);
-/* Until a counter of all others has come to `target`: STAGED, REDUCED or COLLECTED. */
+/* Wait until a counter of all other ranks reaches `target`: STAGED, REDUCED or COLLECTED. */
 int wait_all(const channel *c, job *j, size_t counter, uint32_t target);
 #define STAGED offsetof(rank_head, staged)
 #define REDUCED offsetof(rank_head, reduced)

@@ -1,4 +1,4 @@
-/* Rounding to a half type for the wire, with what is lost kept for the next time. */
+/* Rounding to a half type for transfer; the rounding error is stored for the next call. */
 #include <math.h>
 #include <stdint.h>
 
@@ -11,12 +11,12 @@ WIDE static void add_lost(float *sum, const float *values, const float *lost, si
 WIDE static void keep_lost(float *lost, const float *sum, const float *sent, size_t count) {
     for (size_t i = 0; i < count; i++) {
         float difference = sum[i] - sent[i];
-        /* What overflowed is not made good for ever after. */
+        /* An overflow is not added to all later values. */
         lost[i] = fabsf(difference) <= 3.4028235e38f ? difference : 0.0f;
     }
 }
 
-/* half[i] = values[i] + lost[i], rounded; lost[i] = what the rounding took away. */
+/* half[i] = values[i] + lost[i], rounded; lost[i] = the rounding error. */
 EXPORT void ringtrain_squeeze(int dtype, uint16_t *half, const float *values, float *lost, size_t count) {
     _Alignas(64) float sum[BLOCK_BYTES / 4], sent[BLOCK_BYTES / 4];
     size_t step = BLOCK_BYTES / 4;

@@ -11,12 +11,12 @@
 #include "fold.h"
 #include "optimizer.h"
 
-/* What Python mirrors, in the order of kernels/structures.py, which compares when the library is loaded. */
+/* Sizes of the structs that Python mirrors, in the order of kernels/structures.py, which compares them at loading. */
 EXPORT const uint32_t ringtrain_struct_bytes[] = {
     sizeof(rank_head), sizeof(channel), sizeof(job), sizeof(span), sizeof(update), sizeof(sgd_terms), sizeof(adam_terms),
 };
 
-/* Copy past the caches: another rank reads it, and later. */
+/* Copy with non-temporal stores: another rank reads the copy later. */
 static void copy_away(char *into, const char *from, uint64_t bytes) {
 #if defined(__SSE2__)
     uint64_t head = -(uintptr_t)into % 16;
@@ -32,8 +32,8 @@ static void copy_away(char *into, const char *from, uint64_t bytes) {
 #endif
 }
 
-/* Whether no rank has a gradient that begins with `first`: what is reduced is -0 then. Gradients that are there
-   never begin with it (optim/presence.py), and no sum of others than -0 is -0. */
+/* Return whether no rank has the gradient that begins with `first`: the reduced value is -0 then. A present gradient
+   never begins with -0 (optim/presence.py), and a sum is -0 only if all terms are. */
 static bool absent(int kind, const char *first) {
     if (kind == F32) {
         uint32_t bits;
@@ -45,7 +45,7 @@ static bool absent(int kind, const char *first) {
     return bits == 0x8000000000000000u;
 }
 
-/* Apply the rule to `count` elements from `first` on, counted like the states, whose terms are one span's. */
+/* Apply the rule to `count` elements of one span, from `first` on, an index into the states. */
 static void apply(const update *u, int kind, char *w, char *gradient, uint64_t first, uint64_t count,
                   const void *terms) {
     uint64_t offset = first * element_bytes(kind);
@@ -56,7 +56,7 @@ static void apply(const update *u, int kind, char *w, char *gradient, uint64_t f
         ringtrain_adam(kind, w, gradient, one, two, count, terms);
 }
 
-/* The same span by span. `s`: the one that has the first element, and then the one that has the next block's. */
+/* Do the same span by span. `s`: in: span of the first element; out: span of the next block's first element. */
 static void apply_spans(const update *u, int kind, char *w, char *gradients, uint64_t first, uint64_t count,
                         span **s) {
     uint64_t bytes = element_bytes(kind), done = 0;
@@ -71,7 +71,7 @@ static void apply_spans(const update *u, int kind, char *w, char *gradients, uin
     }
 }
 
-/* Take weights of a half type that are not what the master copy was rounded to: somebody has set them. */
+/* Copy half-precision weights that differ from the rounded master copy: the program has set them. */
 EXPORT void ringtrain_follow(int dtype, float *master, const uint16_t *weights, uint64_t count) {
     _Alignas(64) uint16_t rounded[BLOCK_BYTES / 2];
     for (uint64_t at = 0; at < count; at += BLOCK_BYTES / 2) {
@@ -83,14 +83,14 @@ EXPORT void ringtrain_follow(int dtype, float *master, const uint16_t *weights, 
     }
 }
 
-/* Copy what is about to change. */
+/* Copy the values that the update will change. */
 static void keep(const update *u, int kind, const char *w, uint64_t first, uint64_t count) {
     uint64_t offset = first * element_bytes(kind), bytes = count * element_bytes(kind);
     for (int i = 0; i < 3; i++)
         if (u->kept[i]) copy_away(u->kept[i] + offset, i ? u->states[i - 1] + offset : w, bytes);
 }
 
-/* Elements `begin` to `end` of the gradients and weights; states and master begin at `begin`. */
+/* Update elements `begin` to `end` of the weights by the gradients; states and master begin at `begin`. */
 static void update_range(const channel *c, const job *j, const update *u, uint64_t begin, uint64_t end) {
     _Alignas(64) char running[2 * BLOCK_BYTES], wide[2 * BLOCK_BYTES];
     int kind = accumulator(j->dtype);
@@ -102,7 +102,7 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
         for (int r = 0; r < c->size; r++) parts[r] = j->peers[r] + at * bytes;
         const void *before = j->before ? j->before + first * element_bytes(kind) : NULL;
         fold_block(j->dtype, j->op, before, parts, c->size, count, running, wide);
-        if (kind != j->dtype) { /* as a reduction leaves it, to the bit */
+        if (kind != j->dtype) { /* bitwise equal to the result of a reduction */
             narrow(j->dtype, wide, running, count, j->divisor);
             widen(j->dtype, running, wide, count);
         }
@@ -122,8 +122,8 @@ static void update_range(const channel *c, const job *j, const update *u, uint64
     if (u->kept_count) *u->kept_count += end - begin;
 }
 
-/* The same for `count` elements, without a meeting: `before`, as in a job, and `parts` are here already.
-   `u->weights`: the own ones first. */
+/* Do the same for `count` elements, without a barrier: `before`, as in a job, and `parts` have arrived.
+   `u->weights`: this rank's weights are the first. */
 EXPORT void ringtrain_update(int dtype, int op, int divisor, const char *before, const char *const *parts, int size,
                              const update *u, uint64_t count) {
     channel c = {.rank = 0, .size = size};
@@ -144,7 +144,7 @@ static void end_round(channel *c, job *j) {
     c->collective++;
 }
 
-/* Return when all ranks have come: what they wrote before is here. Otherwise like ringtrain_shm_run. */
+/* Return when all ranks have arrived: their earlier writes are visible. Otherwise like ringtrain_shm_run. */
 EXPORT int ringtrain_shm_meet(channel *c, job *j) {
     stage(c, j);
     TRY(wait_all(c, j, STAGED, j->started + 1));
@@ -155,7 +155,7 @@ EXPORT int ringtrain_shm_meet(channel *c, job *j) {
     return DONE;
 }
 
-/* Like ringtrain_shm_run. Gradients belong to the caller again after the next meeting, or on return of the last. */
+/* Like ringtrain_shm_run. The caller may write to gradients after the next barrier, or after the last update. */
 EXPORT int ringtrain_shm_update(channel *c, job *j, const update *u) {
     stage(c, j);
     if (j->phase == 1) {
