@@ -53,7 +53,6 @@ NOT_YET = (
     "client/ringtrain_client",
     "plugins/page",
     "plugins/torch",
-    "worker_image/ringtrain",
     "worker_image/ringtrain_job/cli",
 )
 # Pairs that users import: the same thing for arrays and for a framework.
