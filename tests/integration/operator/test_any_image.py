@@ -298,7 +298,7 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
 def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
     """`spec.logs.uri` needs nothing of the job's image, nor numpy."""
     program = agent.root / "python" / "bin" / "python3"
-    code = "import ssl, sys, s3fs, ringtrain.shared.storage, ringtrain_job.launcher.main"
+    code = "import sys, obstore.store, ringtrain.shared.storage, ringtrain_job.launcher.main"
     code += "; print('numpy' in sys.modules)"
     done = completed([program, "-c", code], env={}, timeout=patient(60))
     assert (done.stdout.strip(), done.stderr) == ("False", "")

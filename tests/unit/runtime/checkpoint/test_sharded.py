@@ -485,6 +485,6 @@ def test_a_missing_driver_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatc
     import importlib.util
 
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gcsfs" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "obstore" else found(name))
     with pytest.raises(ConfigurationError, match=r"pip install 'ringtrain\[gcs\]'"):
         ShardedCheckpoints("gs://bucket/path", group=MemoryGroup(Table(1), 0))
