@@ -40,7 +40,7 @@ COPY plugins/diloco /src/plugins/diloco
 COPY plugins/mpi /src/plugins/mpi
 COPY plugins/page /src/plugins/page
 COPY plugins/sinks /src/plugins/sinks
-RUN /opt/pip/bin/pip install '/src/worker_image[mpi,s3]' /src/plugins/data_service /src/plugins/diloco /src/plugins/mpi /src/plugins/page /src/plugins/sinks \
+RUN /opt/pip/bin/pip install '/src/worker_image[mpi,storage]' /src/plugins/data_service /src/plugins/diloco /src/plugins/mpi /src/plugins/page /src/plugins/sinks \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples
@@ -55,8 +55,8 @@ COPY worker_image /src/worker_image
 COPY plugins/mpi /src/plugins/mpi
 COPY plugins/page /src/plugins/page
 COPY plugins/sinks /src/plugins/sinks
-RUN /opt/pip/bin/pip install '/src/worker_image[s3,gcs,azure]' /src/plugins/mpi /src/plugins/page '/src/plugins/sinks[otel]' \
-    && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent s3 gcs azure otel \
+RUN /opt/pip/bin/pip install '/src/worker_image[storage]' /src/plugins/mpi /src/plugins/page '/src/plugins/sinks[otel]' \
+    && /opt/venv/bin/python /src/worker_image/standalone/build.py /agent storage otel \
     && /agent/bin/ringtrain --version
 
 # What the operator brings into pods of any image: agent and launcher with their own Python, libraries and loader, and

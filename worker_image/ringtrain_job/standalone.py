@@ -7,13 +7,11 @@ library only, and little of it: what is started many times at once imports it, t
 import os
 import shutil
 import sys
-from pathlib import Path
 
 from ringtrain.shared import contract
 
 # As worker_image/standalone/start.c has it: what it has put aside, by the name that it had; empty: it was not set.
 _ASIDE = "RINGTRAIN_ASIDE_"
-_COPY = "copy"
 
 
 def restore_environment() -> None:
@@ -24,12 +22,6 @@ def restore_environment() -> None:
             os.environ[own] = value
         else:
             os.environ.pop(own, None)
-
-
-def copy(directory: Path, target: Path) -> None:
-    """Copy the self-contained `directory` into `target`, an empty volume, readable by any user."""
-    for entry in ("bin", "python"):
-        shutil.copytree(directory / entry, target / entry, symlinks=True, dirs_exist_ok=True)
 
 
 def own_of_image(version: str) -> str | None:
@@ -53,9 +45,6 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run the image's own `ringtrain` with these arguments where it has one, else this one."""
     restore_environment()
-    if sys.argv[1:2] == [_COPY] and len(sys.argv) == 3:
-        copy(Path(sys.executable).parents[2], Path(sys.argv[2]))
-        return
     from importlib.metadata import version
 
     own = own_of_image(version("ringtrain"))

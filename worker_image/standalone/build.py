@@ -6,9 +6,11 @@ installed plugins that add to the launcher, the agent or the command.
 Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can
 link statically, strip, and ldd.
 
-    TARGET/bin/ringtrain, TARGET/python/bin/python3   static programs that start the Python below, see start.c
+    TARGET/bin/ringtrain, TARGET/python/bin/python3   a static program that starts the Python below, see start.c
     TARGET/python/lib/ld.so, *.so    the C library's loader, and every library that is needed
-    TARGET/python/lib/python3, pythonX.Y/   the interpreter, its standard library, and what agent and launcher need
+    TARGET/python/lib/python3    the interpreter
+    TARGET/python/lib/pythonXY.zip   bytecode of the standard library and of packages that are nothing but Python
+    TARGET/python/lib/pythonX.Y/     packages with compiled modules or data, and what names the distributions
 
 The image's root is this directory, and Python does not look for itself in a root: so it has a folder of its own.
 """
@@ -21,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterator, Mapping, Set
 from importlib import metadata, util
 from pathlib import Path
@@ -29,33 +32,19 @@ HERE = Path(__file__).parent
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 # Of ringtrain's requirements what only training code needs.
 OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
+# Of the standard library what neither agent nor launcher imports.
 UNUSED = (
-    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo"),
-    *(
-        "ensurepip",
-        "lib2to3",
-        "pydoc_data",
-        "venv",
-        "distutils",
-        "unittest",
-        "sqlite3",
-        "curses",
-        "dbm",
-        "config-*",
-    ),
-    *(
-        "_test*",
-        "_tkinter*",
-        "_ctypes_test*",
-        "xx*",
-        "_curses*",
-        "readline*",
-        "nis.*",
-        "_sqlite3*",
-        "_dbm*",
-        "_gdbm*",
-    ),
-    *("*.a", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h", "EXTERNALLY-MANAGED"),
+    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle*", "turtledemo"),
+    *("ensurepip", "lib2to3", "pydoc*", "doctest.py", "venv", "distutils", "unittest", "sqlite3", "curses", "dbm"),
+    *("config-*", "xmlrpc", "_pydecimal.py", "_pyio.py", "antigravity.py", "this.py", "LICENSE.txt"),
+    *("_test*", "_tkinter*", "_ctypes_test*", "xx*", "_xx*", "_curses*", "readline*", "nis.*", "_sqlite3*", "_dbm*"),
+    *("_gdbm*", "audioop*", "ossaudiodev*", "_crypt*", "spwd*", "_lsprof*"),
+    *("*.a", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h", "*.rst", "macholib", "EXTERNALLY-MANAGED"),
+)
+# Of packages what is not for those who run them, and of Google's messages those that no caller of OTLP imports.
+_NOT_RUN = re.compile(
+    r"(^|/)(\.\.|__pycache__|tests?)(/|$)|\.(pyx|pxd|pyi|c|cc|h|proto|md|typed)$|\.dist-info/"
+    r"|^google/(api|cloud|gapic|iam|logging|longrunning|shopping|type)/|^obstore/(auth/|fsspec\.py)"
 )
 PACKAGE = '''"""Agent and launcher of ringtrain, without the training runtime, which is the image's own."""
 
@@ -72,7 +61,7 @@ main()
 _PLUGIN = "ringtrain-"
 # Entry points that the launcher, the agent and the command load; those of other groups are for training code.
 _BESIDE_RANKS = re.compile(r"ringtrain\.(launcher|agent|commands)(\.|$)")
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "native")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "native", "py.typed")
 _ELF = b"\x7fELF"
 _RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
@@ -92,11 +81,36 @@ def build(target: Path, extras: Set[str]) -> None:
     _copy_programs(target, python)
     _copy_libraries(python / "lib")
     _strip(python / "lib")
+    _compile(library, target)
+    _zip_packages(library, python / "lib" / f"python{sys.version_info.major}{sys.version_info.minor}.zip")
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+
+
+def _compile(library: Path, target: Path) -> None:
+    """Put bytecode in the place of all sources."""
     # Unchecked: whoever copies the directory need not keep the files' times.
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(library, stripdir=target, quiet=2, invalidation_mode=unchecked)
+    compileall.compile_dir(library, stripdir=target, quiet=2, legacy=True, invalidation_mode=unchecked)
+    for source in library.rglob("*.py"):
+        source.unlink()
+
+
+def _zip_packages(library: Path, archive: Path) -> None:
+    """Move modules, and packages that are nothing but Python, into `archive`, which Python looks into first."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+        for entry in sorted(library.iterdir()):
+            inside = [entry, *sorted(entry.rglob("*"))]
+            if entry.suffix == ".dist-info" or any(path.suffix != ".pyc" for path in inside if path.is_file()):
+                continue
+            for path in inside:  # folders, too: a namespace is found by its folder alone
+                file.write(path, path.relative_to(library))
+            if entry.name == "os.pyc":  # by which Python knows the folder of its library
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
 
 def _plugins() -> dict[str, metadata.Distribution]:
@@ -145,12 +159,12 @@ def _parsed(requirement: str) -> tuple[str, frozenset[str]]:
 
 
 def _copy_distribution(distribution: metadata.Distribution, packages: Path) -> None:
-    skipped = re.compile(r"(^|/)(\.\.|__pycache__|tests?)(/|$)|\.(pyx|pxd|pyi|c|h)$")
     for file in distribution.files or ():
-        if skipped.search(str(file)) or not (source := Path(str(file.locate()))).is_file():
+        if _NOT_RUN.search(str(file)) or not (source := Path(str(file.locate()))).is_file():
             continue
         (packages / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, packages / file)
+    _write_metadata(distribution, packages)
 
 
 def _copy_ringtrain(packages: Path) -> None:
@@ -176,7 +190,8 @@ def _write_metadata(distribution: metadata.Distribution, packages: Path) -> None
     about = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (about / "entry_points.txt").write_text(distribution.read_text("entry_points.txt") or "")
+    if points := distribution.read_text("entry_points.txt"):
+        (about / "entry_points.txt").write_text(points)
 
 
 def _folder(package: str) -> Path:
@@ -194,7 +209,7 @@ def _copy_programs(target: Path, python: Path) -> None:
     program = target / "bin" / "ringtrain"
     words = [compiler, "-std=gnu11", "-Os", "-static", "-s", "-Wall", "-Werror", str(HERE / "start.c")]
     subprocess.run([*words, "-o", str(program)], check=True)
-    shutil.copy2(program, python / "bin" / "python3")
+    os.link(program, python / "bin" / "python3")
 
 
 def _copy_libraries(library: Path) -> None:

@@ -1,6 +1,7 @@
 """Source of agent and launcher: the pod's image, or a volume that the operator adds."""
 
 import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,10 @@ ANNOTATION_IMAGE = f"{contract.GROUP}/agent-image"
 PROGRAM, PYTHON = "/bin/ringtrain", "/python/bin/python3"
 # Mount path of the agent's volume in the container that fills it.
 _TARGET = "/target"
+# Images of the project's Dockerfile, by registry, name and tag; those of a worker have what the agent's image has.
+_AGENT_IMAGE = re.compile(r"(.*/|)agent:([^:/@]+)(?:@.+)?")
+_WORKER_IMAGE = re.compile(r"(.*/|)worker(?:-jax|-tensorflow|-torch)?:([^:/@]+)(?:@.+)?")
+_REGISTRY = "ghcr.io/ringtrain/"
 
 
 def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
@@ -25,6 +30,20 @@ def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
     if source is None or (job.spec.agent or source.default) != "Inject":
         return None
     return source
+
+
+def has_ringtrain(image: str, source: AgentSource) -> bool:
+    """Whether `image` is a worker's of the agent's own version, by its name: of our registry or the agent's."""
+    agent, worker = _AGENT_IMAGE.fullmatch(source.image), _WORKER_IMAGE.fullmatch(image)
+    if agent is None or worker is None:
+        return False
+    return worker[1] in (agent[1], _REGISTRY) and worker[2] == agent[2]
+
+
+def _is_agent_needed(job: Job, main: Mapping[str, Any], source: AgentSource) -> bool:
+    """Whether a container lacks a `ringtrain` of the agent's version in its PATH, or the job says `Inject`."""
+    changes_path = any(variable.get("name") == "PATH" for variable in main.get("env") or ())
+    return job.spec.agent == "Inject" or changes_path or not has_ringtrain(str(main.get("image", "")), source)
 
 
 def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
@@ -36,7 +55,7 @@ def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str])
 def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
     """Add the agent to a pod's spec, in place, unless its image has it. Returns the program to start."""
     source = agent_source(job, settings)
-    if source is None:
+    if source is None or not _is_agent_needed(job, spec["containers"][0], source):
         return "ringtrain"
     if source.volume == "ImageVolume":
         volume: dict[str, Any] = {"image": {"reference": source.image, "pullPolicy": "IfNotPresent"}}

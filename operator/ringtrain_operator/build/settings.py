@@ -18,10 +18,11 @@ LAUNCHER_RESOURCES: Json = {
 }
 
 
-# For the container that copies the agent (over 100 MB). Its CPU is a launcher's, so that no pod requests more.
+# For the container that copies the agent. Its CPU is a launcher's, so that no pod requests more. Written pages count as
+# its memory until they are on disk: with a lower limit the kernel slows the copy down.
 AGENT_RESOURCES: Json = {
     "requests": {"cpu": "100m", "memory": "32Mi"},
-    "limits": {"cpu": "2", "memory": "128Mi"},
+    "limits": {"cpu": "2", "memory": "512Mi"},
 }
 
 # Any group other than root's works.

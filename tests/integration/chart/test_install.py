@@ -177,7 +177,7 @@ def test_any_name_that_kubernetes_takes_can_be_installed(admin: Admin, release: 
 def test_the_agent_is_mounted_where_every_node_runs_it_from_there(
     admin: Admin, runtimes: tuple[str, ...], volume: str
 ) -> None:
-    """`agent.volume: Auto` looks at the nodes that there are."""
+    """`agent.volume: Auto`, the default, looks at the nodes that there are."""
     nodes = [
         {
             "apiVersion": "v1",
@@ -190,7 +190,7 @@ def test_the_agent_is_mounted_where_every_node_runs_it_from_there(
     try:
         for node in nodes:
             admin.kubectl("create", "-f", "-", stdin=json.dumps(node))
-        values = ("--set=crds.install=false", "--set=agent.volume=Auto")
+        values = ("--set=crds.install=false",)
         rendered = admin.helm("install", "auto", str(CHART), "--namespace=default", "--dry-run=server", *values)
         assert f"--agent-volume={volume}\n" in rendered
     finally:

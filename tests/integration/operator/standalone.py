@@ -22,7 +22,7 @@ def why_not_built() -> str:
 
 def build_standalone(target: Path) -> Path:
     """Make the directory as the Dockerfile does, of this environment's Python."""
-    command = [sys.executable, str(ROOT / "worker_image" / "standalone" / "build.py"), str(target), "s3"]
+    command = [sys.executable, str(ROOT / "worker_image" / "standalone" / "build.py"), str(target), "storage"]
     subprocess.run(command, check=True, timeout=300)
     return target
 

@@ -296,12 +296,42 @@ def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
 
 
 def test_the_agent_has_what_a_launcher_ships_logs_with(agent: Image) -> None:
-    """`spec.logs.uri` needs nothing of the job's image, nor numpy."""
+    """`spec.logs.uri` needs nothing of the job's image, nor numpy; every module finds what it imports."""
     program = agent.root / "python" / "bin" / "python3"
-    code = "import sys, obstore.store, ringtrain.shared.storage, ringtrain_job.launcher.main"
-    code += "; print('numpy' in sys.modules)"
+    code = (
+        "import importlib, pkgutil, sys, obstore.store, ringtrain, ringtrain.shared, ringtrain_job, ringtrain_mpi\n"
+        "for package in (ringtrain.shared, ringtrain_job, ringtrain_mpi):\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        try:\n"
+        "            found.name.endswith(('__main__', '_node_name')) or importlib.import_module(found.name)\n"
+        "        except ModuleNotFoundError as error:\n"
+        "            assert error.name == 'numpy' or error.name.startswith('ringtrain.'), error  # for training code\n"
+        "print('numpy' in sys.modules, len(sys.modules) > 300)"
+    )
     done = completed([program, "-c", code], env={}, timeout=patient(60))
-    assert (done.stdout.strip(), done.stderr) == ("False", "")
+    assert (done.stdout.strip(), done.stderr) == ("False True", "")
+
+
+def test_the_agent_is_small(agent: Image) -> None:
+    """Bytecode or sources, and not both; most of it in one file, since each file takes time to copy."""
+    files = [path for path in agent.root.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".py", ".pyi", ".h") or path.name == "pip"]
+    assert len(files) < 500
+    assert sum(path.stat().st_size for path in files) < 75e6
+
+
+def test_the_copy_of_the_agent_is_the_agent(agent: Image, tmp_path: Path) -> None:
+    """Made by the static program alone, with the same names, bytes and modes, also over what another copy left."""
+    for _ in range(2):
+        done = completed([agent.root / "bin" / "ringtrain", "copy", tmp_path], env={}, timeout=patient(60))
+        assert (done.returncode, done.stderr) == (0, "")
+    for path in (*agent.root.glob("bin/**/*"), *agent.root.glob("python/**/*")):  # pods leave folders beside these
+        copied = tmp_path / path.relative_to(agent.root)
+        assert copied.stat().st_mode == path.stat().st_mode
+        assert path.is_dir() or copied.read_bytes() == path.read_bytes()
+    missing = tmp_path / "missing" / "folder"
+    done = completed([agent.root / "bin" / "ringtrain", "copy", missing], env={}, timeout=patient(60))
+    assert (done.returncode, "No such file or directory" in done.stderr) == (127, True)
 
 
 def test_the_agent_has_the_plugins_of_launcher_and_command(agent: Image) -> None:

@@ -57,6 +57,34 @@ def test_the_agent_is_started_where_it_was_brought(source: AgentSource) -> None:
     assert pods(parsed(), source)[1]["spec"]["containers"][0]["command"][1:] == ["agent", "--", "train"]
 
 
+@pytest.mark.parametrize(
+    ("image", "agent", "expected"),
+    [
+        ("ghcr.io/ringtrain/worker:0.1.0", "ghcr.io/ringtrain/agent:0.1.0", "ringtrain"),
+        ("ghcr.io/ringtrain/worker-torch:0.1.0@sha256:1a", "ghcr.io/ringtrain/agent:0.1.0", "ringtrain"),
+        ("mirror:5000/rt/worker-jax:0.1.0", "mirror:5000/rt/agent:0.1.0@sha256:2b", "ringtrain"),
+        ("ghcr.io/ringtrain/worker-tensorflow:0.1.0", "mirror:5000/rt/agent:0.1.0", "ringtrain"),
+        ("ghcr.io/ringtrain/worker:0.1.1", "ghcr.io/ringtrain/agent:0.1.0", PROGRAM),
+        ("ghcr.io/ringtrain/worker:0.1.0", "ghcr.io/ringtrain/agent@sha256:2b", PROGRAM),
+        ("ghcr.io/ringtrain/worker@sha256:1a", "ghcr.io/ringtrain/agent:0.1.0", PROGRAM),
+        ("ghcr.io/else/worker:0.1.0", "ghcr.io/ringtrain/agent:0.1.0", PROGRAM),
+        ("ghcr.io/ringtrain/worker-mine:0.1.0", "ghcr.io/ringtrain/agent:0.1.0", PROGRAM),
+    ],
+)
+def test_an_image_of_ours_and_of_its_version_has_it(image: str, agent: str, expected: str) -> None:
+    """Launcher and workers run the image's own and mount nothing; a job that says Inject, or changes PATH, gets it."""
+    source = AgentSource(agent)
+    worker = job()["spec"]["worker"]
+    container = worker["template"]["spec"]["containers"][0]
+    container["image"] = image
+    for pod in pods(parsed(worker=worker), source):
+        assert program(pod) == expected
+        assert (volume(pod) is None) == (expected == "ringtrain")
+    assert program(pods(parsed(worker=worker, agent="Inject"), source)[1]) == PROGRAM
+    container["env"] = [{"name": "PATH", "value": "/opt/mine/bin"}]
+    assert program(pods(parsed(worker=worker), source)[1]) == PROGRAM
+
+
 def test_pull_secrets_of_its_image() -> None:
     """In the job's account, and in a template that has secrets of its own: beside these admission adds none."""
     source = AgentSource(IMAGE, pull_secrets=("agents",))
