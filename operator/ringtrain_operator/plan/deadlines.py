@@ -1,8 +1,8 @@
 """Deadlines of a job: active time (waiting counts, suspension does not), time without a step, time without a start.
 
-An invalid image name can never start; a missing ConfigMap or claim may still be created. Images that cannot be pulled
-and other pods without a node are waited for, see decision 0011. A gang that waits for an image while it occupies nodes
-releases them after a while and tries again.
+An invalid image name can never start; a missing ConfigMap or claim may still be created. Pods without a
+node are waited for, see decision 0011. A gang that occupies nodes while it waits for an image, a volume's server or the
+network releases the nodes after a while and tries again.
 """
 
 import re
@@ -12,6 +12,7 @@ from ..observe.model import PodView
 from ..status.decision import NO_DECISION, Finish, GiveWay, Policy, PolicyResult
 from ..status.model import Failure
 from ..status.situation import Situation
+from ..status.waiting import NODE_WAITS
 from .failure_rules import judge_failure
 from .outcome import failure_of_slowest, failure_with
 
@@ -23,12 +24,10 @@ _NEVER = frozenset({"InvalidImageName"})
 # Waiting reasons that a user may still resolve: a ConfigMap, a Secret or its key, an image on the node.
 _NOT_YET = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull"})
 # Messages about missing objects, from mount Events and from the scheduler. A server that does not answer does not
-# match; the gang waits for it.
+# match.
 _MISSING = re.compile(
     r'(configmap|secret|persistentvolumeclaim)s? "[^"]+" not found|references non-existent (config|secret) key'
 )
-# The image may still be pushed, and the registry may recover.
-_NOT_PULLED = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _MISSES = frozenset({"FailedMount", "Unschedulable"})
 # Interval at which to observe a pod that waits for a volume or image without giving a reason.
 RECHECK_S = 60
@@ -89,7 +88,7 @@ def unstartable(s: Situation) -> PolicyResult:
         pod for pod in s.pods if not pod.finished and (pod.wait.reason in _NEVER or _lacks_creatable_object(pod))
     ]
     if not refused:
-        return _give_way_without_image(s) or PolicyResult(requeue_at=_silent_pod_requeue_time(s))
+        return _give_way_to_others(s) or PolicyResult(requeue_at=_silent_pod_requeue_time(s))
     pod = min(refused, key=lambda pod: (pod.wait.reason not in _NEVER, _unstartable_since(s, pod)))
     if pod.wait.reason in _NEVER:
         return PolicyResult(judge_failure(s, _deadline_failure(s, pod, "can't start")))
@@ -101,12 +100,12 @@ def unstartable(s: Situation) -> PolicyResult:
     return PolicyResult(judge_failure(s, _deadline_failure(s, pod, what)))
 
 
-def _give_way_without_image(s: Situation) -> PolicyResult | None:
-    """Make a gang whose pods wait for an image release its nodes after startTimeoutSeconds. It is not counted.
+def _give_way_to_others(s: Situation) -> PolicyResult | None:
+    """Make a gang whose pods wait on nodes release these after startTimeoutSeconds. It is not counted.
 
-    Returns None if no pod waits for an image, or if a launcher runs, which reports the timeout itself.
+    Returns None if no pod waits on a node, or if a launcher runs, which reports the timeout itself.
     """
-    waiting = [pod for pod in s.pods if pod.wait.reason in _NOT_PULLED and pod.place.node and not pod.finished]
+    waiting = [pod for pod in s.pods if pod.wait.reason in NODE_WAITS and pod.place.node and not pod.finished]
     if not waiting or (s.launcher is not None and s.launcher.phase == "Running"):
         return None
     pod = min(waiting, key=lambda pod: _unstartable_since(s, pod))

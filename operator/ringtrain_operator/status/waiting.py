@@ -163,8 +163,19 @@ def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:
     return _refused_condition(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
 
 
+# Kubelets' reasons for a wait on a node that may end: an image that may still be pushed, and a registry, a volume's
+# server or a node's network that may recover.
+NODE_WAITS = frozenset(
+    (
+        *("ErrImagePull", "ImagePullBackOff", "FailedMount", "FailedAttachVolume", "FailedMapVolume"),
+        "FailedCreatePodSandBox",
+    )
+)
+
+
 def _refused_condition(words: str) -> ConditionChange:
     known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
+    known |= {reason: reason for reason in NODE_WAITS if "ImagePull" not in reason}
     return _not_running_condition(
         next((reason for phrase, reason in known.items() if phrase in words), "CreationRefused"), words
     )

@@ -61,14 +61,14 @@ def open_bucket(uri: str, timeout_s: float) -> Bucket:
         return _MEMORY
     from obstore import store
 
-    opened: Any
+    settings: Any
     if scheme in S3:
-        kind, settings = store.S3Store, s3_settings(os.environ)
+        kind, settings = "S3Store", s3_settings(os.environ)
     elif scheme in GOOGLE:
-        kind, settings = store.GCSStore, google_settings(os.environ)
+        kind, settings = "GCSStore", google_settings(os.environ)
     else:
-        kind, (bucket, settings) = store.AzureStore, azure_settings(bucket, os.environ)
-    opened = kind(
+        kind, (bucket, settings) = "AzureStore", azure_settings(bucket, os.environ)
+    opened = getattr(store, kind)(
         bucket,
         config=settings,
         client_options=_client_options(timeout_s, os.environ),

@@ -247,29 +247,29 @@ def test_a_claim_that_is_not_there() -> None:
     assert 'persistentvolumeclaim "data" not found' in condition(w, "Failed")[2]
 
 
-def test_an_image_that_cannot_be_pulled_holds_no_devices_for_ever() -> None:
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ImagePullBackOff", 'Back-off pulling image "trian:1"'),
+        ("FailedMount", "MountVolume.SetUp failed for volume: mount failed: timed out"),
+        ("FailedAttachVolume", "Multi-Attach error for volume"),
+        ("FailedCreatePodSandBox", "failed to setup network for sandbox"),
+    ],
+)
+def test_what_may_still_come_holds_no_devices_for_ever(reason: str, message: str) -> None:
     """The pods have nodes: they give these back after startTimeoutSeconds, and try again later, uncounted."""
     w = settled(job(networking={"startTimeoutSeconds": 100}))
     for name in w.pods:
-        w.pod_waits(name, "ImagePullBackOff", 'Back-off pulling image "trian:1"')
+        w.pod_waits(name, reason, message)
     w.run(seconds=99)
     assert (w.status.attempt, w.status.state, len(w.pods)) == (1, "Pending", 3)
     w.run(seconds=5)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
-    assert (w.status.state, w.status.reason, w.pods) == ("Queued", "ImagePullBackOff", {})
-    assert 'ImagePullBackOff: Back-off pulling image "trian:1"; the job has released' in condition(w, "Running")[2]
+    assert (w.status.state, w.status.reason, w.pods) == ("Queued", reason, {})
+    assert f"{reason}: {message}; the job has released" in condition(w, "Running")[2]
     w.run(seconds=20)
     w.start_gang()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
-
-
-def test_a_volume_whose_server_does_not_answer_is_waited_for() -> None:
-    """It may come back; the condition has the kubelet's words."""
-    w = settled(job(networking={"startTimeoutSeconds": 100}))
-    w.pod_waits("digits-worker-1", "FailedMount", "MountVolume.SetUp failed for volume: mount failed: timed out")
-    w.run(seconds=3600)
-    assert (w.status.attempt, w.status.state) == (1, "Pending")
-    assert condition(w, "Running")[1] == "FailedMount"
 
 
 def test_the_launcher_that_gives_up_first() -> None:
