@@ -161,7 +161,7 @@ def _pod_group_option(value: str) -> int | None:
     default="InitContainer",
     show_default=True,
     help="Way to add the agent to pods: the kubelet mounts its image, or an init container copies it. "
-    "Maturity: ImageVolume Experimental.",
+    "Maturity: ImageVolume Beta.",
 )
 @click.option(
     "--agent",

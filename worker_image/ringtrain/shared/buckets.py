@@ -27,7 +27,7 @@ _ONE_REQUEST_BYTES = 256 << 20
 _MOST_PARTS = 1000
 
 
-class Bucket(Protocol):
+class StoreBucket(Protocol):
     """Objects by their paths. Errors: FileNotFoundError, and what `obstore` and the operating system raise."""
 
     def write(self, path: str, data: bytes, timeout_s: float) -> None: ...
@@ -52,7 +52,7 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, path.strip("/")
 
 
-def open_bucket(uri: str, timeout_s: float) -> Bucket:
+def open_bucket(uri: str, timeout_s: float) -> StoreBucket:
     """Open the bucket of `uri`; no request of it lasts longer than `timeout_s`. Raises ConfigurationError."""
     scheme, (bucket, _) = uri.partition("://")[0], split_uri(uri)
     if scheme == "file":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ringtrain.errors import ConfigurationError, ObjectMissing, StorageError
-from ringtrain.shared.buckets import AZURE, GOOGLE, LOCAL, S3, Bucket, open_bucket, split_uri
+from ringtrain.shared.buckets import AZURE, GOOGLE, LOCAL, S3, StoreBucket, open_bucket, split_uri
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class ObjectStore:
         """Give connections back. The store may be used again."""
         self._connection.close()
 
-    def _listed(self, folder: str, work: Callable[[Bucket, str, float], list[str]]) -> list[str]:
+    def _listed(self, folder: str, work: Callable[[StoreBucket, str, float], list[str]]) -> list[str]:
         try:
             found = self._try("listed", folder, work)
         except ObjectMissing:
@@ -123,7 +123,7 @@ class ObjectStore:
                     raise StorageError(f"{self.uri} is no folder: {path} is a file; name another place")
         return found
 
-    def _try(self, done: str, name: str, work: Callable[[Bucket, str, float], T], size: int = 0) -> T:
+    def _try(self, done: str, name: str, work: Callable[[StoreBucket, str, float], T], size: int = 0) -> T:
         path = f"{self._root}/{name}".rstrip("/") if self._root else name
         deadline, pause = time.monotonic() + self.deadline_s, _FIRST_PAUSE_S
         attempt_s = _ATTEMPT_S + size / _SLOWEST_BYTES_PER_S
@@ -162,9 +162,9 @@ class StoreConnection:
         self._uri = uri
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._opened: tuple[int, Bucket] | None = None
+        self._opened: tuple[int, StoreBucket] | None = None
 
-    def bucket(self) -> Bucket:
+    def bucket(self) -> StoreBucket:
         with self._lock:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = os.getpid(), open_bucket(self._uri, self._deadline_s)
