@@ -47,11 +47,12 @@ def is_python(source):
 
 
 def main():
-    seen = {"worldWritable": [], "givesRightsAway": [], "caches": [], "uncompiled": [], "owned": []}
+    seen = {"worldWritable": [], "givesRightsAway": [], "caches": [], "uncompiled": [], "owned": [], "files": 0}
     for path in walk():
         found = os.lstat(path)
         if stat.S_ISLNK(found.st_mode):
             continue
+        seen["files"] += stat.S_ISREG(found.st_mode)
         if found.st_mode & stat.S_IWOTH:
             seen["worldWritable"].append(path)
         if stat.S_ISREG(found.st_mode) and found.st_mode & (stat.S_ISUID | stat.S_ISGID):
