@@ -141,9 +141,10 @@ class ObjectStore:
     def _raise_final(self, done: str, name: str, error: Exception, left: float) -> None:
         """Raise what `error` means unless another attempt may do better and has time."""
         failed = f"{self.uri}/{name} cannot be {done}: {_storage_cause(error)}"
-        if _NO_BUCKET.search(str(error)):  # must not read as "nothing yet"
+        missing = isinstance(error, FileNotFoundError)
+        if _NO_BUCKET.search(str(error)) or (missing and done == "written"):  # must not read as "nothing yet"
             raise StorageError(f"{failed}; make the bucket, or correct the URI") from error
-        if isinstance(error, FileNotFoundError) and done != "written":
+        if missing:
             raise ObjectMissing(f"{self.uri}/{name} is not there") from error
         if left <= 0 or not _may_storage_error_pass(error):
             raise StorageError(f"{failed}; {_storage_way_out(error, self.deadline_s)}") from error
