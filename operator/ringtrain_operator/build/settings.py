@@ -18,11 +18,10 @@ LAUNCHER_RESOURCES: Json = {
 }
 
 
-# For the container that copies the agent. Its CPU is a launcher's, so that no pod requests more. Written pages count as
-# its memory until they are on disk: with a lower limit the kernel slows the copy down.
+# For the container that copies the agent (66 MB). Its CPU is a launcher's, so that no pod requests more.
 AGENT_RESOURCES: Json = {
     "requests": {"cpu": "100m", "memory": "32Mi"},
-    "limits": {"cpu": "2", "memory": "512Mi"},
+    "limits": {"cpu": "2", "memory": "128Mi"},
 }
 
 # Any group other than root's works.
