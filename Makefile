@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo fast for-tests test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
+.PHONY: manifests help venv demo fast for-tests test test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -141,6 +141,12 @@ images:  ## build the images; IMAGES, REGISTRY, ENGINE and BUILD_FLAGS are yours
 	for image in $(IMAGES); do \
 		$(ENGINE) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION) --target $$image --tag $(REGISTRY)/ringtrain/$$image:$(VERSION) . || exit 1; \
 	done
+
+MANIFESTS_TO ?= build/manifests
+manifests:  ## manifests and samples with the images of REGISTRY, in build/manifests/
+	rm -rf $(MANIFESTS_TO) && mkdir -p $(dir $(MANIFESTS_TO)) && cp -R manifests $(MANIFESTS_TO)
+	find $(MANIFESTS_TO) -name '*.yaml' -exec sed -i.old 's#ghcr.io/ringtrain/#$(REGISTRY)/ringtrain/#' {} +
+	find $(MANIFESTS_TO) -name '*.old' -delete
 
 images-check: $(VENV)/.installed  ## what the images hold, and the samples run in them; as root with a control plane
 	@test -n "$(ENGINE)" || { echo "make images-check needs docker or podman, and neither answers" >&2; exit 2; }

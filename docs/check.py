@@ -30,7 +30,7 @@ ITEM = re.compile(r"\s*([*+-]|\d+\.)\s+")
 # Stands for a space that is no place to break: in code, and before what would begin a list, a heading or the like.
 GLUE = "\0"
 # What pages name of other places: users' own files, other projects', pods' file systems.
-ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "crds/", "linux/", "discover_hosts.sh"}
+ELSEWHERE = {"train.py", "broken.py", "differ.py", "runs/", "build/manifests/", "crds/", "linux/", "discover_hosts.sh"}
 
 
 def pages() -> list[Path]:

@@ -53,8 +53,10 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` for an error message, cut to 80 characters."""
-    text = repr(value)
+    """Return `value` for a message, as YAML has it, shortened if it is long."""
+    text = (
+        {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else repr(value)
+    )
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 

@@ -72,7 +72,7 @@ def test_files_on_the_readmes_command_lines_are_there() -> None:
     """Manifests, samples, the chart and the examples."""
     words = [word for block in blocks(README, "") for word in block.split()]
     paths = [word for word in words if re.match(r"(manifests|charts|examples)/", word)]
-    assert {"manifests/", "charts/ringtrain-operator", "examples/digits/train.py"} <= set(paths)
+    assert {"charts/ringtrain-operator", "examples/digits/train.py"} <= set(paths)
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

@@ -29,4 +29,6 @@ def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
     entries = {name.rpartition(".")[2] for name in re.findall(r'id="(ringtrain[\w.]*)"', page)}
     public = {name for name in rt.__all__ if callable(getattr(rt, name))}
     assert public - entries == set()
-    assert (tmp_path / "index.html").exists()
+    index = (tmp_path / "index.html").read_text()
+    assert 'data-md-color-scheme="slate"' in index  # a dark palette
+    assert "site.css" in index  # which leaves names of fields in tables whole

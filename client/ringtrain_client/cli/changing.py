@@ -12,33 +12,33 @@ from .session import ClusterOptions, cluster_options, complete_job, with_client
 
 
 def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> click.Command:
-    """A command on the jobs JOB... of a cluster."""
+    """Return a command with the argument JOB... and the options of a cluster."""
     names = click.argument("names", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
     return click.command()(names(cluster_options(action)))
 
 
 @_jobs_command
 def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
-    """Delete the jobs, and with them their pods; volumes stay."""
+    """Delete jobs and their pods. Volumes stay."""
     _change_each_job(cluster, names, AsyncRun.delete, "deleted")
 
 
 @_jobs_command
 def suspend(names: tuple[str, ...], cluster: ClusterOptions) -> None:
-    """Take the jobs' pods away until they are resumed; they go on from their checkpoints."""
+    """Delete the pods of jobs until they are resumed. They continue from their checkpoints."""
     _change_each_job(cluster, names, AsyncRun.suspend, "suspended")
 
 
 @_jobs_command
 def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
-    """Let suspended jobs run again."""
+    """Start suspended jobs again."""
     _change_each_job(cluster, names, AsyncRun.resume, "resumed")
 
 
 def _change_each_job(
     cluster: ClusterOptions, names: tuple[str, ...], change: Callable[[AsyncRun], Awaitable[None]], done: str
 ) -> None:
-    """Change each job and say so. Those that have ended are told at the end; any other refusal ends it."""
+    """Change each job and print it. List jobs that had ended at the end; raise any other refusal at once."""
 
     async def work(client: AsyncClient) -> None:
         ended = []

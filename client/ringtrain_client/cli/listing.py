@@ -1,23 +1,43 @@
-"""`dtj list`: the jobs of a namespace, or of all. `dtj why JOB`: why one does not run, or did not end well."""
+"""`dtj list`: jobs of a namespace or of all. `dtj why JOB`: why a job waits or has failed."""
 
+import asyncio
 import json
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
+from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
-from ..local.wording import wrapped_display_text
+from ..local.wording import STATE_STYLES, wrapped_display_text
 from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
+
+# A person looks at it, and a list is one request.
+_LOOKS_EVERY_S = 2.0
+# State, workers, restarts, age, and the first word of progress, with the space between.
+_OTHER_COLUMNS = 54
 
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
+@click.option("--watch", "-w", is_flag=True, help="Show changes until Ctrl-C.")
 @output_option("table", "wide", "json", "yaml", "name", help="Format; wide: with backend, image and reason.")
 @local_or_cluster_options
-def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None) -> None:
+def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
+    columns = JobColumns(all_namespaces, output == "wide")
+    if watch and output not in ("table", "wide"):
+        raise click.UsageError(f"--watch shows a table; leave -o {output} or --watch out")
+    if watch:
+        with suppress(KeyboardInterrupt):
+            with_client(cluster, lambda client: _watch_jobs(client, columns))
+        return
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
     if output in ("json", "yaml"):
         print_data(jobs, output)
@@ -25,7 +45,7 @@ def list_jobs(all_namespaces: bool, output: str, cluster: ClusterOptions | None)
         for job in jobs:
             click.echo(job["metadata"]["name"])
     else:
-        print_jobs(jobs, all_namespaces, output == "wide")
+        print_jobs(jobs, columns)
 
 
 def print_data(data: Any, form: str) -> None:
@@ -33,31 +53,68 @@ def print_data(data: Any, form: str) -> None:
     click.echo(f"{json.dumps(data, indent=2)}\n" if form == "json" else write_documents([data]), nl=False)
 
 
-def print_jobs(jobs: list[Json], with_namespace: bool = False, is_wide: bool = False) -> None:
-    """Print a table with a line for each of `jobs`."""
-    from rich.table import Table
+@dataclass(frozen=True)
+class JobColumns:
+    """Columns of a table of jobs: with the namespace, and with backend, image and reason if `wide`."""
 
+    namespace: bool = False
+    wide: bool = False
+
+
+def print_jobs(jobs: list[Json], columns: JobColumns = JobColumns()) -> None:
+    """Print a table with a line for each of `jobs`."""
     if not jobs:
         click.echo("No jobs.", err=True)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ["NAMESPACE"] if with_namespace else []
-    columns += ["NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
-    for column in [*columns, *(["BACKEND", "IMAGE", "REASON"] if is_wide else [])]:
-        table.add_column(column, no_wrap=True)
-    for job in jobs:
-        namespace = [job["metadata"]["namespace"]] if with_namespace else []
-        table.add_row(*namespace, *_job_row(job), *(_more_of_job(job) if is_wide else ()))
-    # A terminal breaks a line that is longer, and a pipe has no width: nothing may be cut off, as rich would do.
+    console = _table_console(columns)
+    console.print(_jobs_table(jobs, columns, console.width))
+
+
+def _table_console(columns: JobColumns) -> Console:
+    """Return the console of tables. A wide table, and one in a pipe, has a line for each job, whatever its length."""
     console = Console()
-    Console(width=max(200, console.width)).print(table)
+    return console if console.is_terminal and not columns.wide else Console(width=1000)
 
 
-def _job_row(job: Json) -> tuple[str, ...]:
+def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
+    """Return a table of at most `width`: it breaks progress first, then names that are too long, and cuts nothing."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    names = [*(["NAMESPACE"] if columns.namespace else []), "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
+    longest = max((sum(map(len, _name_cells(job, columns))) for job in jobs), default=0)
+    breaks = {"PROGRESS", *(("NAMESPACE", "NAME") if longest > width - _OTHER_COLUMNS else ())}
+    for name in [*names, *(["BACKEND", "IMAGE", "REASON"] if columns.wide else [])]:
+        table.add_column(name, no_wrap=name not in breaks, overflow="fold")
+    for job in jobs:
+        more = _more_of_job(job) if columns.wide else ()
+        table.add_row(*_name_cells(job, columns), *_job_row(job), *more)
+    return table
+
+
+def _name_cells(job: Json, columns: JobColumns) -> list[str]:
+    metadata = job["metadata"]
+    return [*([metadata["namespace"]] if columns.namespace else []), metadata["name"]]
+
+
+async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
+    """Redraw the table on a terminal; print the rows that have changed elsewhere."""
+    console = _table_console(columns)
+    shown: list[Json] = []
+    with Live(console=console) if console.is_terminal else nullcontext() as live:
+        while True:
+            jobs = await client.backend.select(everywhere=columns.namespace)
+            if live is not None:
+                live.update(_jobs_table(jobs, columns, console.width), refresh=True)
+            elif changed := [job for job in jobs if job not in shown]:
+                console.print(_jobs_table(changed, columns, console.width))
+            shown = jobs
+            await asyncio.sleep(_LOOKS_EVERY_S)
+
+
+def _job_row(job: Json) -> tuple[str | Text, ...]:
     status = job.get("status") or {}
+    state = str(status.get("state") or "Pending")
     return (
-        job["metadata"]["name"],
-        str(status.get("state") or "Pending"),
+        Text(state, STATE_STYLES.get(state, "")),
         str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
         str(status.get("restarts") or 0),
         str(status.get("progressSummary") or "-"),
@@ -75,7 +132,7 @@ def _more_of_job(job: Json) -> tuple[str, ...]:
 
 
 def job_age(created: str, now: datetime) -> str:
-    """How long ago, in the two largest units at most, as kubectl says it."""
+    """Return how long ago it was, in at most two units, as kubectl does."""
     seconds = max(0, int((now - datetime.fromisoformat(created.replace("Z", "+00:00"))).total_seconds()))
     for size, unit, below, inner in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= size:
@@ -89,7 +146,7 @@ def job_age(created: str, now: datetime) -> str:
 @output_option("text", "json", "yaml", help="Format; json and yaml have the lines as a list.")
 @local_or_cluster_options
 def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
-    """Say why the job is in the state it is in: its conditions, its pods, the last warnings, the last failure."""
+    """Say why a job waits or has failed: its conditions, pods, last warnings and last failure."""
     found = with_client(cluster, lambda client: client.backend.causes(name))
     if output != "text":
         print_data(found, output)

@@ -19,18 +19,18 @@ from .templates import template_options
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--runs", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Folder of the runs.")
 @click.option("--run-dir", "earlier", type=click.Path(path_type=Path), hidden=True)
-@click.option("--plain", is_flag=True, help="Lines instead of a live display; so it is anyway in a pipe.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a panel, as in a pipe.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
-@click.option("--logs", is_flag=True, help="Print what the ranks write, too.")
+@click.option("--logs", is_flag=True, help="Print the output of ranks, too.")
 @template_options
 def local(
     manifest: Path, runs: Path, earlier: Path | None, plain: bool, ui: bool, logs: bool, templates: LocalTemplates
 ) -> None:
     """Run the job in MANIFEST on this machine, its pods as processes.
 
-    Restarts, deadlines and clean-up are decided by the code that decides them in a cluster. Saving a changed
-    MANIFEST while it runs is like applying it: change replicas, suspend, resume. Logs are kept under the run
-    directory, claims in its "claims". Exit code: 0 when the job succeeded, 1 when it failed, 130 after Ctrl-C.
+    The operator's code decides on restarts, deadlines and clean-up. Save a changed MANIFEST while the job runs to
+    change replicas, suspend or resume. Logs are in the run directory, claims in its folder "claims". Exit code: 0
+    if the job succeeded, 1 if it failed, 130 after Ctrl-C.
     """
     if str(manifest) == "-":
         raise click.UsageError("local looks at the job's file while it runs; write the job into a file")
@@ -50,5 +50,5 @@ def local(
 
 
 def _stop_dtj_local(number: int, frame: FrameType | None) -> None:
-    """Asked to end: as with Ctrl-C, so that no process is left behind."""
+    """Stop as after Ctrl-C, so that no process stays."""
     raise KeyboardInterrupt

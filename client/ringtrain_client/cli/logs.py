@@ -24,23 +24,25 @@ from .session import (
 
 @click.command()
 @job_argument
-@click.option("--rank", type=click.IntRange(min=0), default=None, help="This rank's whole log.")
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option("--rank", type=click.IntRange(min=0), default=None, help="Print the whole log of this rank.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), default=None, help="Number of the attempt; default: the current one."
+)
 @click.option(
     "--follow",
     "-f",
     is_flag=True,
-    help="Go on until the job ends, over restarts; with --attempt, until that one has ended.",
+    help="Print new lines until the job ends, or the attempt of --attempt.",
 )
-@click.option("--tail", type=click.IntRange(min=0), default=None, help="Begin with the last lines only.")
+@click.option("--tail", type=click.IntRange(min=0), default=None, help="Start with the last N lines.")
 @click.option(
     "--data-worker",
     type=click.IntRange(min=0),
     default=None,
     metavar="N",
-    help="The pod of data worker N.",
+    help="Print the output of data worker N.",
 )
-@click.option("--evaluator", is_flag=True, help="The evaluator's pod.")
+@click.option("--evaluator", is_flag=True, help="Print the output of the evaluator.")
 @local_or_cluster_options
 def logs(
     name: str,
@@ -52,13 +54,13 @@ def logs(
     evaluator: bool,
     cluster: ClusterOptions | None,
 ) -> None:
-    """Print what the job's ranks wrote: all ranks as the launcher merged it, or one rank.
+    """Print the output of all ranks, or of one rank.
 
-    While the launcher runs, --rank and --attempt read the files of the log store in its pod (that needs the right
-    to exec there). When it has ended, a log is read from its output if that is whole, else from the claim of
-    spec.logs, by a short-lived pod (that needs the right to create pods). See docs/logs.md.
+    While the launcher runs, --rank and --attempt read files in its pod; you need the right to exec there. After its
+    end they read its output if that is complete, else the claim of spec.logs by a short-lived pod; you need the right
+    to create pods. See docs/logs.md.
 
-    Data workers and the evaluator are no ranks: their own pods have their output, as long as these exist.
+    The output of data workers and the evaluator is in their pods, as long as the pods exist.
     """
     if data_worker is not None or evaluator:
         if rank is not None or attempt is not None or (evaluator and data_worker is not None):
@@ -77,7 +79,7 @@ def logs(
 
 
 def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
-    """Print what a pod beside the ranks has written."""
+    """Print the output of a data worker or the evaluator."""
     if cluster is None:
         if wanted.follow:
             raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")

@@ -1,4 +1,4 @@
-"""`dtj`: a new subcommand is a file with a click command, and a line in `cli/commands.py`."""
+"""The group `dtj`. A new subcommand is a file with a click command and a line in `cli/commands.py`."""
 
 import difflib
 import functools
@@ -19,7 +19,7 @@ def lazy_commands() -> dict[str, LazyCommand]:
 
 
 class _LazyCommandGroup(click.Group):
-    """Knows its commands by tables, and imports the one that is called."""
+    """A group that reads its commands from tables and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(lazy_commands())

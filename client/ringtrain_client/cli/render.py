@@ -30,12 +30,12 @@ _OF_OPERATORS = "--agent-image="
 @click.option(
     "--installation",
     type=click.Path(path_type=Path),
-    help="File with the operator's Deployment, as `helm template` or `kubectl get deployment --output=yaml` "
-    "prints it: its settings count. Default: those of the chart.",
+    help="File with the operator's Deployment, from `helm template` or `kubectl get deployment --output=yaml`. "
+    "Default: the settings of the chart.",
 )
 @template_options
 def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
-    """Print what the operator would create for the job in MANIFEST, as YAML. Credentials are left out."""
+    """Print the objects that the operator would create for MANIFEST, as YAML without credentials."""
     from ..local.manifest import load_whole
 
     with errors_reported(f"{manifest}: "):
@@ -47,8 +47,8 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
 
 
 def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:
-    """The objects of the job's first attempt. The Secret has no values, and the launcher no token: they are
-    made anew for every job."""
+    """Return the objects of the job's first attempt. The Secret has no values and the launcher no token: every job
+    gets new ones."""
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
     settings = replace(settings or build.BuildSettings(), token=str)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
@@ -70,7 +70,7 @@ def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict
 
 
 def _installation_arguments(path: Path) -> Sequence[str]:
-    """Of the operator's container in the file. Raises ManifestUnreadable."""
+    """Return the arguments of the operator's container in the file. Raises ManifestUnreadable."""
     for found in read_documents(path):
         if not isinstance(found, Mapping) or found.get("kind") != "Deployment":
             continue

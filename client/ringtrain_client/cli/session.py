@@ -1,4 +1,4 @@
-"""What the commands that speak to a cluster share: the options that choose it, a client meanwhile, its errors."""
+"""Shared by commands that use a cluster: options that choose it, a client, and printed errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which cluster and namespace; empty values are the kubeconfig's own."""
+    """Cluster and namespace. Empty values: those of the kubeconfig."""
 
     namespace: str = ""
     context: str = ""
@@ -38,7 +38,7 @@ class ClusterOptions:
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --namespace, --context and --kubeconfig, as kubectl has them, in one value `cluster`."""
+    """Add kubectl's --namespace, --context and --kubeconfig to a command, in one value `cluster`."""
 
     @functools.wraps(command)
     def collected(namespace: str, context: str, kubeconfig: str, **given: Any) -> None:
@@ -53,7 +53,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `cluster_options` and --local; `cluster` is None where the jobs under runs/ are meant.
+    """Add `cluster_options` and --local to a command. `cluster` is None for the jobs under runs/.
 
     They are when they are asked for, and where there is a runs/ and nothing that names a cluster.
     """
@@ -66,17 +66,17 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
             local = not named and not Path("~/.kube/config").expanduser().exists()
         command(**given, cluster=None if local else cluster)
 
-    text = "Jobs that `dtj local` has run from this directory (runs/); so it is anyway without a kubeconfig."
+    text = "Jobs of `dtj local` in this directory (runs/); the default without a kubeconfig."
     return click.option("--local", is_flag=True, help=text)(chosen)
 
 
 def output_option(*formats: str, help: str | None = None) -> Callable[[Command], Command]:
-    """`--output`: the first of `formats` unless another is asked for."""
+    """Return the option `--output`; the first of `formats` is the default."""
     return click.option("--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help=help)
 
 
 def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
-    """The result of `work` on the chosen cluster. A refusal of the API becomes a message and exit code 1."""
+    """Return the result of `work` on the cluster. An error of the API becomes a message and exit code 1."""
     from ringtrain_operator.cluster.api.client import ApiClient
     from ringtrain_operator.cluster.api.connection import ApiConnection
 
@@ -92,7 +92,7 @@ def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaita
 
 
 def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """The result of `work` on the chosen cluster, None: on the runs of this directory. Refusals as above."""
+    """Return the result of `work` on the cluster, or on the runs of this directory if `options` is None."""
     from ..jobs.backends import ClusterBackend
     from ..jobs.local_backend import LocalBackend
     from ..jobs.runs import AsyncClient
@@ -117,7 +117,7 @@ def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Aw
 
 
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the jobs in the chosen namespace; nothing if the cluster cannot be asked."""
+    """Return the names of the namespace's jobs; an empty list if the cluster does not answer."""
 
     async def names(client: AsyncClient) -> list[str]:
         return [run.name for run in await client.list()]
@@ -131,10 +131,10 @@ def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 
 def job_argument(command: Command) -> Command:
-    """Give a command the argument JOB."""
+    """Add the argument JOB to a command."""
     return click.argument("name", metavar="JOB", shell_complete=complete_job)(command)
 
 
 def optional_job_argument(command: Command) -> Command:
-    """Give a command the argument [JOB]."""
+    """Add the argument [JOB] to a command."""
     return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)

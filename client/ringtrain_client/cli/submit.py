@@ -18,7 +18,7 @@ from .session import ClusterOptions, Json, cluster_options, with_client
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--wait", is_flag=True, help="Return when all have ended; exit code 1 if one fails or is rejected.")
+@click.option("--wait", is_flag=True, help="Wait for their end; exit code 1 if a job fails or is rejected.")
 @cluster_options
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""
@@ -33,7 +33,7 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
 
 
 async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: bool) -> int:
-    """The exit code."""
+    """Create the jobs, wait for them if `wait`, and return the exit code."""
     for path, job in found:  # all of them before any is created
         with errors_reported(f"{path}: "):
             await client.backend.check(job)
@@ -46,7 +46,7 @@ async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: boo
 
 
 async def _submitted_run_succeeds(run: AsyncRun) -> bool:
-    """Whether the job succeeds, known once it has ended, and said."""
+    """Wait for the job's end, print its state, and return whether it succeeded."""
     try:
         await run.wait()
     except JobFailed as exc:

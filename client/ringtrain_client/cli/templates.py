@@ -19,15 +19,15 @@ template_files = click.option(
     "of_templates",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="File with templates that jobs name; those beside a job need not be named. Maturity: Experimental.",
+    help="File with templates; not needed for those in the job's file. Maturity: Experimental.",
 )
 
 
 def template_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command --templates, --server and `cluster_options`, in one value `templates`."""
+    """Add --templates, --server and `cluster_options` to a command, in one value `templates`."""
 
     @template_files
-    @click.option("--server", is_flag=True, help="Ask the cluster for templates that no file has.")
+    @click.option("--server", is_flag=True, help="Read templates that no file has from the cluster.")
     @cluster_options
     @functools.wraps(command)
     def collected(of_templates: tuple[Path, ...], server: bool, cluster: ClusterOptions, **given: Any) -> None:
@@ -37,7 +37,7 @@ def template_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> LocalTemplates:
-    """Those of the files, and, unless None, those of the cluster."""
+    """Return the templates of files, and of the cluster unless it is None."""
     with errors_reported():
         return LocalTemplates.of_files(
             files, functools.partial(_ask_cluster_template, cluster) if cluster is not None else None
@@ -45,7 +45,7 @@ def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> Loc
 
 
 def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
-    """The template that a job names, from the cluster."""
+    """Return the template that a job names, from the cluster."""
     from ringtrain_operator.cluster.templates import read_named_template
 
     named = named_template(job)
@@ -58,7 +58,7 @@ def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
 @output_option("table", "json", "yaml", "name")
 @cluster_options
 def templates(output: str, cluster: ClusterOptions) -> None:
-    """List the templates that jobs can name: the cluster's, and the namespace's. Maturity: Experimental."""
+    """List the templates of the cluster and of the namespace. Maturity: Experimental."""
     found = with_session(cluster, _listed_templates)
     if output in ("json", "yaml"):
         print_data(found, output)
@@ -77,7 +77,7 @@ def templates(output: str, cluster: ClusterOptions) -> None:
 
 
 async def _listed_templates(session: ClusterAccess) -> list[Json]:
-    """Those of the cluster, then those of the namespace; what may not be read is said."""
+    """Return the templates of the cluster, then of the namespace; print which ones may not be read."""
     from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
     from ringtrain_operator.cluster.api.resources import TEMPLATES
 

@@ -1,4 +1,4 @@
-"""`dtj tensorboard JOB`: what the job's ranks report, in a TensorBoard on this machine."""
+"""`dtj tensorboard JOB`: reports of the job's ranks in a TensorBoard on this machine."""
 
 import asyncio
 import shutil
@@ -24,11 +24,13 @@ _PROGRAM = "ringtrain"
 
 @click.command()
 @job_argument
-@click.option("--attempt", type=click.IntRange(min=1), default=None, help="Of this attempt; default: the present.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), default=None, help="Number of the attempt; default: the current one."
+)
 @click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
 @local_or_cluster_options
 def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptions | None) -> None:
-    """Show the job's loss and metrics, rank by rank, in a TensorBoard on this machine; Ctrl-C ends it.
+    """Show loss and metrics of each rank in a TensorBoard on this machine until Ctrl-C.
 
     Reports are read in the launcher's pod while it runs (that needs the right to exec there), else from the claim
     of spec.logs. Needs pip install 'ringtrain[tensorboard]' on this machine, nothing in the job's image.
@@ -56,7 +58,7 @@ async def _copy_event_files(chunks: AsyncGenerator[bytes, None], write: Callable
 
 
 async def _show_tensorboard(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
-    """Write reports where the log store would have them, and have the runtime's command show them."""
+    """Write reports into a folder like that of the log store, and run the command `ringtrain tensorboard` on it."""
     with tempfile.TemporaryDirectory(prefix="dtj-") as folder:
         directory = Path(folder) / session.namespace / name / str(attempt or 1)
         directory.mkdir(parents=True)

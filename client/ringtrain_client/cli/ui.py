@@ -1,4 +1,4 @@
-"""`dtj ui [JOB]`: the job's page in a browser, or the jobs that there are."""
+"""`dtj ui [JOB]`: the job's page in a browser, or a list of jobs."""
 
 import asyncio
 
@@ -20,11 +20,11 @@ from .session import (
 
 @click.command()
 @optional_job_argument
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of this machine [default: a free one].")
-@click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on this machine; default: a free one.")
+@click.option("--open", "opens", is_flag=True, help="Open the link in a browser.")
 @cluster_options
 def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions) -> None:
-    """Print the link to the job's page, and hold the connection to its launcher until Ctrl-C.
+    """Print the link to the job's page and forward it until Ctrl-C.
 
     The link works on this machine, for any program that has it, and as long as this command runs; it shows the
     attempts that follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have.

@@ -1,4 +1,4 @@
-"""`dtj validate FILE…`: what is wrong with a manifest, before a cluster sees it."""
+"""`dtj validate FILE…`: problems of manifests, found without a cluster."""
 
 import sys
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ WAY_OUT = "; if your cluster has it, ask the cluster: --server"
 @click.option(
     "--server",
     is_flag=True,
-    help="Hold pod templates against the cluster's version of Kubernetes; ask it for templates that no file has.",
+    help="Check pod templates by the cluster's version of Kubernetes; read templates that no file has from it.",
 )
 @template_files
 @cluster_options
 def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ...], cluster: ClusterOptions) -> None:
-    """Check every job and template in FILES and name each problem with its field. Exit code 1 if there is one.
+    """Check all jobs and templates in FILES and name each problem by its field. Exit code 1 if there is one.
 
-    ConfigMaps and Secrets of a file are held against the jobs that name them.
-    Pod templates are held against Kubernetes' own schema: of the version that this command knows, or of the
-    cluster's with --server.
+    The ConfigMaps and Secrets of a file are checked with the jobs that name them. Pod templates are checked by
+    Kubernetes' schema and by the API server's rules on values. The schema is that of the version of Kubernetes that
+    this command has, or of the cluster's with --server.
     """
     schema = with_session(cluster, _server_schema) if server else replace(packaged_pod_spec_schema(), way_out=WAY_OUT)
     templates = templates_of(of_templates, cluster if server else None)
@@ -49,7 +49,7 @@ def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ..
 
 
 def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
-    """What is wrong with the jobs and templates of a file; the others are told as valid."""
+    """Yield the problems of a file's jobs and templates; print which ones are valid."""
     try:
         documents = read_documents(path)
         found = templates.take(documents)

@@ -22,12 +22,15 @@ from .causes import causes_of
 from .cluster_logs import read_attempts
 from .following import changes_of
 from .launcher_output import WantedLauncherOutput
+from .launcher_report import read_launcher_report
 from .manifest import with_volume
 from .script import Script
 from .session import ClusterAccess, Json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ringtrain_operator.observe.model import LauncherReport
 
 SCRIPT_DIR = "/etc/ringtrain/script"
 SCRIPT_VOLUME = "script"
@@ -71,6 +74,9 @@ class Backend(Protocol):
 
     async def causes(self, name: str) -> list[str]:
         """Why the job is in the state it is in, the job's own conditions first."""
+
+    async def launcher_report(self, name: str) -> LauncherReport | None:
+        """Return what the job's launcher says now, with each rank's state; None if it cannot be asked."""
 
     async def close(self) -> None:
         """Give everything up that is held."""
@@ -199,6 +205,10 @@ class ClusterBackend:
     async def causes(self, name: str) -> list[str]:
         """What the job, its pods and the events about them say."""
         return await causes_of(await self.session(), name)
+
+    async def launcher_report(self, name: str) -> LauncherReport | None:
+        """Return what the job's launcher says now; None without the right to forward a port of its pod."""
+        return await read_launcher_report(await self.session(), name)
 
     async def close(self) -> None:
         """Close the connections."""

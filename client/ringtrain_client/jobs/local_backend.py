@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
 from ringtrain_operator.errors import Invalid, OperatorError
+from ringtrain_operator.observe.model import LauncherReport
 from ringtrain_operator.spec.parse import parse_job, update_problems
 from ringtrain_operator.status.situation import counted
 
@@ -161,6 +162,10 @@ class LocalBackend:
     async def causes(self, name: str) -> list[str]:
         """What the job itself says."""
         return list(explain_job(self._run(name).job, [], []))
+
+    async def launcher_report(self, name: str) -> LauncherReport | None:
+        """Return None: only the job's driver knows the address of its launcher."""
+        return None
 
     async def close(self) -> None:
         """End the jobs that were started here and still run."""

@@ -22,8 +22,9 @@ COLUMNS = (
     ("Formation", "integer", ".status.elastic.formation", "Generation of the current world of an elastic job."),
     ("Disruptions", "integer", ".status.disruptions", "Restarts that the job did not cause."),
     ("Age", "date", ".metadata.creationTimestamp", "Time of its creation."),
+    ("Message", "string", ".status.message", "What it waits for, or how it ended."),
 )
-WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions"})
+WIDE_COLUMNS = frozenset({"Reason", "Formation", "Disruptions", "Message"})
 _OF_WHOLE_JOBS = frozenset({"default", "required", "x-kubernetes-validations"})
 
 

@@ -196,7 +196,11 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
     in_line = status.state == "Queued" and not status.is_true("Queued")
     why = status.condition("Running") if in_line else _foremost_condition(status) or status.condition("Running")
     spec = s.job.spec
-    fields = {"reason": why.reason if why is not None else "", **worker_counts(s, status.finished)}
+    fields = {
+        "reason": why.reason if why is not None else "",
+        "message": why.message if why is not None else "",
+        **worker_counts(s, status.finished),
+    }
     if spec.elastic is not None and not s.finished:
         fields.update(elastic_fields(s, seen))
     if spec.data_workers is not None:
@@ -232,7 +236,8 @@ def rejected_status(
     message = f"{error}" if template is None else f"{error} (the job merged with {template}, {template.hash})"
     change = (ConditionChange("Accepted", "False", "InvalidSpec", message),)
     status = with_conditions(previous, change, generation, now)
-    return status.model_copy(update={"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec"})
+    fields = {"observed_generation": generation, "state": "Rejected", "reason": "InvalidSpec", "message": message}
+    return status.model_copy(update=fields)
 
 
 def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | None) -> tuple[ConditionChange, ...]:

@@ -4,44 +4,55 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import Problem, shown
+from ..errors import shown
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_WORD = "at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at both ends"
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LONGEST_DOMAIN = 253
 _MOST_ANNOTATIONS = 256 << 10
+LABEL_VALUE = "at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at both ends"
 
 
-def metadata_problems(metadata: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Yield each label or annotation of an object or a pod template that the API server would refuse."""
-    for kind in ("labels", "annotations"):
-        given = metadata.get(kind)
-        for key, value in given.items() if isinstance(given, Mapping) else ():
-            yield from _entry_problems(kind, str(key), value, f"{path}.{kind}[{key}]")
-    annotations = metadata.get("annotations")
-    if isinstance(annotations, Mapping):
-        size = sum(len(str(word).encode()) for pair in annotations.items() for word in pair)
-        if size > _MOST_ANNOTATIONS:
-            yield Problem(f"{path}.annotations", f"have {size} bytes, expected at most {_MOST_ANNOTATIONS}")
+def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
+    """Yield the key in brackets and what the API server would refuse, for labels and node selectors."""
+    for key, value in labels.items() if isinstance(labels, Mapping) else ():
+        yield from _key_problems(key, key)
+        if isinstance(value, str) and not is_label_value(value):
+            yield f"[{key}]", f"is {shown(value)}; expected {LABEL_VALUE}"
+        elif not isinstance(value, str | None):
+            yield f"[{key}]", f"is {shown(value)}; expected a text: write it in quotes"
 
 
-def _entry_problems(kind: str, key: str, value: object, path: str) -> Iterator[Problem]:
-    domain, slash, name = key.rpartition("/")
-    # The API server lowercases an annotation's key before it checks the domain.
-    domain = domain.lower() if kind == "annotations" else domain
-    if not _NAME.fullmatch(name) or (slash and not _is_domain(domain)):
-        yield Problem(
-            path,
-            f"has a key that Kubernetes refuses: expected {_WORD}, optionally after a domain and '/'",
-        )
-    if value is None:
+def annotation_problems(annotations: Any) -> Iterator[tuple[str, str]]:
+    """Yield the key in brackets, or nothing for all together, and what the API server would refuse."""
+    if not isinstance(annotations, Mapping):
         return
-    if not isinstance(value, str):
-        yield Problem(path, f"is {shown(value)}, expected a text: write it in quotes")
-    elif kind == "labels" and value and not _NAME.fullmatch(value):
-        yield Problem(path, f"is {shown(value)}, expected {_WORD}")
+    for key, value in annotations.items():
+        domain, slash, name = key.rpartition("/")
+        yield from _key_problems(key, f"{domain.lower()}{slash}{name}")
+        if not isinstance(value, str | None):
+            yield f"[{key}]", f"is {shown(value)}; expected a text: write it in quotes"
+    size = sum(len(str(word).encode()) for pair in annotations.items() for word in pair)
+    if size > _MOST_ANNOTATIONS:
+        yield "", f"have {size} bytes; expected at most {_MOST_ANNOTATIONS}"
 
 
-def _is_domain(text: str) -> bool:
+def _key_problems(key: str, judged: str) -> Iterator[tuple[str, str]]:
+    if not is_qualified_name(judged):
+        yield f"[{key}]", f"is a key that Kubernetes refuses; expected {LABEL_VALUE}, perhaps after a domain and '/'"
+
+
+def is_label_value(text: str) -> bool:
+    """Return whether a label may have this value."""
+    return not text or bool(_NAME.fullmatch(text))
+
+
+def is_qualified_name(text: str) -> bool:
+    """Return whether this is a key of a label: a name, perhaps after a domain and a slash."""
+    domain, slash, name = text.rpartition("/")
+    return bool(_NAME.fullmatch(name)) and (not slash or is_domain(domain))
+
+
+def is_domain(text: str) -> bool:
+    """Return whether this is a DNS name in lower case (RFC 1123)."""
     return len(text) <= _LONGEST_DOMAIN and bool(_DOMAIN.fullmatch(text))

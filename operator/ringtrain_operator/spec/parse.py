@@ -6,19 +6,26 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, shown, spelling_hint
-from .base import MAX_DEPTH, Rule, nesting_depth, parse_time, without_nulls
+from ..errors import Invalid, Problem, shown
+from .base import MAX_DEPTH, nesting_depth, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
-from .labels import metadata_problems
+from .labels import annotation_problems, label_problems
 from .launcher_words import MPI, launcher_in
 from .metrics_rule import metrics_rule_problem
+from .model_problems import model_problems, rule_problems
 from .pod_schema import PodSchema, packaged_pod_spec_schema
 from .reserved import dangling_reference_problems, reserved_name_problems
 from .resolvers import dns_policy_problems
-from .template import containers_of, partial_template_problems, shape_problems, worker_template_problems
+from .template import (
+    containers_of,
+    partial_template_problems,
+    shape_problems,
+    without_amounts,
+    worker_template_problems,
+)
 from .training_template import resolved_job_spec
 from .updates import is_spec_fixed
 
@@ -34,27 +41,12 @@ NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts of Kubernetes' own types: the API server validates them, nulls included.
 _OPAQUE = frozenset({"template", "emptyDir"})
-# Expected types, by pydantic's types of errors.
-_EXPECTED_TYPES = {
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "finite_number": "a number",
-    "float_type": "a number",
-    "int_from_float": "a whole number",
-    "int_type": "a whole number",
-    "model_type": "a mapping",
-    "string_type": "a text: write it in quotes",
-    "tuple_type": "a list",
-}
-# Fields of containers and of pods that users often write at a higher level.
-_OF_CONTAINERS = frozenset({"image", "command", "args", "env", "resources", "volumeMounts"})
-_OF_PODS = frozenset({"containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"})
 # Sections of the spec with a pod template. The operator fills in omitted fields in all but the worker's.
 _TEMPLATES = ("worker", "launcher", "dataWorkers", "evaluator")
 _OPTIONAL = {
     f"spec.{section}.template.spec.{field}"
     for section in _TEMPLATES[1:]
-    for field in ("containers", "containers[0].name")
+    for field in ("containers", "containers[0].name", "containers[0].image")
 }
 
 
@@ -143,7 +135,8 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
         message = f"is {shown(namespace)}; expected at most 63 lower-case letters, digits and '-'"
         yield Problem("metadata.namespace", message)
     yield from shape_problems(metadata, "metadata", {"labels": {}, "annotations": {}, "uid": str})
-    yield from metadata_problems(metadata, "metadata")
+    for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
+        yield from (Problem(f"metadata.{field}{below}", message) for below, message in problems(metadata.get(field)))
     generation = metadata.get("generation")
     if isinstance(generation, bool) or not isinstance(generation, int | None):
         yield Problem("metadata.generation", f"is {shown(generation)}, expected a whole number")
@@ -160,9 +153,9 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
         # Through JSON: in strict mode only JSON lists become tuples.
         spec = JobSpec.model_validate_json(json.dumps(pruned, default=str))
     except ValidationError as exc:
-        problems = [_spec_problem(error) for error in exc.errors(include_url=False)]
+        problems = model_problems(exc)
         return None, [*problems, *_template_problems(pruned, {p.path for p in problems}, schema)]
-    problems = [Problem(f"{path}.{rule.path}", rule.message) for path, rule in _broken_rules(spec, "spec")]
+    problems = list(rule_problems(spec, "spec"))
     if spec.logs.metrics and (problem := metrics_rule_problem(spec.logs.metrics)):
         problems.append(Problem("spec.logs.metrics", problem))
     problems += _template_problems(pruned, set(), schema)
@@ -183,7 +176,7 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
     try:
         JobSpec.model_validate_json(json.dumps(spec))
     except ValidationError as exc:
-        found = [_spec_problem(error) for error in exc.errors(include_url=False)]
+        found = model_problems(exc)
     found += _template_problems(spec, {p.path for p in found}, schema or packaged_pod_spec_schema())
     return [problem for problem in found if not problem.message.startswith(("is missing", "is empty"))]
 
@@ -197,16 +190,16 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
         if not isinstance(template, Mapping) or path in reported:
             continue
         found = shape_problems(template, path)
-        metadata = template.get("metadata") if not found and schema is not None else None
-        if not found and key == "worker":
+        is_shaped = not found
+        if is_shaped and key == "worker":
             needs_command = not _launcher_names_the_program(spec)
             found = list(worker_template_problems(template, path, needs_command=needs_command))
-        elif not found:
+        elif is_shaped:
             found = list(partial_template_problems(template, path))
-        found += metadata_problems(metadata or {}, f"{path}.metadata")
         yield from found
         reported_paths = {problem.path for problem in found}
-        for problem in schema.problems(template, path) if schema is not None else ():
+        judged = without_amounts(template, spec[key].get("devices")) if is_shaped else template
+        for problem in schema.problems(judged, path) if schema is not None else ():
             if problem.path not in reported_paths and not (
                 problem.path in _OPTIONAL and problem.message == "is missing"
             ):
@@ -221,89 +214,6 @@ def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
         return False
     containers = containers_of(template)
     return spec.get("backend") == "mpi" and bool(containers and containers[0].get("command"))
-
-
-def _broken_rules(model: BaseModel, path: str) -> Iterator[tuple[str, Rule]]:
-    """Yield every rule that `model` or a nested model breaks, with the path of that model."""
-    for rule in getattr(type(model), "RULES", ()):
-        if rule.holds is not None and not rule.holds(model):
-            yield path, rule
-    for name, info in type(model).model_fields.items():
-        value, where = getattr(model, name), f"{path}.{info.alias or name}"
-        if isinstance(value, BaseModel):
-            yield from _broken_rules(value, where)
-        elif isinstance(value, tuple):
-            for index, item in enumerate(value):
-                if isinstance(item, BaseModel):
-                    yield from _broken_rules(item, f"{where}[{index}]")
-
-
-def _spec_problem(error: Any) -> Problem:
-    """Translate one pydantic error into a problem in this package's words."""
-    location = tuple(error["loc"])
-    path = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "missing":
-        return Problem(path, "is missing")
-    if kind == "extra_forbidden":
-        return Problem(path, _unknown_field(location))
-    if kind == "literal_error":
-        return Problem(path, f"is {shown(value)}, allowed: {context['expected']}")
-    return Problem(path, f"is {shown(value)}; {_expected_value(kind, context)}")
-
-
-def _expected_value(kind: str, context: Mapping[str, Any]) -> str:
-    """Return the expectation that a value did not meet. `kind` and `context` are a pydantic error's type and limits."""
-    if kind in _EXPECTED_TYPES:
-        return f"expected {_EXPECTED_TYPES[kind]}"
-    if "pattern" in context:
-        return f"expected a text that matches {context['pattern']}"
-    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    if found := next((f"{words} {context[key]}" for key, words in bounds.items() if key in context), ""):
-        return f"expected {found}"
-    unit = "characters" if kind.startswith("string") else "entries"
-    if "min_length" in context:
-        return f"expected at least {context['min_length']} {unit}"
-    return f"expected at most {context['max_length']} {unit}" if "max_length" in context else "it is not valid here"
-
-
-def _unknown_field(location: tuple[Any, ...]) -> str:
-    known, name = _fields_at(location[:-1]), str(location[-1])
-    if elsewhere := _path_of_field(name):
-        return f"is not a field here; it is {elsewhere}"
-    hint = spelling_hint(name, known) or f"allowed: {', '.join(sorted(known))}"
-    return f"is not a field here; {hint}"
-
-
-def _path_of_field(name: str) -> str:
-    """Return the path at which a field of this name is valid; empty if nowhere. Fields of pods are in the worker's
-    template.
-    """
-    sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
-    for section in ("worker", *sections):
-        for model in _models_in(sections[section]):
-            if name in (info.alias or field for field, info in model.model_fields.items()):
-                return f"spec.{section}.{name}"
-    pod = "spec.worker.template.spec"
-    return f"{pod}.containers[0].{name}" if name in _OF_CONTAINERS else f"{pod}.{name}" if name in _OF_PODS else ""
-
-
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    """Return the YAML names of the fields of the model at `location`."""
-    model: type[BaseModel] = JobSpec
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = next(info for name, info in model.model_fields.items() if part in (info.alias, name))
-        model = next(iter(_models_in(field.annotation)), model)
-    return [info.alias or name for name, info in model.model_fields.items()]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models_in(argument)
 
 
 def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:

@@ -1,7 +1,6 @@
 """Kubernetes' schema of pod templates: the known fields and their types."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -9,12 +8,13 @@ from importlib import resources
 from typing import Any
 
 from ..errors import Problem, shown, spelling_hint
+from .pod_rule_table import NO_RULES, POD_RULES
+from .pod_rules import PodRule, quantity_value
 
 Json = dict[str, Any]
 
 _ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _KEPT = ("type", "required", "enum", "format")
-_QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[KMGTPE]i|[numkMGTPE])?")
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -49,26 +49,39 @@ class PodSchema:
             raise ValueError(f"this is not an OpenAPI document with pod templates: {exc!r}") from exc
 
     def problems(self, template: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return unknown fields, wrong types and missing fields in `template`. A null field counts as absent."""
+        """Return what Kubernetes would refuse of `template`. A null field is an absent one."""
         return list(self._check(template, {"ref": self.root}, path))
 
     def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
-        schema = self.definitions[schema["ref"]] if "ref" in schema else schema
+        definition = schema.get("ref", "")
+        schema = self.definitions[definition] if definition else schema
         kinds = schema.get("oneOf") or [schema["type"]] if "oneOf" in schema or "type" in schema else []
         if kinds and not any(_is_of_schema_kind(value, kind) for kind in kinds):
             yield Problem(path, _wrong_type(value, kinds))
-        elif schema.get("quantity") and not _QUANTITY.fullmatch(str(value)):
+        elif schema.get("quantity") and quantity_value(value) is None:
             yield Problem(path, f"is {value!r}; expected a quantity, for example 500m, 2 or 4Gi")
-        elif "enum" in schema and value not in schema["enum"]:
-            yield Problem(path, f"is {value!r}, allowed: {', '.join(schema['enum'])}")
+        elif "enum" in schema and value not in ("", *schema["enum"]):
+            yield Problem(path, f"is {value!r}, allowed: {', '.join(filter(None, schema['enum']))}")
         elif isinstance(value, Mapping):
-            yield from self._check_mapping(value, schema, path)
+            yield from self._check_object(value, schema, path, definition)
         elif isinstance(value, list) and "items" in schema:
             for index, item in enumerate(value):
                 where = f"{path}[{index}]"
                 yield from ([Problem(where, "is null")] if item is None else self._check(item, schema["items"], where))
 
-    def _check_mapping(self, value: Mapping[Any, Any], schema: Json, path: str) -> Iterator[Problem]:
+    def _check_object(self, value: Mapping[Any, Any], schema: Json, path: str, definition: str) -> Iterator[Problem]:
+        """Yield what is wrong in single fields; if nothing is, what is wrong with the object as a whole."""
+        rules = POD_RULES.get(definition, NO_RULES)
+        found = False
+        for problem in self._check_fields(value, schema, path, rules.fields):
+            found = True
+            yield problem
+        for rule in () if found else rules.objects:
+            yield from (Problem(f"{path}{below}", message) for below, message in rule(value))
+
+    def _check_fields(
+        self, value: Mapping[Any, Any], schema: Json, path: str, rules: Mapping[str, PodRule]
+    ) -> Iterator[Problem]:
         known = schema.get("properties")
         for key, inner in value.items():
             if known is not None and key not in known:
@@ -76,7 +89,10 @@ class PodSchema:
             elif inner is None:
                 continue
             elif known is not None:
-                yield from self._check(inner, known[key], f"{path}.{key}")
+                found = list(self._check(inner, known[key], f"{path}.{key}"))
+                if not found and key in rules and inner != "":
+                    found = [Problem(f"{path}.{key}{below}", message) for below, message in rules[key](inner)]
+                yield from found
             elif "values" in schema:
                 yield from self._check(inner, schema["values"], f"{path}[{key}]")
         for key in schema.get("required") or ():

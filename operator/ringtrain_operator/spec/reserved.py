@@ -203,7 +203,7 @@ def _container_resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
-    """Return mounts of volumes that do not exist, and names that occur twice, in all templates."""
+    """Return the mounts, in all templates, of volumes that do not exist."""
     mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
     checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
     ours = {
@@ -222,43 +222,25 @@ def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
 def _dangling_in_template(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
     pod = template.get("spec") or {}
     volumes = pod.get("volumes") or ()
-    yield from _duplicate_problems(
-        ((f"{path}.volumes[{i}].name", volume.get("name")) for i, volume in enumerate(volumes))
-    )
     containers = [
         (f"{path}.{field}[{index}]", container)
         for field in ("initContainers", "containers")
         for index, container in enumerate(containers_of(template, field))
     ]
-    yield from _duplicate_problems((f"{where}.name", container.get("name")) for where, container in containers)
     names = {str(volume.get("name")) for volume in volumes} | ours
     for where, container in containers:
         yield from _dangling_in_container(container, where, names)
 
 
 def _dangling_in_container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Problem]:
-    for field, key in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
-        given = container.get(field) or ()
-        for index, mount in enumerate(given):
+    for field in ("volumeMounts", "volumeDevices"):
+        for index, mount in enumerate(container.get(field) or ()):
             name = mount.get("name")
             if name not in volumes:
                 yield Problem(f"{path}.{field}[{index}].name", _missing_volume_text(str(name), volumes))
-        yield from _duplicate_problems((f"{path}.{field}[{i}].{key}", mount.get(key)) for i, mount in enumerate(given))
-    ports = container.get("ports") or ()
-    yield from _duplicate_problems(
-        (f"{path}.ports[{index}].name", port.get("name")) for index, port in enumerate(ports)
-    )
 
 
 def _missing_volume_text(name: str, volumes: set[str]) -> str:
     theirs = ", ".join(sorted(volumes - VOLUMES)) or "none"
     hint = spelling_hint(name, volumes) or f"it has {theirs}; add it to spec.volumes"
     return f"is {name!r}, but the pod has no such volume; {hint}"
-
-
-def _duplicate_problems(named: Iterator[tuple[str, object]]) -> Iterator[Problem]:
-    """Yield a problem for each name that occurred before. None is not a name."""
-    first: dict[object, str] = {}
-    for path, name in named:
-        if name is not None and first.setdefault(name, path) != path:
-            yield Problem(path, f"is {name!r}, as is {first[name]}; give one of them another name")

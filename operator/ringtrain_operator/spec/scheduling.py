@@ -6,15 +6,9 @@ from pydantic import Field
 
 from .base import MOST_WORKERS, ObjectName, Rule, SpecModel
 
-# Key of a node label.
-TopologyKey = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=316,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-    ),
-]
+# A label's key, as nodes have it.
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+TopologyKey = Annotated[str, Field(min_length=1, max_length=316, pattern=LABEL_KEY)]
 
 
 class Topology(SpecModel):

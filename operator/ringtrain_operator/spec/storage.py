@@ -19,6 +19,7 @@ class ClaimSource(SpecModel):
 
 # Only stores that every pod can reach; file:// and memory:// are local to a process.
 STORE_URI = r"^(s3|s3a|gs|gcs|az|abfs|abfss)://[^\s/?#]+(/[^\s?#]*)?$"
+MOUNT_PATH = r"^/[^:]*[^:/]$"
 
 
 class SecretSource(SpecModel):
@@ -110,7 +111,7 @@ class Checkpoint(SpecModel):
     )
     mount_path: str = Field(
         default=CHECKPOINT_DIR,
-        pattern=r"^/[^:]*[^:/]$",
+        pattern=MOUNT_PATH,
         max_length=1024,
         description="Path at which pods mount the claim. The job uses its own folder in it, <job>-<uid>, which the "
         "training code gets as RINGTRAIN_CHECKPOINT_DIR.",

@@ -104,6 +104,22 @@ def device_count(value: object) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MOST_SLOTS else None
 
 
+def without_amounts(template: Mapping[str, Any], devices: object) -> Mapping[str, Any]:
+    """Return `template` without the amounts of `devices` in its first container: another field sets those."""
+    containers = containers_of(template)
+    if not isinstance(devices, Mapping) or not containers:
+        return template
+    main = dict(containers[0])
+    main["resources"] = {
+        kind: {name: n for name, n in amounts.items() if name not in devices}
+        if kind in ("limits", "requests")
+        else amounts
+        for kind, amounts in (main.get("resources") or {}).items()
+        if amounts is not None
+    }
+    return {**template, "spec": {**template["spec"], "containers": [main, *containers[1:]]}}
+
+
 def worker_template_problems(
     template: Mapping[str, Any], path: str, *, needs_command: bool = True
 ) -> Iterator[Problem]:

@@ -310,6 +310,7 @@ class JobStatus(StatusModel):
     observed_generation: int | None = Field(default=None, description="Generation of the spec last acted upon.")
     state: State | None = Field(default=None, description="The conditions in one word.")
     reason: str = Field(default="", description="Reason of the most important condition, in one word.")
+    message: str = Field(default="", description="Message of that condition.")
     conditions: tuple[Condition, ...] = Field(default=(), description="Kubernetes' conditions.")
     attempt: int = Field(default=0, description="Number of the current attempt; its pods have it as a label.")
     restarts: int = Field(default=0, description="Restarts counted against backoffLimit.")

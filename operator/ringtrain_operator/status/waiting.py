@@ -230,7 +230,8 @@ def delegated_status(s: Situation) -> JobStatus:
             return s.status
         change = ConditionChange("Running", "False", "WaitingForMultiKueue", "it waits to be run on another cluster")
     status = with_conditions(s.status, (ConditionChange("Accepted", "True", "Valid"), change), s.job.generation, s.now)
-    new = {"observed_generation": s.job.generation, "state": "Pending", "reason": change.reason}
+    foremost = {"state": "Pending", "reason": change.reason, "message": change.message}
+    new = {"observed_generation": s.job.generation, **foremost}
     return status.model_copy(update=new)
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain_operator.errors import Invalid, Problem, shown
 
@@ -16,6 +16,7 @@ _SHELLS = {"sh", "bash"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _PER_NODE = "--nproc-per-node"
+TORCHRUN_OPTION = f"torchrun's {_PER_NODE}"
 # Characters outside of single quotes that a shell expands.
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
@@ -140,11 +141,17 @@ def torch_ranks(
     """Return the command of a rank of a PyTorchJob, and the number of ranks in a pod: torchrun's number if torchrun
     starts the program, else one."""
     elastic = spec.get("elasticPolicy") or {}
-    wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
+    of_policy = Given(elastic.get("nProcPerNode"), "spec.elasticPolicy.nProcPerNode")
+    asked = first_given(of_policy, Given(spec.get("nprocPerNode"), "spec.nprocPerNode"))
+    wanted = str(asked.value or "auto")
     if found := read_torchrun(command):
         notes += _elastic_notes(elastic, {"nProcPerNode"})
         notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
-        return list(found.program), torchrun_ranks(found.per_node or wanted, gpus_among(devices), "spec.nprocPerNode")
+        asked = first_given(Given(found.per_node, TORCHRUN_OPTION), asked)
+        if asked.value is None and not gpus_among(devices):
+            message = "has no nprocPerNode; torchrun then starts one process for each CPU of the node; write the number"
+            raise Invalid([Problem("spec", message)])
+        return list(found.program), torchrun_ranks(str(asked.value or "auto"), gpus_among(devices), asked.path)
     given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted_command_word(wanted)}
     if wanted.isdecimal() and int(wanted) > 1:
         given["WORLD_SIZE"] = f"$((WORLD_SIZE * {wanted}))"
@@ -190,6 +197,18 @@ def gpus_among(devices: Mapping[str, int]) -> int:
     named = [count for name, count in devices.items() if "gpu" in name.lower()]
     # Parts of a GPU (nvidia.com/mig-1g.5gb) are GPUs to CUDA.
     return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
+
+
+class Given(NamedTuple):
+    """A value, None if it is not given, and the field that has it."""
+
+    value: Any
+    path: str
+
+
+def first_given(*places: Given) -> Given:
+    """Return the first that is given, else the last."""
+    return next((one for one in places if one.value), places[-1]._replace(value=None))
 
 
 def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:

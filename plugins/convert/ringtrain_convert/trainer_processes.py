@@ -11,6 +11,8 @@ from typing import Any
 from ringtrain_convert.mpijob import whole_field
 from ringtrain_convert.torchrun import (
     TORCHRUN,
+    TORCHRUN_OPTION,
+    Given,
     expanded_by_kubernetes,
     give_torchrun_variables,
     gpus_among,
@@ -33,7 +35,6 @@ _XGBOOST = {
     "DMLC_TASK_ID": "$RANK",
     "DMLC_NUM_WORKER": "$WORLD_SIZE",
 }
-_WANTED = "spec.trainer.numProcPerNode"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class TrainJobNode:
     container."""
 
     command: Sequence[str]
-    wanted: object
-    resources: Mapping[str, Any]
+    wanted: Given
+    resources: Given
 
 
 def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
@@ -65,7 +66,7 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     gpus = trainer_gpus(node.resources)
     if source == "torch" and (found := read_torchrun(node.command)):
         notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-        ranks = torchrun_ranks(found.per_node, gpus, _WANTED) if found.per_node else _trainer_ranks(node)
+        ranks = torchrun_ranks(found.per_node, gpus, TORCHRUN_OPTION) if found.per_node else _trainer_ranks(node)
         return list(found.program), ranks
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
     if source == "xgboost" and gpus > 1:
@@ -80,44 +81,45 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     return give_torchrun_variables(node.command, given, notes), 1
 
 
-def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Mapping[str, Any]) -> int:
+def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> int:
     """Return the slots of a node of an MPI runtime: 1 in the runtime means one per GPU (plugins/mpi/mpi.go)."""
     of_runtime = mpi.pop("numProcPerNode", None)
     if of_job is not None:
-        return whole_field(of_job, _WANTED)
+        return whole_field(of_job, "spec.trainer.numProcPerNode")
     slots = 1 if of_runtime is None else whole_field(of_runtime, "runtime.spec.mlPolicy.mpi.numProcPerNode")
     return trainer_gpus(resources) or 1 if slots == 1 else slots
 
 
-def trainer_gpus(resources: Mapping[str, Any]) -> int:
+def trainer_gpus(resources: Given) -> int:
     """Count a node's GPUs: those of its requests, else of its limits (GetNumGPUPerNode in pkg/runtime/runtime.go)."""
     for kind in ("requests", "limits"):
-        amounts = resources.get(kind) or {}
-        path = "spec.trainer.resourcesPerNode"
-        if found := gpus_among({name: whole_field(n, path) for name, n in amounts.items() if "gpu" in name.lower()}):
+        amounts = (resources.value.get(kind) or {}).items()
+        path = f"{resources.path}.{kind}"
+        if found := gpus_among({name: whole_field(n, path) for name, n in amounts if "gpu" in name.lower()}):
             return found
     return 0
 
 
 def _trainer_ranks(node: TrainJobNode) -> int:
     """Return a node's number of ranks (EnforceMLPolicy of Trainer 2.1 to 2.3); cpu and gpu are words of 2.1."""
-    word, gpus = str(node.wanted or "auto"), trainer_gpus(node.resources)
+    word, gpus = str(node.wanted.value or "auto"), trainer_gpus(node.resources)
     if word.isdecimal():
         return int(word[:19])
     if word not in ("auto", "cpu", "gpu"):
-        raise Invalid([Problem(_WANTED, f"is {shown(node.wanted)}, expected a number, auto, cpu or gpu")])
+        message = f"is {shown(node.wanted.value)}, expected a number, auto, cpu or gpu"
+        raise Invalid([Problem(node.wanted.path, message)])
     if word == "gpu" or (gpus and word == "auto"):
-        return torchrun_ranks("gpu", gpus, _WANTED)
-    requests, limits = (node.resources.get(kind) or {} for kind in ("requests", "limits"))
-    asked = _whole_trainer_cpus(requests.get("cpu"))
-    return max(1, asked or _whole_trainer_cpus(limits.get("cpu")))
+        return torchrun_ranks("gpu", gpus, node.wanted.path)
+    asked = (_whole_trainer_cpus(node.resources, kind) for kind in ("requests", "limits"))
+    return max(1, next(filter(None, asked), 0))
 
 
-def _whole_trainer_cpus(amount: object) -> int:
+def _whole_trainer_cpus(resources: Given, kind: str) -> int:
     """Return a quantity of CPUs, rounded up as Kubernetes does; 0 if there is none."""
+    amount = (resources.value.get(kind) or {}).get("cpu")
     text = str(amount or "0")
     try:
         return math.ceil(float(text[:-1]) / 1000 if text.endswith("m") else float(text))
     except (ValueError, OverflowError) as exc:
-        problem = Problem("spec.trainer.resourcesPerNode", f"has cpu: {shown(amount)}, expected an amount of CPUs")
+        problem = Problem(f"{resources.path}.{kind}", f"has cpu: {shown(amount)}, expected an amount of CPUs")
         raise Invalid([problem]) from exc

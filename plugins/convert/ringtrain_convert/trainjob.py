@@ -12,6 +12,7 @@ from ringtrain_convert.metadata import Converted, carried_template, converted_ma
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
 from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
+from ringtrain_convert.torchrun import Given, first_given
 from ringtrain_convert.trainer_processes import (
     TrainJobNode,
     trainer_mpi_slots,
@@ -135,23 +136,27 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
     jobs = _trainjob_runtime_jobs(reader)
     mpi = policy.pop("mpi", None) or {} if "mpi" in policy else None
-    workers = whole_field(trainer.pop("numNodes", None) or policy.pop("numNodes", None) or 1, "spec.trainer.numNodes")
-    policy.pop("numNodes", None)
+    of_runtime = Given(policy.pop("numNodes", None), "runtime.spec.mlPolicy.numNodes")
+    nodes_wanted = first_given(Given(trainer.pop("numNodes", None), "spec.trainer.numNodes"), of_runtime)
+    workers = whole_field(nodes_wanted.value or 1, nodes_wanted.path)
     template = _trainjob_template(jobs, _NODE, reader)
     container = template["spec"]["containers"][0]
     if (resources := trainer.pop("resourcesPerNode", None)) is not None:
         container["resources"] = resources
-    resources = copy.deepcopy(container.get("resources") or {})
+    place = "resources of the runtime's container" if resources is None else "spec.trainer.resourcesPerNode"
+    amounts = Given(copy.deepcopy(container.get("resources") or {}), place)
     devices = take_devices(container)
     node = {"replicas": workers, **({"devices": devices} if devices else {}), "template": template}
     if mpi is not None:
         made = _trainjob_mpi(reader, mpi, trainer, jobs, node)
-        made["slotsPerWorker"] = trainer_mpi_slots(trainer.pop("numProcPerNode", None), mpi, resources)
+        made["slotsPerWorker"] = trainer_mpi_slots(trainer.pop("numProcPerNode", None), mpi, amounts)
     else:
         _lay_over_trainer(container, trainer)
-        of_policy = (policy.get("torch") or {}).pop("numProcPerNode", None)
+        torch = policy.get("torch") or {}
+        of_policy = Given(torch.pop("numProcPerNode", None), "runtime.spec.mlPolicy.torch.numProcPerNode")
+        wanted = first_given(Given(trainer.pop("numProcPerNode", None), "spec.trainer.numProcPerNode"), of_policy)
         command = take_command(container, "spec.trainer", reader.notes)
-        nodes = TrainJobNode(command, trainer.pop("numProcPerNode", None) or of_policy, resources)
+        nodes = TrainJobNode(command, wanted, amounts)
         source = trainer_process_source_of(policy)
         container["command"], slots = trainer_process_count(source, nodes, reader.notes)
         made = {"backend": "ring", "agent": "Inject", "worker": node, "slotsPerWorker": slots}

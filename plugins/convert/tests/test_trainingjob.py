@@ -130,11 +130,21 @@ def test_torchrun(words: list[str], nproc: str | None, devices: int, slots: int)
     assert any("PET_* are not set" in note for note in converted.notes)
 
 
-def test_one_process_for_each_cpu_is_refused() -> None:
-    """torchrun would count the CPUs of the node."""
-    assert "spec.nprocPerNode: is 'auto': one process for each CPU" in refusal(
-        job("PyTorchJob", {"Worker": 2}, ["torchrun", "a.py"])
-    )
+@pytest.mark.parametrize(
+    ("words", "spec", "said"),
+    [
+        ([], {}, "spec: has no nprocPerNode; torchrun then starts one process for each CPU"),
+        ([], {"nprocPerNode": "auto"}, "spec.nprocPerNode: is 'auto': one process for each CPU"),
+        ([], {"elasticPolicy": {"nProcPerNode": "cpu"}}, "spec.elasticPolicy.nProcPerNode: is 'cpu': one process"),
+        (["--nproc-per-node=gpu"], {"nprocPerNode": "auto"}, "torchrun's --nproc-per-node: is 'gpu': as many"),
+    ],
+    ids=["nowhere", "job", "policy", "command"],
+)
+def test_one_process_for_each_cpu_is_refused(words: list[str], spec: dict[str, Any], said: str) -> None:
+    """torchrun would count the CPUs of the node; the message names the field that says it."""
+    obj = job("PyTorchJob", {"Worker": 2}, ["torchrun", *words, "a.py"])
+    obj["spec"] |= spec
+    assert refusal(obj).startswith(said)
 
 
 def test_a_process_has_all_devices_of_its_pod() -> None:

@@ -1,9 +1,13 @@
 """The CRD on a real API server: what it admits and what it refuses, by the table that the models are held to."""
 
 import copy
+import json
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
+from contract.pod_cases import RIGHT, WRONG
 from contract.spec_cases import ACCEPTED, REJECTED, UPDATES, manifest
 from support.apiserver import ControlPlane
 from support.cluster import namespace_of, real_cluster
@@ -214,3 +218,30 @@ async def test_labels_and_annotations_are_judged_alike(control_plane: ControlPla
         admitted = {str(case)[:80]: await is_admitted(c.api, ns, labelled(*case)) for case in cases}
     assert {str(case)[:80]: is_valid(labelled(*case)) for case in cases} == admitted
     assert {True, False} <= set(admitted.values())
+
+
+def dry_run(plane: ControlPlane, path: str, obj: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Create the object without storing it; return the fields that the API server refuses, and its warnings."""
+    connection = plane.connection()
+    headers = {"Content-Type": "application/json", **connection.headers()}
+    address = f"{plane.url}{path}?dryRun=All&fieldValidation=Strict"
+    request = urllib.request.Request(address, json.dumps(obj).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, context=connection.tls) as answer:
+            return [], answer.headers.get_all("Warning") or []
+    except urllib.error.HTTPError as refusal:
+        return [str(cause.get("field")) for cause in json.load(refusal)["details"].get("causes", [])], []
+
+
+async def test_the_api_server_refuses_what_validate_refuses_of_a_template(control_plane: ControlPlane) -> None:
+    """It names the same field of a Job or a Pod of the template, or warns; it accepts the right templates."""
+    async with namespace_of(real_cluster(control_plane)) as (_, ns):
+        jobs, pods = f"/apis/batch/v1/namespaces/{ns}/jobs", f"/api/v1/namespaces/{ns}/pods"
+        for case in WRONG:
+            answers = [dry_run(control_plane, jobs, case.batch_job), dry_run(control_plane, pods, case.pod)]
+            fields = [field for named, _ in answers for field in named]
+            warnings = [warning for _, given in answers for warning in given]
+            assert any(case.is_named(field) for field in fields) is not case.warns, (case, fields)
+            assert not case.warns or any(case.field in warning for warning in warnings), (case, warnings)
+        for case in RIGHT:
+            assert dry_run(control_plane, jobs, case.batch_job)[0] == [], case

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,46 @@ async def _evict_reader(cluster: Cluster, namespace: str) -> None:
         await asyncio.sleep(0.05)
     evicted = {"status": {"phase": "Failed", "reason": "Evicted"}}
     await cluster.api.patch(PODS, namespace, readers[0]["metadata"]["name"], evicted, subresource="status")
+
+
+async def test_a_watched_list_prints_rows_that_change(tmp_path: Path) -> None:
+    """In a pipe: each job at first, and one again when its state changes, until Ctrl-C."""
+    async with namespace_of(fake_cluster()) as (c, ns):
+        for name in ("digits", "other"):
+            await c.api.create(JOBS, ns, job(name))
+        process = await asyncio.create_subprocess_exec(
+            *(*DTJ, "list", "--watch", "-n", ns),
+            env={**os.environ, "KUBECONFIG": str(c.kubeconfig(tmp_path))},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(120):
+            first = [(await process.stdout.readline()).decode().split()[:2] for _ in range(3)]
+            await c.api.patch(JOBS, ns, "other", {"status": {"state": "Failed"}}, subresource="status")
+            then = [(await process.stdout.readline()).decode().split()[:2] for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
+        assert first == [["NAME", "STATE"], ["digits", "Pending"], ["other", "Pending"]]
+        assert then == [["NAME", "STATE"], ["other", "Failed"]]
+
+
+async def test_watch_ends_with_the_job(tmp_path: Path) -> None:
+    """Lines in a pipe while the job runs; the end is summed up, and the exit code is that of `dtj local`."""
+    async with namespace_of(fake_cluster()) as (c, ns):
+        await c.api.create(JOBS, ns, job())
+        watching = asyncio.create_task(dtj(c, tmp_path, "watch", "digits", "-n", ns))
+        progress = {"step": 40, "totalSteps": 100, "loss": 0.5}
+        running = {"state": "Running", "attempt": 1, "workers": "2/2", "progress": progress}
+        await c.api.patch(JOBS, ns, "digits", {"status": running}, subresource="status")
+        failure = {"attempt": 1, "rank": 3, "pod": "digits-worker-1", "reason": "RankFailed", "message": "a cause"}
+        condition = {"type": "Failed", "status": "True", "reason": "RankFailed", "message": "a cause"}
+        condition["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+        ended = {"state": "Failed", "failure": failure, "conditions": [condition]}
+        await c.api.patch(JOBS, ns, "digits", {"status": ended}, subresource="status")
+        code, output = await watching
+        assert (code, "First failure of attempt 1: rank 3 (digits-worker-1)" in output) == (1, True), output
+        code, output = await dtj(c, tmp_path, "watch", "nosuch", "-n", ns)
+        assert (code, "there is no job nosuch" in output) == (1, True), output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from support.apiserver import ControlPlane
-from support.cluster import real_cluster
+from support.cluster import namespace_of, real_cluster
 from support.installation import ROOT
 from support.jobs import job
+from support.operating import running_operator
 from support.scenario import open_scenario
 
-from ringtrain_operator.cluster.api.resources import PODS
+from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 pytestmark = [
     pytest.mark.apiserver,
@@ -49,12 +50,32 @@ async def test_kubectl_shows_and_scales_a_job(control_plane: ControlPlane, tmp_p
         await s.cluster.api.delete(PODS, s.namespace, "digits-worker-1")
         await s.until_running(attempt=2)
         wide = (await kubectl(control_plane, "get", "dtj", "-n", s.namespace, "-o=wide")).splitlines()
-        assert wide[0].split()[-5:] == ["PROGRESS", "REASON", "FORMATION", "DISRUPTIONS", "AGE"]
-        assert wide[1].split()[-3:-1] == ["Disrupted", "1"]
+        assert wide[0].split()[-6:] == ["PROGRESS", "REASON", "FORMATION", "DISRUPTIONS", "AGE", "MESSAGE"]
+        assert wide[1][wide[0].index("REASON") :].split()[:2] == ["Disrupted", "1"]
         await kubectl(control_plane, "scale", "dtj", "digits", "--replicas=3", "-n", s.namespace)
         await s.until_running(attempt=3, workers=3)
         described = await kubectl(control_plane, "describe", "dtj", "digits", "-n", s.namespace)
         assert "AttemptStarted" in described
+
+
+async def test_kubectl_alone_says_why_a_job_waits(control_plane: ControlPlane) -> None:
+    """Pods that no node has room for: the wide table, the conditions and the events say it, and `wait` ends."""
+    async with namespace_of(real_cluster(control_plane)) as (c, ns):
+        await c.api.create(JOBS, ns, job())
+        async with running_operator(c.operator_connection, namespaces=(ns,)):
+            await c.until_exists(PODS, ns, "digits-worker-1")
+            why = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+            scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+            status = {"status": {"conditions": [scheduled]}}
+            await c.api.patch(PODS, ns, "digits-worker-1", status, subresource="status")
+            name = ("dtj", "digits", "-n", ns)
+            for waited in ("jsonpath={.status.reason}=Unschedulable", "condition=Running=false"):
+                await kubectl(control_plane, "wait", *name, f"--for={waited}", "--timeout=120s")
+            said = f"digits-worker-1: {why}"
+            assert said in await kubectl(control_plane, "get", *name, "-o=wide")
+            assert said in (await kubectl(control_plane, "describe", *name)).partition("Events:")[0]
+            while said not in (await kubectl(control_plane, "describe", *name)).partition("Events:")[2]:
+                await c.pause()  # an event follows the status
 
 
 @pytest.mark.sampled(one_in=3)

@@ -18,6 +18,8 @@ from support.jobs import python_job, state
 from support.kubelet import ProcessRuntime
 from support.scenario import operated
 
+from ringtrain_client.jobs.launcher_report import read_launcher_report
+from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 pytestmark = pytest.mark.apiserver
@@ -73,6 +75,10 @@ async def test_one_link_shows_all_attempts(
     async with operated(real_cluster(control_plane), runtime, tmp_path / "nodes") as (c, ns):
         await c.api.create(JOBS, ns, _job(tmp_path / "go-on-"))
         await c.until(JOBS, ns, "seen", lambda j: state(j) == "Running")
+        report = await read_launcher_report(ClusterAccess(c.api, ns), "seen")
+        assert report is not None
+        assert {rank["state"] for rank in report.ranks} == {"Running"}
+        assert await read_launcher_report(ClusterAccess(c.api, ns), "nosuch") is None
         async with _forwarded(c, tmp_path, ns) as link, open_browser(tmp_path / "browser") as tab:
             base = link.partition("?")[0]
             for refused in (base, f"{base}page/log", f"{base}?token={'0' * 64}"):

@@ -16,4 +16,7 @@ def missing(framework: str) -> str:
     """Return how to install `framework`; empty if it is installed."""
     if find_spec(framework) is not None:
         return ""
-    return f"ringtrain.{framework} needs {framework}, which is not installed: pip install ringtrain[{framework}]"
+    return (
+        f"ringtrain.{framework} needs {framework}, which is not installed: pip install 'ringtrain[{framework}]', or "
+        f"from a clone pip install ./worker_image ./plugins/{framework}"
+    )

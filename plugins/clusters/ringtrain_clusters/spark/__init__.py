@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 if find_spec("pyspark") is None:
     raise ModuleNotFoundError(
-        "ringtrain.spark needs pyspark, which is not installed: pip install ringtrain[spark]", name="pyspark"
+        "ringtrain.spark needs pyspark, which is not installed: pip install 'ringtrain[spark]'", name="pyspark"
     )
 
 from ringtrain_clusters.spark.elastic import run_elastic

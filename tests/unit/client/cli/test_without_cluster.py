@@ -71,20 +71,6 @@ def test_pages_are_those_of_a_cluster(folder: Path) -> None:
     assert "`ringtrain ui` shows the jobs that `dtj local` runs or has run" in " ".join(shown.split())
 
 
-def test_a_list_on_a_narrow_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The terminal breaks what is longer; no name, state or age is cut off."""
-    name = "digits-" + "with-a-long-name-" * 3 + "1"
-    made = job()
-    made["metadata"] |= {"name": name, "namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made["status"] = {"state": "Succeeded", "progressSummary": "12345/99999 (12%), input-bound 40 %"}
-    (folder / f"runs/{name}-20260101-030000").mkdir()
-    write_job(folder / f"runs/{name}-20260101-030000", made)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "60")
-    lines = dtj("list").stdout.splitlines()
-    assert any(line.split()[:2] == [name, "Succeeded"] and "input-bound 40 %" in line for line in lines)
-
-
 def test_the_newest_run_is_explained(folder: Path) -> None:
     """Its failure, without a cluster."""
     result = dtj("why", "digits")

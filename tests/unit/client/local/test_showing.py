@@ -13,10 +13,10 @@ from support.planworld import World
 from ringtrain_client.local.cluster import LocalCluster
 from ringtrain_client.local.driver import JobView, LocalDriver
 from ringtrain_client.local.manifest import LocalManifestFile, ManifestUnreadable, load_job
+from ringtrain_client.local.panel import StepPace, render_live_display
 from ringtrain_client.local.past_runs import PastLocalRunTail
 from ringtrain_client.local.plain import PlainLocalDisplay
 from ringtrain_client.local.process import LocalProcessRunner
-from ringtrain_client.local.run import LocalStepPace, render_live_display
 from ringtrain_client.local.summary import LocalRunResults, print_local_summary, read_local_results
 from ringtrain_client.local.wording import local_progress_numbers
 from ringtrain_operator.errors import Invalid
@@ -53,7 +53,7 @@ def test_the_panel_shows_steps_numbers_and_ranks() -> None:
 
 def test_the_panel_says_how_long_it_takes_from_here() -> None:
     """By the steps since it began to look: of this attempt, and not where none was made or nothing is left."""
-    began, pace = datetime(2026, 1, 1, tzinfo=UTC), LocalStepPace()
+    began, pace = datetime(2026, 1, 1, tzinfo=UTC), StepPace()
     left = [pace.seconds_left(view(running(step)), began + timedelta(seconds=s)) for s, step in LOOKS]
     assert left == [None, None, 50.0, 50.0, 15.0, None, None, 29.0]
     console = Console(width=90, file=io.StringIO(), force_terminal=False)

@@ -42,12 +42,12 @@ def test_its_columns() -> None:
     columns = {c["name"]: c["jsonPath"] for c in VERSION["additionalPrinterColumns"]}
     narrow = [c["name"] for c in VERSION["additionalPrinterColumns"] if not c.get("priority")]
     assert narrow == ["State", "Workers", "Restarts", "Progress", "Age"]
-    assert columns.keys() - narrow == {"Reason", "Formation", "Disruptions"}
+    assert columns.keys() - narrow == {"Reason", "Formation", "Disruptions", "Message"}
     status = VERSION["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
     told = {path.removeprefix(".status.") for path in columns.values() if path.startswith(".status.")}
     assert "formation" in status["elastic"]["properties"]
     assert told - {"elastic.formation"} <= status.keys()
-    assert len(told) == 7
+    assert len(told) == 8
 
 
 def test_only_what_is_kubernetes_own_keeps_unknown_fields() -> None:

@@ -25,7 +25,7 @@ def with_devices(limits: dict[str, Any], requests: dict[str, Any] | None = None,
     [
         pytest.param(with_devices({"nvidia.com/gpu": 4}), 4, id="limits"),
         pytest.param(with_devices({"nvidia.com/gpu": "4", "cpu": 2}), 4, id="quoted-and-cpu"),
-        pytest.param(with_devices({}, {"nvidia.com/gpu": 2}), 2, id="requests"),
+        pytest.param(with_devices({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 2}), 2, id="requests"),
         pytest.param(with_devices({"cpu": 8, "memory": "1Gi"}), 1, id="no-device"),
         pytest.param(with_devices({"nvidia.com/gpu": 4}, slotsPerWorker=2), 2, id="slots-win"),
         pytest.param(with_devices({"nvidia.com/gpu": 4}, devices={"nvidia.com/gpu": 4}), 4, id="both"),

@@ -1,0 +1,132 @@
+"""Problems of a spec in plain words: what the models found, and broken rules with the values that break them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import Problem, shown, spelling_hint
+from .base import Rule, field_at
+from .job import JobSpec
+from .scheduling import LABEL_KEY
+from .storage import MOUNT_PATH, STORE_URI
+
+# What people write a level too high.
+_OF_CONTAINERS = frozenset({"image", "command", "args", "env", "resources", "volumeMounts"})
+_OF_PODS = frozenset({"containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"})
+# By the kind of error that pydantic gives, with names of its context.
+_EXPECTED: Mapping[str, str] = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "greater_than_equal": "at least {ge}",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "finite_number": "a number",
+    "float_type": "a number",
+    "less_than_equal": "at most {le}",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "model_type": "a mapping",
+    "string_type": "a text: write it in quotes",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+}
+_PATTERNS = {
+    LABEL_KEY: "the key of a label, for example topology.kubernetes.io/zone",
+    MOUNT_PATH: "an absolute path without ':' and without '/' at its end",
+    STORE_URI: "a place in an object store, for example s3://bucket/path, gs://bucket or az://container",
+}
+_A_NAME = "lower-case letters, digits, '-' and '.', with a letter or a digit at both ends"
+_FIELD = re.compile(r"[a-z][A-Za-z]*(?:\.[a-z][A-Za-z]*)*")
+
+
+def model_problems(error: ValidationError) -> list[Problem]:
+    """Return the problems that the models found."""
+    return [_model_problem(one) for one in error.errors(include_url=False)]
+
+
+def rule_problems(model: BaseModel, path: str) -> Iterator[Problem]:
+    """Yield the rules that `model` or a model inside it breaks, with the values of the fields that a rule names."""
+    for rule in getattr(type(model), "RULES", ()):
+        if rule.holds is not None and not rule.holds(model):
+            yield Problem(f"{path}.{rule.path}", f"{rule.message}{_values_named(rule, model)}")
+    for name, info in type(model).model_fields.items():
+        value, where = getattr(model, name), f"{path}.{info.alias or name}"
+        if isinstance(value, BaseModel):
+            yield from rule_problems(value, where)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, BaseModel):
+                    yield from rule_problems(item, f"{where}[{index}]")
+
+
+def _values_named(rule: Rule, model: BaseModel) -> str:
+    """Return the values of the fields in the rule's message, in brackets; unset ones and sections are
+    left out."""
+    found = {}
+    for name in (rule.path, *_FIELD.findall(rule.message)):
+        try:
+            value = field_at(model, name)
+        except KeyError:
+            continue
+        if isinstance(value, int | float | str | dict):
+            found[name] = f"{name} is {shown(value)}"
+    return f" ({', '.join(found.values())})" if found else ""
+
+
+def _model_problem(error: Any) -> Problem:
+    location = tuple(error["loc"])
+    path = "spec" + "".join(f"[{x}]" if isinstance(x, int) or "/" in x else f".{x}" for x in location)
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "missing":
+        return Problem(path, "is missing")
+    if kind == "extra_forbidden":
+        return Problem(path, _unknown_field(location))
+    if kind == "literal_error":
+        return Problem(path, f"is {shown(value)}, allowed: {context['expected']}")
+    if kind == "string_pattern_mismatch":
+        return Problem(path, f"is {shown(value)}; expected {_PATTERNS.get(context['pattern'], _A_NAME)}")
+    expected = _EXPECTED.get(kind, error["msg"]).format(**context)
+    return Problem(path, f"is {shown(value)}; expected {expected}")
+
+
+def _unknown_field(location: tuple[Any, ...]) -> str:
+    known, name = _fields_at(location[:-1]), str(location[-1])
+    if elsewhere := _path_of_field(name):
+        return f"is not a field here; it is {elsewhere}"
+    hint = spelling_hint(name, known) or f"allowed: {', '.join(sorted(known))}"
+    return f"is not a field here; {hint}"
+
+
+def _path_of_field(name: str) -> str:
+    """Return the path at which a field of this name is valid; empty if nowhere. Fields of pods are in the worker's
+    template.
+    """
+    sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
+    for section in ("worker", *sections):
+        for model in _models_in(sections[section]):
+            if name in (info.alias or field for field, info in model.model_fields.items()):
+                return f"spec.{section}.{name}"
+    pod = "spec.worker.template.spec"
+    return f"{pod}.containers[0].{name}" if name in _OF_CONTAINERS else f"{pod}.{name}" if name in _OF_PODS else ""
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    """Return the YAML names of the fields of the model at `location`."""
+    model: type[BaseModel] = JobSpec
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = next(info for name, info in model.model_fields.items() if part in (info.alias, name))
+        model = next(iter(_models_in(field.annotation)), model)
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)

@@ -1,0 +1,135 @@
+"""Rules over several fields of one object of a pod (k8s.io/kubernetes, pkg/apis/core/validation)."""
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from ..errors import shown
+from .labels import is_qualified_name
+from .pod_rules import Found, given_twice, quantity_value
+
+_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+
+
+def container_names(pod: Mapping[str, Any]) -> Found:
+    """Yield containers with the name of an earlier one."""
+    lists = ("initContainers", "containers")
+    return given_twice((f".{f}[{i}].name", c.get("name")) for f in lists for i, c in enumerate(pod.get(f) or ()))
+
+
+def resource_problems(resources: Mapping[str, Any]) -> Found:
+    """Yield what is wrong with a container's requests and limits, alone and together."""
+    requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
+    for kind, amounts in (("requests", requests), ("limits", limits)):
+        for name, amount in amounts.items():
+            yield from ((f".{kind}[{name}]", said) for said in _amount_problems(str(name), amount))
+    for name, amount in requests.items():
+        limit, fixed = limits.get(name), "/" in name or name.startswith("hugepages-")
+        asked, most = quantity_value(amount), quantity_value(limit)
+        if limit is None and fixed:
+            yield f".limits[{name}]", f"is missing; expected {amount}, as requests has, which cannot be overcommitted"
+        elif most is not None and asked is not None and (asked != most if fixed else asked > most):
+            yield f".requests[{name}]", f"is {amount}; expected {'' if fixed else 'at most '}{limit}, as limits has"
+    names = {*requests, *limits}
+    if any(name.startswith("hugepages-") for name in names) and not names & {"cpu", "memory"}:
+        yield "", f"has {', '.join(sorted(names))} alone; expected cpu or memory beside huge pages"
+
+
+def _amount_problems(name: str, amount: object) -> Iterator[str]:
+    """Yield what is wrong with one amount of a resource."""
+    if "/" not in name and name not in ("cpu", "memory", "ephemeral-storage") and not name.startswith("hugepages-"):
+        yield (
+            f"is {shown(amount)} of {name!r}; expected cpu, memory, ephemeral-storage, hugepages-SIZE or a device's "
+            "name with a domain, for example nvidia.com/gpu"
+        )
+    elif "/" in name and (not is_qualified_name(name) or name.startswith("requests.")):
+        yield f"is {shown(amount)} of {name!r}; expected a device's name with a domain, for example nvidia.com/gpu"
+    value = quantity_value(amount)
+    if value is None:
+        return
+    if value < 0:
+        yield f"is {amount}; expected at least 0"
+    elif not _is_whole(value) and "/" in name:
+        yield f"is {amount}; expected a whole number"
+    elif not _is_whole(value) and name.startswith(_BYTES):
+        yield f"is {amount}, a part of a byte; expected whole bytes, for example 512M or 512Mi"
+
+
+def _is_whole(value: Decimal) -> bool:
+    return value == value.to_integral_value()
+
+
+def expression_problems(expression: Mapping[str, Any]) -> Found:
+    """Yield the wrong number of values for a selector's operator."""
+    operator, values = expression.get("operator"), expression.get("values") or []
+    if operator in ("In", "NotIn") and not values:
+        yield ".values", f"is empty; expected at least one value for operator {operator}"
+    elif operator in ("Exists", "DoesNotExist") and values:
+        yield ".values", f"is {shown(values)}; expected none for operator {operator}"
+    elif operator in ("Gt", "Lt") and len(values) != 1:
+        yield ".values", f"is {shown(values)}; expected one number for operator {operator}"
+
+
+def toleration_problems(one: Mapping[str, Any]) -> Found:
+    """Yield fields of a toleration that contradict each other."""
+    operator = one.get("operator") or "Equal"
+    if operator != "Exists" and not one.get("key"):
+        yield ".operator", f"is {shown(one.get('operator'))}; expected Exists where key is empty"
+    elif operator == "Exists" and one.get("value"):
+        yield ".value", f"is {shown(one['value'])}; expected none with operator Exists"
+    if one.get("tolerationSeconds") is not None and one.get("effect") != "NoExecute":
+        yield ".effect", f"is {shown(one.get('effect'))}; expected NoExecute with tolerationSeconds"
+
+
+def profile_problems(profile: Mapping[str, Any]) -> Found:
+    """Yield what is wrong with the file of a seccomp or AppArmor profile."""
+    kind, file = profile.get("type"), profile.get("localhostProfile")
+    if kind == "Localhost" and not file:
+        yield ".localhostProfile", "is missing; expected the profile's file, as type is Localhost"
+    elif kind != "Localhost" and file is not None:
+        yield ".localhostProfile", f"is {shown(file)}; expected none, as type is {kind}"
+
+
+def escalation_problems(context: Mapping[str, Any]) -> Found:
+    """Yield rights that contradict allowPrivilegeEscalation: false."""
+    if context.get("allowPrivilegeEscalation") is False:
+        added = (context.get("capabilities") or {}).get("add") or ()
+        if context.get("privileged") or "CAP_SYS_ADMIN" in added:
+            found = "privileged is true" if context.get("privileged") else "capabilities.add has CAP_SYS_ADMIN"
+            yield ".allowPrivilegeEscalation", f"is False; expected true or none, as {found}"
+
+
+def host_port_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield ports of the node that two containers want, or that hostNetwork forbids."""
+    given = []
+    for i, container in enumerate(pod.get("containers") or ()):
+        for j, port in enumerate(container.get("ports") or ()):
+            path, number = f".containers[{i}].ports[{j}].hostPort", port.get("hostPort")
+            if number and pod.get("hostNetwork") and number != port.get("containerPort"):
+                yield path, f"is {number}; expected {port.get('containerPort')}, its containerPort, with hostNetwork"
+            protocol = (port.get("protocol") or "TCP", port.get("hostIP") or "")
+            given.append((path, f"{number}/{'/'.join(protocol).rstrip('/')}" if number else None))
+    yield from given_twice(given)
+
+
+def dns_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield a missing DNS server."""
+    if pod.get("dnsPolicy") == "None" and not (pod.get("dnsConfig") or {}).get("nameservers"):
+        yield ".dnsConfig.nameservers", "is missing; expected at least one address, as dnsPolicy is 'None'"
+
+
+def init_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield probes and hooks of init containers that are not sidecars."""
+    for index, container in enumerate(pod.get("initContainers") or ()):
+        for field in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+            if container.get(field) and container.get("restartPolicy") != "Always":
+                yield f".initContainers[{index}].{field}", "is given; expected none without restartPolicy: Always"
+
+
+def propagation_problems(container: Mapping[str, Any]) -> Found:
+    """Yield mounts that only a privileged container may propagate to the node."""
+    privileged = (container.get("securityContext") or {}).get("privileged")
+    for index, mount in enumerate(container.get("volumeMounts") or ()):
+        if mount.get("mountPropagation") == "Bidirectional" and not privileged:
+            path = f".volumeMounts[{index}].mountPropagation"
+            yield path, "is 'Bidirectional'; expected None or HostToContainer in a container that is not privileged"

@@ -1,0 +1,239 @@
+"""Rules on a pod's values that Kubernetes' schema does not hold (k8s.io/kubernetes, pkg/apis/core/validation).
+
+`POD_RULES` has them by the schema's definitions: those of single fields, and those over several fields of an object.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from .labels import (
+    LABEL_VALUE,
+    annotation_problems,
+    is_domain,
+    is_label_value,
+    is_qualified_name,
+    label_problems,
+)
+from .pod_object_rules import (
+    container_names,
+    dns_problems,
+    escalation_problems,
+    expression_problems,
+    host_port_problems,
+    init_problems,
+    profile_problems,
+    propagation_problems,
+    resource_problems,
+    toleration_problems,
+)
+from .pod_rules import (
+    PodRule,
+    at_most_one_besides,
+    choice,
+    different,
+    each,
+    in_field,
+    matching,
+    needs,
+    no_field,
+    number,
+    one_of,
+    quantity_value,
+    text,
+)
+
+
+def _is_address(value: str) -> bool:
+    try:
+        return bool(ip_address(value))
+    except ValueError:
+        return False
+
+
+def _has_no_up(path: str) -> bool:
+    return bool(path) and ".." not in path.split("/")
+
+
+def _is_port_or_name(value: int | str) -> bool:
+    return 1 <= value <= 65535 if isinstance(value, int) else not list(_PORT_NAME(value))
+
+
+@dataclass(frozen=True)
+class DefinitionRules:
+    """The rules of one definition: `fields` by their names, and `objects` over several fields."""
+
+    fields: Mapping[str, PodRule]
+    objects: tuple[PodRule, ...] = ()
+
+
+NO_RULES = DefinitionRules({})
+
+
+def _rules(*objects: PodRule, **fields: PodRule) -> DefinitionRules:
+    return DefinitionRules(fields, objects)
+
+
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_FIELD = r"metadata\.(name|namespace|uid)|metadata\.(labels|annotations)\['[^']+'\]"
+_LABEL = matching(rf"(?=.{{1,63}}$){_NAME}", "at most 63 lower-case letters, digits and '-' (not at the ends)")
+_DOMAIN = text(is_domain, "lower-case letters, digits, '-' and '.' (not at the ends)")
+_KEY = text(is_qualified_name, "a name of letters, digits, '-', '_' and '.', perhaps after a domain and '/'")
+_DATA_KEY = matching(r"(?!\.{1,2}$)[-._a-zA-Z0-9]{1,253}", "letters, digits, '-', '_' and '.'")
+_PORT, _USER = number(1, 65535), number(0, (1 << 31) - 1)
+_PORT_NAME = matching(
+    rf"(?=.{{1,15}}$)(?=.*[a-z])(?!.*--){_NAME}", "at most 15 lower-case letters, digits and '-', one a letter"
+)
+_PORT_OR_NAME = text(_is_port_or_name, "an integer from 1 to 65535 or a port's name")
+_ADDRESS = text(_is_address, "an IP address, for example 10.0.0.1")
+_RELATIVE = text(lambda path: _has_no_up(path) and path[0] != "/", "a relative path without '..'")
+_MODE = text(lambda mode: 0 <= mode <= 0o777, "file permissions from 0 to 0777 (511 in decimal)")
+_LABEL_VALUE = text(is_label_value, LABEL_VALUE)
+_HANDLERS = ("exec", "httpGet", "tcpSocket")
+_VARIABLES = "printable ASCII characters other than '='"
+
+POD_RULES: Mapping[str, DefinitionRules] = {
+    "ObjectMeta": _rules(labels=label_problems, annotations=annotation_problems),
+    "PodSpec": _rules(
+        different("volumes", "name"),
+        container_names,
+        host_port_problems,
+        init_problems,
+        dns_problems,
+        no_field("shareProcessNamespace", "with hostPID", lambda pod: pod.get("hostPID")),
+        no_field("hostNetwork", "with hostUsers: false", lambda pod: pod.get("hostUsers") is False),
+        activeDeadlineSeconds=number(1, (1 << 31) - 1),
+        nodeName=_DOMAIN,
+        nodeSelector=label_problems,
+        priorityClassName=_DOMAIN,
+        runtimeClassName=_DOMAIN,
+        serviceAccountName=_DOMAIN,
+    ),
+    "LocalObjectReference": _rules(needs("name")),
+    "Container": _rules(
+        needs("name", "image"),
+        different("ports", "name"),
+        different("volumeMounts", "mountPath"),
+        different("volumeDevices", "devicePath"),
+        in_field("livenessProbe.successThreshold", number(0, 1)),
+        in_field("startupProbe.successThreshold", number(0, 1)),
+        in_field("readinessProbe", no_field("terminationGracePeriodSeconds", "in a readinessProbe", lambda _: True)),
+        propagation_problems,
+        name=_LABEL,
+        image=text(lambda image: image == image.strip(), "no space at the ends"),
+        restartPolicy=choice("Always", "Never", "OnFailure"),
+    ),
+    "ContainerPort": _rules(containerPort=_PORT, hostPort=number(0, 65535), name=_PORT_NAME),
+    "EnvVar": _rules(
+        needs("name"),
+        no_field("valueFrom", "with a value", lambda variable: variable.get("value")),
+        name=matching("[ -<>-~]+", _VARIABLES),
+    ),
+    "EnvVarSource": _rules(
+        one_of("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef"),
+        in_field(
+            "fieldRef.fieldPath",
+            matching(
+                rf"{_FIELD}|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?)",
+                "a field such as metadata.name, metadata.labels['KEY'], spec.nodeName or status.podIP",
+            ),
+        ),
+    ),
+    "EnvFromSource": _rules(one_of("configMapRef", "secretRef"), prefix=matching("[ -<>-~]*", _VARIABLES)),
+    "ConfigMapEnvSource": _rules(needs("name"), name=_DOMAIN),
+    "SecretEnvSource": _rules(needs("name"), name=_DOMAIN),
+    "ConfigMapKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
+    "SecretKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
+    "ResourceFieldSelector": _rules(
+        resource=matching(
+            r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)", "a resource such as limits.cpu"
+        )
+    ),
+    "ResourceRequirements": _rules(resource_problems),
+    "Volume": _rules(needs("name"), at_most_one_besides("name"), name=_LABEL),
+    "VolumeProjection": _rules(at_most_one_besides()),
+    "ConfigMapVolumeSource": _rules(needs("name"), defaultMode=_MODE),
+    "ConfigMapProjection": _rules(needs("name")),
+    "SecretVolumeSource": _rules(needs("secretName"), defaultMode=_MODE),
+    "SecretProjection": _rules(needs("name")),
+    "ProjectedVolumeSource": _rules(defaultMode=_MODE),
+    "DownwardAPIVolumeSource": _rules(defaultMode=_MODE),
+    "DownwardAPIVolumeFile": _rules(
+        needs("path"),
+        one_of("fieldRef", "resourceFieldRef"),
+        in_field(
+            "fieldRef.fieldPath",
+            matching(rf"{_FIELD}|metadata\.(labels|annotations)", "a field of metadata, such as metadata.labels"),
+        ),
+        path=_RELATIVE,
+        mode=_MODE,
+    ),
+    "KeyToPath": _rules(needs("key", "path"), path=_RELATIVE, mode=_MODE),
+    "EmptyDirVolumeSource": _rules(
+        sizeLimit=text(lambda size: (quantity_value(size) or 0) >= 0, "a quantity of at least 0")
+    ),
+    "HostPathVolumeSource": _rules(needs("path"), path=text(_has_no_up, "a path without '..'")),
+    "PersistentVolumeClaimVolumeSource": _rules(needs("claimName")),
+    "NFSVolumeSource": _rules(needs("server", "path"), path=matching("/.*", "an absolute path")),
+    "CSIVolumeSource": _rules(needs("driver"), driver=_DOMAIN),
+    "VolumeMount": _rules(
+        needs("name", "mountPath"),
+        no_field("subPathExpr", "with subPath", lambda mount: mount.get("subPath")),
+        subPath=_RELATIVE,
+    ),
+    "Probe": _rules(
+        one_of(*_HANDLERS, "grpc"),
+        initialDelaySeconds=number(0),
+        timeoutSeconds=number(0),
+        periodSeconds=number(0),
+        successThreshold=number(0),
+        failureThreshold=number(0),
+        terminationGracePeriodSeconds=number(1),
+    ),
+    "LifecycleHandler": _rules(one_of(*_HANDLERS, "sleep")),
+    "ExecAction": _rules(needs("command")),
+    "HTTPGetAction": _rules(port=_PORT_OR_NAME),
+    "TCPSocketAction": _rules(port=_PORT_OR_NAME),
+    "GRPCAction": _rules(port=_PORT),
+    "SecurityContext": _rules(escalation_problems, runAsUser=_USER, runAsGroup=_USER),
+    "PodSecurityContext": _rules(runAsUser=_USER, runAsGroup=_USER, fsGroup=_USER, supplementalGroups=each(_USER)),
+    "SeccompProfile": _rules(needs("type"), profile_problems),
+    "AppArmorProfile": _rules(needs("type"), profile_problems),
+    "Sysctl": _rules(
+        name=matching(
+            rf"({_NAME.replace('[-', '[-_')}[./])*{_NAME.replace('[-', '[-_')}", "a name such as net.core.somaxconn"
+        )
+    ),
+    "Toleration": _rules(toleration_problems, key=_KEY, value=_LABEL_VALUE, operator=choice("Equal", "Exists")),
+    "NodeSelector": _rules(needs("nodeSelectorTerms")),
+    "NodeSelectorRequirement": _rules(
+        needs("key", "operator"), expression_problems, key=_KEY, values=each(_LABEL_VALUE)
+    ),
+    "LabelSelector": _rules(matchLabels=label_problems),
+    "LabelSelectorRequirement": _rules(
+        needs("key", "operator"),
+        expression_problems,
+        key=_KEY,
+        operator=choice("In", "NotIn", "Exists", "DoesNotExist"),
+        values=each(_LABEL_VALUE),
+    ),
+    "PreferredSchedulingTerm": _rules(weight=number(1, 100)),
+    "WeightedPodAffinityTerm": _rules(weight=number(1, 100)),
+    "PodAffinityTerm": _rules(needs("topologyKey"), topologyKey=_KEY),
+    "TopologySpreadConstraint": _rules(
+        needs("topologyKey", "whenUnsatisfiable"),
+        no_field("minDomains", "with ScheduleAnyway", lambda one: one.get("whenUnsatisfiable") == "ScheduleAnyway"),
+        maxSkew=number(1),
+        minDomains=number(1),
+    ),
+    "PodDNSConfig": _rules(
+        in_field("nameservers", text(lambda addresses: len(addresses) < 4, "at most 3 addresses")),
+        nameservers=each(_ADDRESS),
+        searches=each(matching(r"[-_.a-z0-9]{1,253}", "a domain")),
+    ),
+    "PodDNSConfigOption": _rules(needs("name")),
+    "HostAlias": _rules(needs("ip"), ip=_ADDRESS, hostnames=each(_DOMAIN)),
+    "PodReadinessGate": _rules(conditionType=_KEY),
+    "PodSchedulingGate": _rules(name=_KEY),
+    "PodResourceClaim": _rules(one_of("resourceClaimName", "resourceClaimTemplateName"), name=_LABEL),
+}

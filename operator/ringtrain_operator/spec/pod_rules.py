@@ -1,0 +1,122 @@
+"""Building blocks of the rules on a pod's values: the format of a field, and what fields of an object need.
+
+A rule gets a value of the type in Kubernetes' schema. It yields the path below the value and what is wrong there.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+from ..errors import shown
+
+Found = Iterator[tuple[str, str]]
+PodRule = Callable[[Any], Found]
+
+_SUFFIXES = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([KMGTPE])i|([numkMGTPE]?))")
+
+
+def quantity_value(value: object) -> Decimal | None:
+    """Return a Kubernetes quantity such as 500m or 4Gi as a number, None for what is no quantity."""
+    found = _QUANTITY.fullmatch(str(value))
+    if found is None:
+        return None
+    digits, exponent, binary, suffix = found.groups()
+    if binary:
+        return Decimal(digits) * Decimal(1024 ** ("KMGTPE".index(binary) + 1))
+    return Decimal(digits).scaleb(int(exponent) if exponent else _SUFFIXES[suffix])
+
+
+def text(is_right: Callable[[Any], object], expected: str) -> PodRule:
+    """Return the rule of a value that `is_right` must accept."""
+
+    def rule(value: Any) -> Found:
+        if not is_right(value):
+            yield "", f"is {shown(value)}; expected {expected}"
+
+    return rule
+
+
+def matching(pattern: str, expected: str) -> PodRule:
+    """Return the rule of a text that matches `pattern` in full."""
+    return text(re.compile(pattern).fullmatch, expected)
+
+
+def number(least: int, most: int | None = None) -> PodRule:
+    """Return the rule of an integer from `least` to `most`."""
+    expected = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    return text(lambda value: value >= least and (most is None or value <= most), expected)
+
+
+def choice(*words: str) -> PodRule:
+    """Return the rule of a text that is one of `words`."""
+    return text(lambda value: value in words, f"{', '.join(words[:-1])} or {words[-1]}")
+
+
+def each(rule: PodRule) -> PodRule:
+    """Return the rule of a list whose items have `rule`."""
+    return lambda values: ((f"[{i}]{path}", said) for i, value in enumerate(values) for path, said in rule(value))
+
+
+def in_field(field: str, rule: PodRule) -> PodRule:
+    """Return the rule of an object where `field` (dots lead to inner objects) has `rule` if it is given."""
+
+    def inner(value: Any) -> Found:
+        for word in field.split("."):
+            value = value.get(word) if value is not None else None
+        return ((f".{field}{path}", said) for path, said in rule(value)) if value is not None else iter(())
+
+    return inner
+
+
+def needs(*fields: str) -> PodRule:
+    """Return the rule of an object that has these fields, none of them empty."""
+
+    def rule(value: Mapping[str, Any]) -> Found:
+        for field in fields:
+            if value.get(field) in (None, "", []):
+                yield f".{field}", "is missing" if value.get(field) is None else "is empty; expected a value"
+
+    return rule
+
+
+def one_of(*fields: str, least: int = 1) -> PodRule:
+    """Return the rule of an object that has one of `fields`, or at most one if `least` is 0."""
+
+    def rule(value: Mapping[str, Any]) -> Found:
+        given = [field for field in fields if value.get(field) is not None]
+        if len(given) > 1:
+            yield "", f"has {' and '.join(given)}; expected one of them"
+        elif len(given) < least:
+            yield "", f"has none of {', '.join(fields)}; expected one of them"
+
+    return rule
+
+
+def at_most_one_besides(*fields: str) -> PodRule:
+    """Return the rule of an object that has at most one field in addition to `fields`."""
+    return lambda value: one_of(*(key for key in value if key not in fields), least=0)(value)
+
+
+def no_field(field: str, why: str, applies: Callable[[Mapping[str, Any]], object]) -> PodRule:
+    """Return the rule of an object that may not have `field` where `applies`; `why` ends the message."""
+
+    def rule(value: Mapping[str, Any]) -> Found:
+        if value.get(field) and applies(value):
+            yield f".{field}", f"is {shown(value[field])}; expected none {why}"
+
+    return rule
+
+
+def different(field: str, key: str) -> PodRule:
+    """Return the rule of an object whose list `field` has no two items of the same `key`."""
+    return lambda value: given_twice((f".{field}[{i}].{key}", v.get(key)) for i, v in enumerate(value.get(field) or ()))
+
+
+def given_twice(named: Iterable[tuple[str, object]]) -> Found:
+    """Yield the paths whose value an earlier path has."""
+    first: dict[object, str] = {}
+    for path, name in named:
+        if name is not None and first.setdefault(name, path) != path:
+            yield path, f"is {shown(name)}, as is {first[name].removeprefix('.')}; expected another one"

@@ -1,0 +1,439 @@
+"""Pod templates that Kubernetes refuses, each with the field to name, and templates at the limits that it accepts.
+
+`dtj validate` and a real API server judge the same table.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from contract.spec_cases import Manifest, manifest, worker
+
+
+@dataclass(frozen=True)
+class PodCase:
+    """A worker's template and, if it is wrong, the `field` below it that is named.
+
+    `says` is in the message. `server`: the field in the API server's words, if those differ by more than a key in
+    brackets. `warns`: the API server accepts the pod with a warning, and no kubelet can run it.
+    """
+
+    template: Manifest
+    field: str = ""
+    says: str = "expected"
+    server: str = ""
+    warns: bool = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """A DistributedTrainingJob whose workers have the template."""
+        return manifest(worker={"replicas": 2, "template": self.template})
+
+    @property
+    def pod(self) -> Manifest:
+        """A pod of the template."""
+        metadata = {"name": "judged", **self.template.get("metadata", {})}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.template["spec"]}
+
+    @property
+    def batch_job(self) -> Manifest:
+        """A Job of Kubernetes with the template: no admission plugin refuses its pods before their fields are read."""
+        template = {**self.template, "spec": {"restartPolicy": "Never", **self.template["spec"]}}
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "judged"}, "spec": {"template": template}}
+
+    def is_named(self, server_field: str) -> bool:
+        """Return whether the API server's field is this case's."""
+        field = server_field.removeprefix("spec.template.")
+        field = f"metadata.{field}" if field in ("labels", "annotations") else field
+        return self.field == field or self.server == field or self.field.startswith(f"{field}[")
+
+
+def _in_container(field: str, container: Manifest, pod: Manifest | None = None, **options: Any) -> PodCase:
+    return PodCase(worker(container, pod)["template"], f"spec.containers[0].{field}", **options)
+
+
+def _in_pod(field: str, pod: Manifest, **options: Any) -> PodCase:
+    return PodCase(worker(pod=pod)["template"], f"spec.{field}", **options)
+
+
+def _in_metadata(field: str, metadata: Manifest) -> PodCase:
+    return PodCase({**worker()["template"], "metadata": metadata}, f"metadata.{field}")
+
+
+def _in_volume(field: str, source: Manifest, **options: Any) -> PodCase:
+    return _in_pod(f"volumes[0]{field}", {"volumes": [{"name": "data", **source}]}, **options)
+
+
+def _in_variable(field: str, source: Manifest, **options: Any) -> PodCase:
+    return _in_container(f"env[0]{field}", {"env": [{"name": "A", **source}]}, **options)
+
+
+def _in_mount(field: str, mount: Manifest, **options: Any) -> PodCase:
+    mounts = [{"name": "data", "mountPath": "/data", **mount}]
+    return _in_container(f"volumeMounts[0].{field}", {"volumeMounts": mounts}, _DATA, **options)
+
+
+def _in_affinity(field: str, affinity: Manifest, **options: Any) -> PodCase:
+    return _in_pod(f"affinity.{field}", {"affinity": affinity}, **options)
+
+
+def _resources(**resources: Manifest) -> Manifest:
+    return {"resources": resources}
+
+
+def _sidecar(**fields: Any) -> Manifest:
+    return {"initContainers": [{"name": "side", "image": "a", "restartPolicy": "Always", **fields}]}
+
+
+_DATA = {"volumes": [{"name": "data", "emptyDir": {}}]}
+_TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
+_LIKED = "preferredDuringSchedulingIgnoredDuringExecution"
+_SECURE = {"securityContext": {"privileged": True, "allowPrivilegeEscalation": False}}
+_PROBE = {"exec": {"command": ["a"]}}
+_SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+
+WRONG = [
+    # names
+    _in_container("name", {"name": "Train_1"}),
+    _in_container("name", {"name": "a" * 64}),
+    _in_container("name", {"name": "train.a"}),
+    _in_container("image", {"image": " example.com/train"}),
+    _in_pod(
+        "containers[1].name",
+        {"containers": [{"name": "a", "image": "a", "command": ["a"]}, {"name": "a", "image": "a"}]},
+        says="as is",
+    ),
+    _in_pod("initContainers[0].name", {"initContainers": [{"name": "-a", "image": "a"}]}),
+    _in_pod("initContainers[0].image", {"initContainers": [{"name": "a"}]}, says="missing"),
+    _in_pod("serviceAccountName", {"serviceAccountName": "My_Account"}),
+    _in_pod("priorityClassName", {"priorityClassName": "High!"}),
+    _in_pod("runtimeClassName", {"runtimeClassName": "NVIDIA"}),
+    _in_pod("nodeName", {"nodeName": "Node 1"}),
+    _in_pod("imagePullSecrets[0].name", {"imagePullSecrets": [{"name": ""}]}, warns=True),
+    # metadata
+    _in_metadata("labels[run]", {"labels": {"run": "has space"}}),
+    _in_metadata("labels[a/b/c]", {"labels": {"a/b/c": "x"}}),
+    _in_metadata("labels[Not_A_Domain/x]", {"labels": {"Not_A_Domain/x": "x"}}),
+    _in_metadata("labels[run]", {"labels": {"run": "a" * 64}}),
+    _in_metadata("annotations[bad key!]", {"annotations": {"bad key!": "x"}}),
+    _in_metadata("annotations", {"annotations": {"large": "x" * (256 << 10)}}),
+    # resources
+    _in_container("resources.requests[memory]", _resources(requests={"memory": "4Gi"}, limits={"memory": "2Gi"})),
+    _in_container("resources.requests[cpu]", _resources(requests={"cpu": "1500m"}, limits={"cpu": 1})),
+    _in_container(
+        "resources.requests[nvidia.com/gpu]", _resources(requests={"nvidia.com/gpu": 2}, limits={"nvidia.com/gpu": 1})
+    ),
+    _in_container(
+        "resources.requests[nvidia.com/gpu]", _resources(requests={"nvidia.com/gpu": 1}, limits={"nvidia.com/gpu": 2})
+    ),
+    _in_container("resources.limits[nvidia.com/gpu]", _resources(requests={"nvidia.com/gpu": 1})),
+    _in_container("resources.limits[nvidia.com/gpu]", _resources(limits={"nvidia.com/gpu": "500m"})),
+    _in_container("resources.limits[memory]", _resources(limits={"memory": "512m"}), says="512M", warns=True),
+    _in_container("resources.requests[memory]", _resources(requests={"memory": "-1Gi"})),
+    _in_container("resources.limits[gpu]", _resources(limits={"gpu": 1})),
+    _in_container("resources.limits[ram]", _resources(limits={"ram": "1Gi"})),
+    _in_container("resources.limits[a b/c]", _resources(limits={"a b/c": 1})),
+    _in_container("resources", _resources(limits={"hugepages-2Mi": "4Mi"})),
+    # ports
+    _in_container("ports[0].containerPort", {"ports": [{"containerPort": 99999}]}),
+    _in_container("ports[0].containerPort", {"ports": [{"containerPort": 0}]}),
+    _in_container("ports[0].hostPort", {"ports": [{"containerPort": 80, "hostPort": 70000}]}),
+    _in_container("ports[0].name", {"ports": [{"containerPort": 80, "name": "Web_Port"}]}),
+    _in_container("ports[0].name", {"ports": [{"containerPort": 80, "name": "a-name-of-16-chr"}]}),
+    _in_container("ports[0].protocol", {"ports": [{"containerPort": 80, "protocol": "HTTP"}]}, says="allowed"),
+    _in_container(
+        "ports[1].name",
+        {"ports": [{"containerPort": 80, "name": "a"}, {"containerPort": 81, "name": "a"}]},
+        says="as is",
+    ),
+    # variables
+    _in_container("env[0].name", {"env": [{"name": "A=B", "value": "x"}]}),
+    _in_container("env[0].name", {"env": [{"name": "", "value": "x"}]}),
+    _in_variable(".valueFrom", {"value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+    _in_variable(".valueFrom", {"valueFrom": {}}),
+    _in_variable(
+        ".valueFrom",
+        {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}, "secretKeyRef": {"name": "a", "key": "b"}}},
+    ),
+    _in_variable(".valueFrom.fieldRef.fieldPath", {"valueFrom": {"fieldRef": {"fieldPath": "spec.hostname"}}}),
+    _in_variable(
+        ".valueFrom.resourceFieldRef.resource", {"valueFrom": {"resourceFieldRef": {"resource": "limits.gpu"}}}
+    ),
+    _in_variable(".valueFrom.secretKeyRef.key", {"valueFrom": {"secretKeyRef": {"name": "a", "key": "b c"}}}),
+    _in_variable(".valueFrom.configMapKeyRef.name", {"valueFrom": {"configMapKeyRef": {"key": "b"}}}, says="missing"),
+    _in_container("envFrom[0]", {"envFrom": [{}]}),
+    _in_container("envFrom[0].prefix", {"envFrom": [{"prefix": "A=", "secretRef": {"name": "a"}}]}),
+    _in_container("envFrom[0].configMapRef.name", {"envFrom": [{"configMapRef": {}}]}, says="missing"),
+    # volumes and mounts
+    _in_volume(".name", {"name": "Data_1", "emptyDir": {}}),
+    _in_volume("", {"emptyDir": {}, "configMap": {"name": "a"}}, server="spec.volumes[0].configMap"),
+    _in_volume(".emptyDir.sizeLimit", {"emptyDir": {"sizeLimit": "-1Gi"}}),
+    _in_volume(".hostPath.path", {"hostPath": {"path": "/a/../b"}}),
+    _in_volume(".hostPath.type", {"hostPath": {"path": "/a", "type": "Dir"}}, says="allowed"),
+    _in_volume(".secret.secretName", {"secret": {}}, says="missing"),
+    _in_volume(".secret.defaultMode", {"secret": {"secretName": "a", "defaultMode": 1000}}),
+    _in_volume(".configMap.name", {"configMap": {}}, says="missing"),
+    _in_volume(".configMap.items[0].path", {"configMap": {"name": "a", "items": [{"key": "b", "path": "../b"}]}}),
+    _in_volume(
+        ".configMap.items[0].mode", {"configMap": {"name": "a", "items": [{"key": "b", "path": "b", "mode": 888}]}}
+    ),
+    _in_volume(".persistentVolumeClaim.claimName", {"persistentVolumeClaim": {"claimName": ""}}),
+    _in_volume(".nfs.path", {"nfs": {"server": "a", "path": "data"}}),
+    _in_volume(".nfs.server", {"nfs": {"server": "", "path": "/data"}}),
+    _in_volume(
+        ".projected.sources[0]", {"projected": {"sources": [{"secret": {"name": "a"}, "configMap": {"name": "b"}}]}}
+    ),
+    _in_volume(
+        ".downwardAPI.items[0].fieldRef.fieldPath",
+        {"downwardAPI": {"items": [{"path": "a", "fieldRef": {"fieldPath": "status.podIP"}}]}},
+        server="spec.volumes[0].downwardAPI.fieldRef.fieldPath",
+    ),
+    _in_volume(".image.pullPolicy", {"image": {"reference": "a", "pullPolicy": "Sometimes"}}, says="allowed"),
+    _in_pod(
+        "volumes[1].name", {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]}, says="as is"
+    ),
+    _in_mount("mountPath", {"mountPath": ""}),
+    _in_mount("subPath", {"subPath": "../up"}, server="spec.containers[0].volumeMounts.subPath"),
+    _in_mount("subPath", {"subPath": "/absolute"}, server="spec.containers[0].volumeMounts.subPath"),
+    _in_mount("subPathExpr", {"subPath": "a", "subPathExpr": "b"}),
+    _in_mount("name", {"name": "dta"}, says="did you mean data?"),
+    # probes and hooks
+    _in_container("livenessProbe", {"livenessProbe": {}}),
+    _in_container(
+        "livenessProbe",
+        {"livenessProbe": {**_PROBE, "tcpSocket": {"port": 80}}},
+        server="spec.containers[0].livenessProbe.tcpSocket",
+    ),
+    _in_container("livenessProbe.successThreshold", {"livenessProbe": {**_PROBE, "successThreshold": 2}}),
+    _in_container("readinessProbe.periodSeconds", {"readinessProbe": {**_PROBE, "periodSeconds": -1}}),
+    _in_container("startupProbe.httpGet.port", {"startupProbe": {"httpGet": {"port": 0, "path": "/"}}}),
+    _in_container(
+        "startupProbe.httpGet.scheme", {"startupProbe": {"httpGet": {"port": 1, "scheme": "ftp"}}}, says="allowed"
+    ),
+    _in_container("livenessProbe.exec.command", {"livenessProbe": {"exec": {}}}, says="missing"),
+    _in_container("lifecycle.preStop", {"lifecycle": {"preStop": {}}}),
+    # rights
+    _in_container("securityContext.runAsUser", {"securityContext": {"runAsUser": -1}}),
+    _in_container("securityContext.allowPrivilegeEscalation", _SECURE, server="spec.containers[0].securityContext"),
+    _in_container(
+        "securityContext.seccompProfile.localhostProfile",
+        {"securityContext": {"seccompProfile": {"type": "Localhost"}}},
+    ),
+    _in_pod("securityContext.fsGroup", {"securityContext": {"fsGroup": -5}}),
+    _in_pod("securityContext.supplementalGroups[0]", {"securityContext": {"supplementalGroups": [-5]}}),
+    _in_pod("securityContext.sysctls[0].name", {"securityContext": {"sysctls": [{"name": "a b", "value": "1"}]}}),
+    # placement
+    _in_pod("nodeSelector[disk]", {"nodeSelector": {"disk": "has space"}}),
+    _in_pod("nodeSelector[bad key!]", {"nodeSelector": {"bad key!": "x"}}),
+    _in_pod("tolerations[0].key", {"tolerations": [{"key": "bad key!", "operator": "Exists"}]}),
+    _in_pod(
+        "tolerations[0].operator", {"tolerations": [{"key": "a", "operator": "Equals", "value": "b"}]}, says="allowed"
+    ),
+    _in_pod("tolerations[0].operator", {"tolerations": [{"operator": "Equal", "value": "b"}]}),
+    _in_pod(
+        "tolerations[0].value",
+        {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+        server="spec.tolerations[0].operator",
+    ),
+    _in_pod(
+        "tolerations[0].effect",
+        {"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoStart"}]},
+        says="allowed",
+    ),
+    _in_pod(
+        "tolerations[0].effect",
+        {"tolerations": [{"key": "a", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5}]},
+    ),
+    _in_affinity(f"nodeAffinity.{_TERMS}.nodeSelectorTerms", {"nodeAffinity": {_TERMS: {"nodeSelectorTerms": []}}}),
+    _in_affinity(
+        f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchExpressions[0].operator",
+        {"nodeAffinity": {_TERMS: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Is"}]}]}}},
+        says="allowed",
+    ),
+    _in_affinity(
+        f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchExpressions[0].values",
+        {"nodeAffinity": {_TERMS: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In"}]}]}}},
+    ),
+    _in_affinity(
+        f"nodeAffinity.{_LIKED}[0].weight",
+        {
+            "nodeAffinity": {
+                _LIKED: [{"weight": 101, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}]
+            }
+        },
+    ),
+    _in_affinity(
+        f"podAntiAffinity.{_TERMS}[0].topologyKey",
+        {"podAntiAffinity": {_TERMS: [{"topologyKey": "", "labelSelector": {}}]}},
+    ),
+    _in_affinity(
+        f"podAffinity.{_TERMS}[0].labelSelector.matchLabels[a]",
+        {"podAffinity": {_TERMS: [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b c"}}}]}},
+    ),
+    _in_pod("topologySpreadConstraints[0].maxSkew", {"topologySpreadConstraints": [{**_SPREAD, "maxSkew": 0}]}),
+    _in_pod(
+        "topologySpreadConstraints[0].whenUnsatisfiable",
+        {"topologySpreadConstraints": [{**_SPREAD, "whenUnsatisfiable": "Never"}]},
+        says="allowed",
+    ),
+    # the rest of a pod
+    _in_pod("activeDeadlineSeconds", {"activeDeadlineSeconds": 0}),
+    _in_pod("dnsPolicy", {"dnsPolicy": "Cluster"}, says="allowed"),
+    _in_pod("dnsConfig.nameservers[0]", {"dnsConfig": {"nameservers": ["dns.example.com"]}}),
+    _in_pod("hostAliases[0].ip", {"hostAliases": [{"ip": "1.2.3", "hostnames": ["a"]}]}),
+    _in_pod("hostAliases[0].hostnames[0]", {"hostAliases": [{"ip": "1.2.3.4", "hostnames": ["A_B"]}]}),
+    _in_pod("readinessGates[0].conditionType", {"readinessGates": [{"conditionType": "a b"}]}),
+    _in_pod("schedulingGates[0].name", {"schedulingGates": [{"name": "a b"}]}, server="spec.schedulingGates[0]"),
+    _in_pod("initContainers[0].restartPolicy", _sidecar(restartPolicy="Sometimes")),
+    _in_pod(
+        "initContainers[0].livenessProbe", {"initContainers": [{"name": "a", "image": "a", "livenessProbe": _PROBE}]}
+    ),
+    _in_pod(
+        "shareProcessNamespace",
+        {"shareProcessNamespace": True, "hostPID": True},
+        server="spec.securityContext.shareProcessNamespace",
+    ),
+    # more of each kind
+    _in_container("image", {"image": ""}, says="missing"),
+    _in_container("restartPolicy", {"restartPolicy": "Sometimes"}),
+    _in_container("terminationMessagePolicy", {"terminationMessagePolicy": "Logs"}, says="allowed"),
+    _in_container("ports[0].name", {"ports": [{"containerPort": 80, "name": "123"}]}),
+    _in_container("ports[0].name", {"ports": [{"containerPort": 80, "name": "a--b"}]}),
+    _in_container("ports[0].hostPort", {"ports": [{"containerPort": 80, "hostPort": 81}]}, {"hostNetwork": True}),
+    _in_container(
+        "ports[1].hostPort",
+        {"ports": [{"containerPort": 80, "hostPort": 80}, {"containerPort": 81, "hostPort": 80}]},
+    ),
+    _in_container("env[0].name", {"env": [{"name": "\u00fc", "value": "x"}]}),
+    _in_container(
+        "envFrom[0]",
+        {"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "b"}}]},
+        server="spec.containers[0].envFrom",
+    ),
+    _in_container("envFrom[0].secretRef.name", {"envFrom": [{"secretRef": {"name": "A_"}}]}),
+    _in_variable(".valueFrom.fieldRef.fieldPath", {"valueFrom": {"fieldRef": {"fieldPath": "metadata.labels"}}}),
+    _in_container("resources.limits[ephemeral-storage]", _resources(limits={"ephemeral-storage": "1m"}), warns=True),
+    _in_container("resources.limits[storage]", _resources(limits={"storage": "1Gi"})),
+    _in_container("resources.limits[requests.x/y]", _resources(limits={"requests.x/y": 1})),
+    _in_container("resources.limits[a.io/b]", _resources(limits={"a.io/b": "1.5"})),
+    _in_container(
+        "resources.requests[hugepages-2Mi]",
+        _resources(limits={"cpu": 1, "hugepages-2Mi": "4Mi"}, requests={"hugepages-2Mi": "2Mi"}),
+    ),
+    _in_container(
+        "readinessProbe.terminationGracePeriodSeconds",
+        {"readinessProbe": {**_PROBE, "terminationGracePeriodSeconds": 5}},
+    ),
+    _in_container(
+        "livenessProbe.terminationGracePeriodSeconds", {"livenessProbe": {**_PROBE, "terminationGracePeriodSeconds": 0}}
+    ),
+    _in_container("livenessProbe.httpGet.port", {"livenessProbe": {"httpGet": {"port": "Web_"}}}),
+    _in_container("livenessProbe.grpc.port", {"livenessProbe": {"grpc": {"port": 0}}}),
+    _in_container(
+        "volumeMounts[1].mountPath",
+        {"volumeMounts": [{"name": "data", "mountPath": "/a"}, {"name": "data", "mountPath": "/a"}]},
+        _DATA,
+    ),
+    _in_mount(
+        "mountPropagation",
+        {"mountPropagation": "Bidirectional"},
+        server="spec.containers[0].volumeMounts.mountPropagation",
+    ),
+    _in_container(
+        "securityContext.allowPrivilegeEscalation",
+        {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"add": ["CAP_SYS_ADMIN"]}}},
+        server="spec.containers[0].securityContext",
+    ),
+    _in_container(
+        "securityContext.seccompProfile.localhostProfile",
+        {"securityContext": {"seccompProfile": {"type": "RuntimeDefault", "localhostProfile": "a"}}},
+    ),
+    _in_container(
+        "securityContext.appArmorProfile.localhostProfile",
+        {"securityContext": {"appArmorProfile": {"type": "Localhost"}}},
+    ),
+    _in_container("securityContext.runAsGroup", {"securityContext": {"runAsGroup": 1 << 31}}),
+    _in_volume(".hostPath.path", {"hostPath": {"path": ""}}),
+    _in_volume(".csi.driver", {"csi": {"driver": "A B"}}),
+    _in_pod(
+        "tolerations[0].value", {"tolerations": [{"key": "a", "value": "b c"}]}, server="spec.tolerations[0].operator"
+    ),
+    _in_pod("tolerations[0].operator", {"tolerations": [{}]}),
+    *(
+        _in_affinity(
+            f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchExpressions[0].{field}",
+            {"nodeAffinity": {_TERMS: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}},
+        )
+        for field, expression in (
+            ("values", {"key": "a", "operator": "Exists", "values": ["x"]}),
+            ("values", {"key": "a", "operator": "Gt", "values": ["1", "2"]}),
+            ("key", {"key": "a b", "operator": "Exists"}),
+            ("values[0]", {"key": "a", "operator": "In", "values": ["a b"]}),
+        )
+    ),
+    _in_affinity(
+        f"podAffinity.{_TERMS}[0].labelSelector.matchExpressions[0].operator",
+        {
+            "podAffinity": {
+                _TERMS: [
+                    {
+                        "topologyKey": "zone",
+                        "labelSelector": {"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1"]}]},
+                    }
+                ]
+            }
+        },
+    ),
+    _in_pod("topologySpreadConstraints[0].minDomains", {"topologySpreadConstraints": [{**_SPREAD, "minDomains": 0}]}),
+    _in_pod(
+        "topologySpreadConstraints[0].minDomains",
+        {"topologySpreadConstraints": [{**_SPREAD, "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 1}]},
+    ),
+    _in_pod("dnsConfig.nameservers", {"dnsConfig": {"nameservers": [f"1.1.1.{n}" for n in range(4)]}}),
+    _in_pod("dnsConfig.searches[0]", {"dnsConfig": {"searches": ["A B"]}}),
+    _in_pod("preemptionPolicy", {"preemptionPolicy": "Always"}, says="allowed"),
+    _in_pod("resourceClaims[0].name", {"resourceClaims": [{"name": "A", "resourceClaimName": "a"}]}),
+    _in_pod("hostNetwork", {"hostUsers": False, "hostNetwork": True}),
+]
+
+# Each is one step from a case above, or looks wrong and is right.
+RIGHT = [
+    PodCase(worker(container, pod)["template"])
+    for container, pod in (
+        ({"name": "a" * 63}, {}),
+        ({"ports": [{"containerPort": 65535, "hostPort": 0, "name": "a-name-of-15-ch"}]}, {}),
+        ({"ports": [{"containerPort": 80}, {"containerPort": 80, "protocol": "UDP"}]}, {}),
+        ({"ports": [{"containerPort": 80, "hostPort": 80}]}, {"hostNetwork": True}),
+        ({"env": [{"name": "1 2", "value": "x"}, {"name": "A-B", "value": "x"}]}, {}),
+        ({"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}]}, {}),
+        ({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a.b/c']"}}}]}, {}),
+        ({"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.hugepages-2Mi"}}}]}, {}),
+        ({"envFrom": [{"prefix": "a-", "configMapRef": {"name": "b"}}]}, {}),
+        (_resources(requests={"memory": "1Gi", "cpu": "1"}, limits={"memory": "1024Mi", "cpu": "1000m"}), {}),
+        (_resources(limits={"memory": "1e3", "cpu": "0.0001", "a.io/b": "2"}), {}),
+        (_resources(requests={"nvidia.com/gpu": 1}, limits={"nvidia.com/gpu": "1"}), {}),
+        (_resources(limits={"memory": 5.0}), {}),
+        ({"readinessProbe": {**_PROBE, "periodSeconds": 0, "successThreshold": 3}}, {}),
+        ({"livenessProbe": {"httpGet": {"port": "http"}, "successThreshold": 0}}, {}),
+        ({"lifecycle": {"postStart": {"sleep": {"seconds": 0}}, "preStop": _PROBE}}, {}),
+        ({"terminationMessagePath": "a", "workingDir": "b", "image": "a b", "restartPolicy": "Never"}, {}),
+        ({"securityContext": {"runAsUser": (1 << 31) - 1, "seccompProfile": {"type": "RuntimeDefault"}}}, {}),
+        ({"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_ADMIN"]}}}, {}),
+        ({"volumeMounts": [{"name": "data", "mountPath": "a", "subPath": "b/..c"}]}, _DATA),
+        ({"imagePullPolicy": "", "terminationMessagePolicy": ""}, {"dnsPolicy": "", "nodeName": ""}),
+        ({}, {"volumes": [{"name": "a"}, {"name": "b", "projected": {"sources": [{}]}}]}),
+        ({}, {"volumes": [{"name": "a", "secret": {"secretName": "A_B", "defaultMode": 511}}]}),
+        ({}, {"volumes": [{"name": "a", "hostPath": {"path": "relative", "type": ""}}]}),
+        ({}, {"tolerations": [{"operator": "Exists"}, {"key": "a", "effect": "NoExecute", "tolerationSeconds": -1}]}),
+        ({}, {"nodeSelector": {"example.com/disk": ""}, "terminationGracePeriodSeconds": -1, "schedulerName": "A B"}),
+        ({}, {"dnsConfig": {"nameservers": ["fd00::1"], "searches": ["_a.b"], "options": [{"name": "ndots"}]}}),
+        ({}, {"hostAliases": [{"ip": "::1", "hostnames": ["a.b"]}], "priority": 5, "imagePullSecrets": []}),
+        ({}, _sidecar(livenessProbe=_PROBE, lifecycle={"preStop": _PROBE})),
+        ({}, {"topologySpreadConstraints": [{**_SPREAD, "topologyKey": "z z", "minDomains": 1, "labelSelector": {}}]}),
+    )
+] + [
+    PodCase({**worker()["template"], "metadata": metadata})
+    for metadata in (
+        {"labels": {"a": "", "example.com/b": "B_c.d-e", "c": "a" * 63}},
+        {"annotations": {"A.Domain/key": "any value\n", "empty": ""}},
+    )
+]

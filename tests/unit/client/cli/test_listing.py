@@ -1,0 +1,61 @@
+"""The table of jobs on a terminal of 80 columns and in a pipe."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.jobs import job
+
+from ringtrain_client.cli.main import main
+from ringtrain_client.local.past_runs import write_job
+
+TERMINAL = {"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": None}
+LONG = "a-job-with-a-name-of-as-many-letters-as-kubernetes-"[:50] + "x"
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with runs of a job of the longest name, and of one that has failed."""
+    for name, state in ((LONG, "Running"), ("digits", "Failed")):
+        made: dict[str, Any] = job(name)
+        made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        made["status"] = {"state": state, "workers": "128/128", "restarts": 3, "reason": "AgentLost"}
+        made["status"]["progressSummary"] = "120000/300000 (40%), waits for data 35% of the time"
+        directory = tmp_path / "runs" / f"{name}-20260101-000000"
+        directory.mkdir(parents=True)
+        write_job(directory, made)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("options", "width"), [([], 80), ([], 60), (["-A"], 80), (["-o", "wide"], 1000)])
+def test_rows_fit_a_terminal_and_lose_nothing(in_runs: None, options: list[str], width: int) -> None:
+    """Long names and progress are broken; all letters are there, and the state is coloured."""
+    env = {**TERMINAL, "COLUMNS": str(min(width, 80))}
+    result = CliRunner().invoke(main, ["list", "--local", *options], env=env)
+    assert result.exit_code == 0, result.output
+    lines = [_STYLE.sub("", line) for line in result.output.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert any("Failed" in line and "128/128" in line for line in lines)
+    assert "\x1b[31mFailed" in result.output
+    if not options:
+        name = "".join(line.split()[0] for line in lines[1:] if line[:1].strip() and not line.startswith("digits"))
+        assert name == LONG
+
+
+def test_no_color_and_pipes_have_no_colours(in_runs: None) -> None:
+    """NO_COLOR is honoured, and a pipe gets a line for each job, whatever its length."""
+    plain = CliRunner().invoke(main, ["list", "--local"], env={**TERMINAL, "NO_COLOR": "1"}).output
+    assert "\x1b[31m" not in plain
+    piped = CliRunner().invoke(main, ["list", "--local"], env={**TERMINAL, "FORCE_COLOR": None}).output
+    assert "\x1b" not in piped
+    assert [line.split()[0] for line in piped.splitlines()] == ["NAME", *sorted([LONG, "digits"], key=piped.index)]
+
+
+def test_watch_shows_a_table_only(in_runs: None) -> None:
+    """JSON that never ends is refused."""
+    result = CliRunner().invoke(main, ["list", "--local", "--watch", "-o", "json"])
+    assert result.exit_code == 2
+    assert "--watch shows a table" in result.output
