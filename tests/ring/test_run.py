@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import completed
 from support.gang import DEADLINE_S, until
 
 import ringtrain as rt
@@ -54,6 +55,16 @@ def test_ranks_that_do_not_end_are_ended(tmp_path: Path) -> None:
     for pid in pids.read_text().split() if pids.exists() else []:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+def test_a_function_of_a_notebook_needs_cloudpickle(tmp_path: Path) -> None:
+    """A cell has no file that ranks could import: one line says so, and no rank starts."""
+    cell = "import ringtrain, importlib.util as u; f = u.find_spec; "
+    cell += "u.find_spec = lambda name, *a: None if name == 'cloudpickle' else f(name, *a)\n"
+    cell += "import sys; sys.modules['cloudpickle'] = None\ndef train(): pass\nringtrain.run(train, np=2)"
+    done = completed([sys.executable, "-c", cell], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ConfigurationError: run: train is defined in a notebook or an interactive session" in done.stderr
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank() -> None:

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,6 +121,7 @@ def run(
         raise ConfigurationError(f"run: np is {size!r}; expected a number of ranks from 1 to {_MAX_RANKS}")
     env = {**horovod_run.variables(start_timeout, verbose), **(env or {})}
     outputs = horovod_run.output_directories(output_filename, size)
+    _check_ranks_find_function(func)
     work = _pickled_for_local_ranks((func, tuple(args), dict(kwargs or {})), "run: the function or its arguments")
     context = multiprocessing.get_context("spawn")
     if executable is not None:
@@ -247,6 +249,17 @@ def _end_local_ranks(ranks: Sequence[_LocalRank]) -> None:
     for entry in ranks:
         entry.process.join(_GRACE_S)
         entry.pipe.close()
+
+
+def _check_ranks_find_function(func: Callable[..., Any]) -> None:
+    """Raise ConfigurationError if ranks cannot import `func`, as in a notebook, and cloudpickle is not installed."""
+    interactive = func.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if interactive and find_spec("cloudpickle") is None:
+        name = getattr(func, "__qualname__", repr(func))
+        raise ConfigurationError(
+            f"run: {name} is defined in a notebook or an interactive session, where ranks cannot import it; "
+            "install cloudpickle, or move the function into a module"
+        )
 
 
 def _pickled_for_local_ranks(value: Any, what: str) -> bytes:
