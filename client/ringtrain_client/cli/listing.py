@@ -13,6 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ringtrain_operator.spec.template import containers_of
+from ringtrain_operator.spec.training_container import training_container_index
+
 from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
 from ..local.wording import STATE_STYLES, wrapped_display_text
@@ -123,10 +126,11 @@ def _job_row(job: Json) -> tuple[str | Text, ...]:
 
 
 def _more_of_job(job: Json) -> tuple[str, ...]:
-    containers = job["spec"]["worker"].get("template", {}).get("spec", {}).get("containers") or [{}]
+    template = job["spec"]["worker"].get("template") or {}
+    containers = containers_of(template) or [{}]
     return (
         job["spec"].get("backend", "ring"),
-        str(containers[0].get("image") or "-"),
+        str(containers[training_container_index(template)].get("image") or "-"),
         str((job.get("status") or {}).get("reason") or "-"),
     )
 

@@ -12,6 +12,7 @@ from ringtrain_operator.reporting import problem_lines
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job, part_problems
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
+from ringtrain_operator.spec.training_container import describe_training_container
 from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
@@ -81,6 +82,8 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
 def _tell_manifest_valid(path: Path, job: Job) -> None:
     size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
     click.echo(f"{path}: {job.name} is valid: {size}")
+    if trains := describe_training_container(job.spec.worker.template):
+        click.echo(f"{path}: {job.name}: {trains}")
     if job.queue and job.spec.run_policy.suspend:
         click.echo(
             f"{path}: {job.name}: runPolicy.suspend is true, so that it waits for you and not in its queue "

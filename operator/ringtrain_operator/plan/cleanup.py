@@ -74,7 +74,10 @@ def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
     running = tuple(pod for pod in s.pods if pod.phase not in ("Succeeded", "Failed"))
     if _deadline_exceeded(s.status):
         return _unwanted_after_deadline(s, running)
-    if policy == "None" or not running:
+    if policy == "None":
+        # Only a sidecar still runs there, perhaps until it gets SIGTERM.
+        running = tuple(pod for pod in running if pod.finished)
+    if not running:
         return s.stale_pods, None
     settled = (s.status.completion_time or s.now) + timedelta(seconds=SETTLE_S)
     if s.now < settled:

@@ -10,6 +10,7 @@ from ..errors import Invalid
 from ..observe.model import Observed
 from ..spec.job import Job, is_ours
 from ..spec.parse import parse_job
+from ..spec.training_container import describe_training_container
 from ..spec.training_template import Template
 from ..status.decision import NO_DECISION, Decision, Policy, condition_of
 from ..status.model import (
@@ -180,7 +181,7 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
 
     `seen`: the situation before the decision, which may have started another attempt.
     """
-    changes = [] if s.finished else [ConditionChange("Accepted", "True", "Valid", _template_text(s.status))]
+    changes = [] if s.finished else [ConditionChange("Accepted", "True", "Valid", _accepted_message(s))]
     if decided is not None:
         changes.append(decided)
     status = with_conditions(s.status, tuple(changes), s.job.generation, s.now)
@@ -213,9 +214,11 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
     return status.model_copy(update=fields)
 
 
-def _template_text(status: JobStatus) -> str:
-    stored = status.template
-    return f"uses {stored.kind} {stored.name} as of its acceptance ({stored.hash})" if stored is not None else ""
+def _accepted_message(s: Situation) -> str:
+    """Return the template that the job was accepted with and the training container, if these are not obvious."""
+    stored = s.status.template
+    used = f"uses {stored.kind} {stored.name} as of its acceptance ({stored.hash})" if stored is not None else ""
+    return "; ".join(filter(None, (used, describe_training_container(s.job.spec.worker.template))))
 
 
 def _is_waiting_for_resources(s: Situation, status: JobStatus) -> bool:

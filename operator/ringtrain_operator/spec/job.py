@@ -64,7 +64,9 @@ class Worker(SpecModel):
         description="Extended resources of each worker's training container, for example nvidia.com/gpu: 2.",
     )
     template: WorkerTemplate = Field(
-        description="Pod template; its first container trains and needs a command, which runs once per rank."
+        description="Pod template. One container trains and needs a command, which runs once per rank: the one that "
+        "the annotation kubectl.kubernetes.io/default-container names, else one of a usual name (pytorch, tensorflow, "
+        "jax, xgboost, node, trainer, worker, mpi, train), else the first."
     )
 
     RULES = (DEVICES_HAVE_DOMAINS,)
@@ -237,9 +239,9 @@ class JobSpec(SpecModel):
             path="worker.template",
         ),
         Rule(
-            cel=f"self.backend == 'mpi' || !({_HAS_CONTAINERS}) || (has({_CONTAINERS}[0].command) && "
-            f"size({_CONTAINERS}[0].command) > 0)",
-            message="containers[0] needs a command, which is missing: the agent starts it once per rank and "
+            cel=f"self.backend == 'mpi' || !({_HAS_CONTAINERS}) || {_CONTAINERS}.exists(c, has(c.command) && "
+            "size(c.command) > 0)",
+            message="the training container needs a command, which is missing: the agent starts it once per rank and "
             "cannot see the image's entrypoint",
             path="worker.template.spec.containers",
         ),

@@ -26,6 +26,7 @@ from .template import (
     without_amounts,
     worker_template_problems,
 )
+from .training_container import original_problem, with_training_containers_first
 from .training_template import resolved_job_spec
 from .updates import is_spec_fixed
 
@@ -69,8 +70,9 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     if nesting_depth(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise Invalid([*problems, Problem("spec", message)])
+    spec, indexes = with_training_containers_first(spec)
     parsed, spec_problems = _parse_spec(spec, (schema or packaged_pod_spec_schema()) if templates else None)
-    problems += spec_problems
+    problems += [original_problem(problem, indexes) for problem in spec_problems]
     if parsed is not None and parsed.template_ref is not None:
         reference = parsed.template_ref
         message = f"{reference.kind} {reference.name} is not known here, and the job is incomplete without it"

@@ -111,7 +111,8 @@ class RunPolicy(SpecModel):
     )
     clean_pod_policy: Literal["None", "Running", "All"] = Field(
         default="Running",
-        description="Which pods are deleted when the job has ended: none, those still running, or all.",
+        description="Which pods are deleted when the job has ended: none, those still running, or all. A pod in which "
+        "only sidecars still run is always deleted.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,

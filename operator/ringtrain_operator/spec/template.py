@@ -129,7 +129,7 @@ def worker_template_problems(
     """
     containers = containers_of(template)
     if not containers:
-        yield Problem(f"{path}.spec.containers", "is empty; the first container is the one that trains")
+        yield Problem(f"{path}.spec.containers", "is empty; one of them trains")
     elif needs_command and not containers[0].get("command"):
         yield Problem(
             f"{path}.spec.containers[0].command",

@@ -13,6 +13,7 @@ from ..contract import GROUP
 from ..errors import Invalid, Problem, shown
 from .base import MAX_DEPTH, nesting_depth, without_nulls
 from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
+from .training_container import with_training_containers_first
 
 Json = dict[str, Any]
 # Each job's status has a copy of its template and is written often, so the size is bounded.
@@ -140,7 +141,8 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
     """
     if nesting_depth(spec) > MAX_DEPTH:
         raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])
-    found: Json = _merged_value(template, _fields_set(spec, JobSpec))
+    below, _ = with_training_containers_first(template)
+    found: Json = _merged_value(below, _fields_set(spec, JobSpec))
     found.pop("templateRef", None)
     return found
 
@@ -199,7 +201,8 @@ def _has_mappings(value: Any) -> bool:
 
 
 def _containers(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Merge containers of the same name. A container of `above` without a name is merged into the first."""
+    """Merge containers of the same name. A container of `above` without a name is merged into the first, which is the
+    training container."""
     found = [dict(container) for container in below]
     for container in above:
         names = [one.get("name") for one in found]

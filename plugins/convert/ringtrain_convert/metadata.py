@@ -11,6 +11,7 @@ from ringtrain_operator.errors import Invalid, Problem, spelling_hint
 from ringtrain_operator.spec.job import QUEUE_LABEL
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.reserved import LABELS
+from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER, training_container_index
 
 # With these kubectl, Argo CD, Helm and Flux mark their objects. The new job does not belong to their releases and sets
 # yet, and would be pruned or overwritten as if it did.
@@ -81,6 +82,21 @@ def carried_template(
             made["metadata"] = {**(made.get("metadata") or {}), kind: found}
     made["spec"].pop("restartPolicy", None)
     return made
+
+
+def put_training_container_first(template: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Move the training container of a pod template to the front, in place, and return it: the one that the pod's
+    annotation names, else the first of `names`, else the operator's choice. If the operator would choose another, the
+    annotation is set."""
+    pod, annotations = template["spec"], (template.get("metadata") or {}).get("annotations") or {}
+    by_name = {str(one.get("name")): one for one in reversed(pod["containers"])}
+    wanted = (name for name in (annotations.get(DEFAULT_CONTAINER), *names) if name in by_name)
+    found = by_name.get(next(wanted, ""), pod["containers"][training_container_index(template)])
+    pod["containers"].sort(key=lambda one: one is not found)
+    if training_container_index(template):
+        metadata = template["metadata"] = template.get("metadata") or {}
+        metadata["annotations"] = {**annotations, DEFAULT_CONTAINER: str(found.get("name"))}
+    return dict(found)
 
 
 def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
+from ringtrain_convert.metadata import (
+    Converted,
+    carried_template,
+    converted_manifest,
+    put_training_container_first,
+    take_command,
+    unknown_fields,
+)
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
 from ringtrain_operator.errors import Invalid, Problem, shown
 from ringtrain_operator.spec.template import shape_problems, template_devices
@@ -245,8 +252,9 @@ def _converted_mpijob_template(
     add_source_labels(template, replica["labels"], path, notes)
     pod = template["spec"]
     name, first = spec.get("mainContainer"), pod["containers"][0]
-    pod["containers"].sort(key=lambda one: one.get("name") != name if name else not _mpijob_starts(role, one))
-    if not name and (main := pod["containers"][0]) is not first:
+    starting = (str(one.get("name")) for one in pod["containers"] if not name and _mpijob_starts(role, one))
+    main = put_training_container_first(template, *([name] if name else starting))
+    if not name and main.get("name") != first.get("name") and _mpijob_starts(role, main):
         starts = _mpijob_starts(role, main)
         notes.append(f"the {role.lower()}'s main container is {main.get('name')}, which starts {starts}")
     return template

@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command, unknown_fields
+from ringtrain_convert.metadata import (
+    Converted,
+    carried_template,
+    converted_manifest,
+    put_training_container_first,
+    take_command,
+    unknown_fields,
+)
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
 from ringtrain_convert.torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
@@ -179,9 +186,8 @@ def _trainingjob_template(
     path = f"spec.{kind.replicas}.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
     pod = template["spec"]
-    pod["containers"].sort(key=lambda container: container.get("name") != kind.container)
+    name = put_training_container_first(template, kind.container).get("name")
     if len(pod["containers"]) > 1:
-        name = pod["containers"][0].get("name")
         notes.append(f"{path}: the variables of ranks are set in container {name}, not in the others")
     return template
 

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringtrain_convert.metadata import Converted, carried_template, converted_manifest, take_command
+from ringtrain_convert.metadata import (
+    Converted,
+    carried_template,
+    converted_manifest,
+    put_training_container_first,
+    take_command,
+)
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
 from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
@@ -236,7 +242,7 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
     labels = {f"{JOBSET}replicatedjob-name": str(job["name"])}
     labels |= {f"{JOBSET}jobset-name": reader.name} if reader.name else {}
     add_source_labels(template, labels, where, reader.notes)
-    template["spec"]["containers"].sort(key=lambda container: container.get("name") != _NODE)
+    put_training_container_first(template, _NODE)
     left = {*inner, *(key for key in job if key not in ("name", "template"))} - {"backoffLimit"}
     for name in sorted(left):
         reader.notes.append(f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one")

@@ -201,6 +201,18 @@ def test_clean_pod_policy(policy: str, left: set[str]) -> None:
     assert set(w.pods) == left
 
 
+@pytest.mark.parametrize("policy", ["None", "Running"])
+def test_sidecars_end_with_the_job(policy: str) -> None:
+    """A sidecar that runs until SIGTERM gets it, whatever the policy; a worker whose main container runs is left."""
+    w = running(cleanPodPolicy=policy)
+    w.pod_ends("digits-worker-0", 0)
+    w.pods["digits-worker-0"]["status"]["phase"] = "Running"
+    w.launcher_ends(0)
+    w.run(seconds=10)
+    w.go_on()
+    assert set(w.pods) == {"digits-launcher"} | ({"digits-worker-1"} if policy == "None" else set())
+
+
 def test_time_to_live() -> None:
     """The job itself is deleted so long after its end."""
     w = running(ttlSecondsAfterFinished=60, cleanPodPolicy="None")

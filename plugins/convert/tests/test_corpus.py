@@ -1,0 +1,47 @@
+"""Small manifests in the shapes of public ones: what `dtj convert` makes of them, or why it refuses.
+
+A case of corpus/*.yaml has `source`, and either `made` (values in the job's spec, by path; null: absent) or `refused`.
+`notes` and `refused`: words on stderr.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ringtrain_client.cli.main import main
+from ringtrain_operator.build import build_worker_pod
+from ringtrain_operator.spec.parse import parse_job
+
+CASES = {
+    f"{file.stem}: {case['case']}": case
+    for file in sorted(Path(__file__).with_name("corpus").glob("*.yaml"))
+    for case in yaml.safe_load_all(file.read_text())
+}
+
+
+def value_at(value: Any, path: str) -> Any:
+    """Return the value at a dotted path; None if it is absent."""
+    for key in path.split("."):
+        value = value[int(key)] if isinstance(value, list) else (value or {}).get(key)
+    return value
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_manifest(case: dict[str, Any], tmp_path: Path) -> None:
+    """A converted job is valid and its worker's pod can be built; a refusal is one line."""
+    nowhere = ["--kubeconfig", str(tmp_path / "none")]
+    result = CliRunner().invoke(main, ["convert", "-", *nowhere], input=yaml.safe_dump_all(case["source"]))
+    for words in case.get("notes", ()):
+        assert words in result.stderr
+    if "refused" in case:
+        assert result.exit_code == 1
+        assert case["refused"] in result.stderr
+        assert len([line for line in result.stderr.splitlines() if "Error" in line]) == 1
+        return
+    assert result.exit_code == 0, result.stderr
+    [job] = [one for one in yaml.safe_load_all(result.stdout) if one["kind"] == "DistributedTrainingJob"]
+    build_worker_pod(parse_job(job), 1, 0)
+    assert {path: value_at(job["spec"], path) for path in case["made"]} == case["made"]
