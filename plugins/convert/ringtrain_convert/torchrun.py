@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
-from ringtrain_operator.errors import Invalid, Problem, shown
+from ringtrain_convert.mpijob import whole_field
 
 # Options without a value.
 _FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}
@@ -16,7 +16,6 @@ _SHELLS = {"sh", "bash"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _PER_NODE = "--nproc-per-node"
-TORCHRUN_OPTION = f"torchrun's {_PER_NODE}"
 # Characters outside of single quotes that a shell expands.
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
@@ -32,6 +31,13 @@ TORCHRUN = {
 _DEFAULT_PORT = 23456
 # Fields of an elasticPolicy, with their variables.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
+_LEFT_OUT = {
+    "maxRestarts": "the whole gang starts again, runPolicy.backoffLimit times at most",
+    "metrics": "create a HorizontalPodAutoscaler for the job",
+}
+# Variables that the agent sets for a rank, and references to variables as Kubernetes expands them.
+AGENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
+_REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")
 
 
 @dataclass(frozen=True)
@@ -139,19 +145,13 @@ def torch_ranks(
     command: list[str], spec: Mapping[str, Any], devices: Mapping[str, int], notes: list[str]
 ) -> tuple[list[str], int]:
     """Return the command of a rank of a PyTorchJob, and the number of ranks in a pod: torchrun's number if torchrun
-    starts the program, else one."""
+    starts the program and its number is known, else one."""
     elastic = spec.get("elasticPolicy") or {}
-    of_policy = Given(elastic.get("nProcPerNode"), "spec.elasticPolicy.nProcPerNode")
-    asked = first_given(of_policy, Given(spec.get("nprocPerNode"), "spec.nprocPerNode"))
-    wanted = str(asked.value or "auto")
-    if found := read_torchrun(command):
+    wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
+    ranks, program = counted_torchrun(command, wanted, gpus_among(devices), notes)
+    if ranks:
         notes += _elastic_notes(elastic, {"nProcPerNode"})
-        notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
-        asked = first_given(Given(found.per_node, TORCHRUN_OPTION), asked)
-        if asked.value is None and not gpus_among(devices):
-            message = "has no nprocPerNode; torchrun then starts one process for each CPU of the node; write the number"
-            raise Invalid([Problem("spec", message)])
-        return list(found.program), torchrun_ranks(str(asked.value or "auto"), gpus_among(devices), asked.path)
+        return program, ranks
     given = {**TORCHRUN, "PET_NPROC_PER_NODE": quoted_command_word(wanted)}
     if wanted.isdecimal() and int(wanted) > 1:
         given["WORLD_SIZE"] = f"$((WORLD_SIZE * {wanted}))"
@@ -159,6 +159,39 @@ def torch_ranks(
     notes += _elastic_notes(elastic, {"nProcPerNode", *rendezvous})
     given |= {name: value for of_field in rendezvous.values() for name, value in of_field.items()}
     return give_torchrun_variables(command, given, notes), 1
+
+
+def counted_torchrun(command: Sequence[str], wanted: str, gpus: int, notes: list[str]) -> tuple[int, list[str]]:
+    """Return the number of ranks that a torchrun command starts in a pod, and their program; 0 if the command is not
+    torchrun, or if torchrun must stay the pod's process. `wanted`: the number without --nproc-per-node."""
+    found = read_torchrun(command)
+    if found is None:
+        return 0, []
+    ranks, per_node = torchrun_ranks(found.per_node or wanted, gpus), found.per_node or wanted
+    of_agent = {name for word in found.program for name in _REFERENCE.findall(word)} & {*AGENT, *TORCHRUN}
+    if ranks and not of_agent:
+        notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
+        return ranks, list(found.program)
+    reads = f"its program reads {', '.join(sorted(of_agent))} of the node"
+    why = reads if ranks else f"the number of its processes ({per_node}) is known only on the node"
+    notes.append(f"torchrun stays the process of each pod, and slotsPerWorker is 1: {why}")
+    return 0, []
+
+
+def elastic_section(spec: Mapping[str, Any], workers: int, notes: list[str]) -> dict[str, Any]:
+    """Return `elastic` of a job for the elasticPolicy of a PyTorchJob with this number of pods; empty if its size does
+    not change."""
+    policy, path = spec.get("elasticPolicy") or {}, "spec.elasticPolicy"
+    names = [name for name in ("minReplicas", "maxReplicas") if policy.get(name) is not None]
+    sizes = [whole_field(policy[name], f"{path}.{name}") for name in names]
+    if not sizes or sizes[0] == sizes[-1] == workers:
+        return {}
+    least, most = sizes[0], sizes[-1]  # one stands for both (pytorch_defaults.go)
+    if not least <= workers <= most:
+        notes.append(f"{path} is left out: the job has {workers} pods, expected {least} to {most}")
+        return {}
+    notes.append(f"{path} becomes elastic: with {least} to {most} workers, and onLoss: Restart, as torchrun does")
+    return {"elastic": {"minReplicas": least, "maxReplicas": most, "onLoss": "Restart"}}
 
 
 def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -182,14 +215,13 @@ def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str
 
 
 def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterator[str]:
-    """Yield a note for each unused field of an elasticPolicy."""
-    for name in sorted(set(elastic) - set(used)):
-        why = (
-            "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT"
-            if name.startswith("rdzv")
-            else "the job has its workers from start to end, and starts again where one is lost; see spec.elastic"
-        )
-        yield f"spec.elasticPolicy.{name} is left out: {why}"
+    """Yield one note for each reason for which fields of an elasticPolicy are not used."""
+    left: dict[str, list[str]] = {}
+    for name in sorted(set(elastic) - {*used, "minReplicas", "maxReplicas"}):
+        why = _LEFT_OUT.get(name, "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT")
+        left.setdefault(why, []).append(name)
+    for why, names in left.items():
+        yield f"spec.elasticPolicy ({', '.join(names)}) is left out: {why}"
 
 
 def gpus_among(devices: Mapping[str, int]) -> int:
@@ -199,35 +231,41 @@ def gpus_among(devices: Mapping[str, int]) -> int:
     return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
 
 
-class Given(NamedTuple):
-    """A value, None if it is not given, and the field that has it."""
-
-    value: Any
-    path: str
-
-
-def first_given(*places: Given) -> Given:
-    """Return the first that is given, else the last."""
-    return next((one for one in places if one.value), places[-1]._replace(value=None))
-
-
-def torchrun_ranks(wanted: str, gpus: int, path: str) -> int:
-    """Return the number of ranks for torchrun's --nproc-per-node and this number of `gpus`. Raises Invalid."""
+def torchrun_ranks(wanted: str, gpus: int) -> int:
+    """Return the number of ranks for torchrun's --nproc-per-node on a node with this number of `gpus`; 0 if only the
+    node knows it."""
     if wanted.isdecimal():
         return int(wanted[:19])
-    if gpus and wanted in ("auto", "gpu"):
-        return gpus
-    what = "as many processes as the node has GPUs" if wanted == "gpu" else "one process for each CPU of the node"
-    raise Invalid([Problem(path, f"is {shown(wanted)}: {what}, which can't be seen from here; write the number")])
+    return gpus if wanted in ("auto", "gpu") else 0
 
 
 def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
-    """Return the command, started with `variables`, whose values a shell expands from the agent's variables."""
-    if not variables:
-        return list(command)
-    notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
-    text = " ".join(f'{name}="{value}"' for name, value in variables.items())
-    return ["sh", "-c", f'export {text}; exec "$@"', "sh", *command]
+    """Return the command, started with `variables`, whose values a shell expands from the agent's variables.
+
+    The shell also expands `$(NAME)` of these and of the agent's variables, which Kubernetes expands in the source.
+    """
+    words = {number: _expanded_word(word, variables) for number, word in enumerate(command, 1)}
+    expanded = {number: word for number, word in words.items() if word}
+    text = "export " + " ".join(f'{name}="{value}"' for name, value in variables.items()) + "; " if variables else ""
+    if expanded:
+        names = sorted({name for number in expanded for name in _REFERENCE.findall(command[number - 1])})
+        notes.append(f"{', '.join(f'$({name})' for name in names)} in the command: a sh in front of it expands them")
+        text += "set -- " + " ".join(f'"{word or f"${{{number}}}"}"' for number, word in words.items()) + "; "
+    if variables:
+        notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
+    plain = [_REFERENCE.sub(r"${\1}", word) if expanded.get(number) else word for number, word in enumerate(command, 1)]
+    return ["sh", "-c", f'{text}exec "$@"', "sh", *plain] if text else list(command)
+
+
+def _expanded_word(word: str, variables: Collection[str]) -> str:
+    """Return the word for use between double quotes, with each `$(NAME)` as `${NAME}`; empty if it has none, or one of
+    another variable."""
+    parts = _REFERENCE.split(word)
+    names = parts[1::2]
+    if not names or set(names) - {*AGENT, *variables}:
+        return ""
+    texts = [quoted_command_word(part) for part in parts[::2]]
+    return texts[0] + "".join(f"${{{name}}}{text}" for name, text in zip(names, texts[1:], strict=True))
 
 
 def quoted_command_word(value: object) -> str:

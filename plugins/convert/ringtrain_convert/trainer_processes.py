@@ -6,18 +6,15 @@ Based on pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost,
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain_convert.mpijob import whole_field
 from ringtrain_convert.torchrun import (
     TORCHRUN,
-    TORCHRUN_OPTION,
-    Given,
+    counted_torchrun,
     expanded_by_kubernetes,
     give_torchrun_variables,
     gpus_among,
-    read_torchrun,
-    torchrun_ranks,
 )
 from ringtrain_operator.errors import Invalid, Problem, shown
 
@@ -35,6 +32,18 @@ _XGBOOST = {
     "DMLC_TASK_ID": "$RANK",
     "DMLC_NUM_WORKER": "$WORLD_SIZE",
 }
+
+
+class Given(NamedTuple):
+    """A value, None if it is not given, and the field that has it."""
+
+    value: Any
+    path: str
+
+
+def first_given(*places: Given) -> Given:
+    """Return the first that is given, else the last."""
+    return next((one for one in places if one.value), places[-1]._replace(value=None))
 
 
 @dataclass(frozen=True)
@@ -64,21 +73,23 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
         message = "is torchtune's, whose arguments Trainer completes: write the whole command"
         raise Invalid([Problem("spec.trainer.command", message)])
     gpus = trainer_gpus(node.resources)
-    if source == "torch" and (found := read_torchrun(node.command)):
-        notes.append(f"{' '.join(found.own)} is left out: the agent starts every rank")
-        ranks = torchrun_ranks(found.per_node, gpus, TORCHRUN_OPTION) if found.per_node else _trainer_ranks(node)
-        return list(found.program), ranks
+    wanted = _trainer_processes(node) if source == "torch" else ""
+    if source == "torch":
+        ranks, program = counted_torchrun(node.command, wanted, gpus, notes)
+        if ranks:
+            return program, ranks
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
     if source == "xgboost" and gpus > 1:
         given = {**given, "DMLC_NUM_WORKER": f"$((WORLD_SIZE * {gpus}))"}
     if source == "torch":
-        given = {**TORCHRUN, "PET_NPROC_PER_NODE": str(_trainer_ranks(node))}
+        given = {**TORCHRUN, "PET_NPROC_PER_NODE": wanted}
     if gpus > 1:
         notes.append(f"one process runs on each node, as there, and has its {gpus} GPUs: slotsPerWorker is 1")
-    if given and (name := expanded_by_kubernetes({"command": list(node.command)}, list(given))):
+    command = give_torchrun_variables(node.command, given, notes)
+    if name := expanded_by_kubernetes({"command": command}, list(given)):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem("spec.trainer.command", message)])
-    return give_torchrun_variables(node.command, given, notes), 1
+    return command, 1
 
 
 def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> int:
@@ -100,18 +111,19 @@ def trainer_gpus(resources: Given) -> int:
     return 0
 
 
-def _trainer_ranks(node: TrainJobNode) -> int:
-    """Return a node's number of ranks (EnforceMLPolicy of Trainer 2.1 to 2.3); cpu and gpu are words of 2.1."""
+def _trainer_processes(node: TrainJobNode) -> str:
+    """Return a node's number of processes (EnforceMLPolicy of Trainer 2.1 to 2.3), or `gpu` if only the node knows it;
+    cpu and gpu are words of 2.1."""
     word, gpus = str(node.wanted.value or "auto"), trainer_gpus(node.resources)
     if word.isdecimal():
-        return int(word[:19])
+        return word[:19]
     if word not in ("auto", "cpu", "gpu"):
         message = f"is {shown(node.wanted.value)}, expected a number, auto, cpu or gpu"
         raise Invalid([Problem(node.wanted.path, message)])
     if word == "gpu" or (gpus and word == "auto"):
-        return torchrun_ranks("gpu", gpus, node.wanted.path)
+        return str(gpus or "gpu")
     asked = (_whole_trainer_cpus(node.resources, kind) for kind in ("requests", "limits"))
-    return max(1, next(filter(None, asked), 0))
+    return str(max(1, next(filter(None, asked), 0)))
 
 
 def _whole_trainer_cpus(resources: Given, kind: str) -> int:

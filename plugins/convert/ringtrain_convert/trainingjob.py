@@ -18,7 +18,13 @@ from ringtrain_convert.metadata import (
 )
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
-from ringtrain_convert.torchrun import TORCHRUN, expanded_by_kubernetes, give_torchrun_variables, torch_ranks
+from ringtrain_convert.torchrun import (
+    TORCHRUN,
+    elastic_section,
+    expanded_by_kubernetes,
+    give_torchrun_variables,
+    torch_ranks,
+)
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
@@ -113,6 +119,7 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
         "slotsPerWorker": slots,
         "worker": {"replicas": workers, **({"devices": devices} if devices else {}), "template": template},
         **_trainingjob_evaluator(obj, replicas, kind, notes),
+        **(elastic_section(spec, workers, notes) if obj["kind"] == "PyTorchJob" else {}),
         "runPolicy": _trainingjob_run_policy(spec, replicas, kind, notes),
     }
     notes += [*_tensorflow_notes(spec, workers), *_unknown_trainingjob_fields(spec, kind)]

@@ -18,9 +18,10 @@ from ringtrain_convert.metadata import (
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
 from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
-from ringtrain_convert.torchrun import Given, first_given
 from ringtrain_convert.trainer_processes import (
+    Given,
     TrainJobNode,
+    first_given,
     trainer_mpi_slots,
     trainer_process_count,
     trainer_process_source_of,

@@ -71,8 +71,7 @@ def test_variables_are_those_of_the_source(kind: str) -> None:
 
 
 def test_elastic_variables() -> None:
-    """A script that starts torchrun gets the rendezvous of its nodes; a note names the sizes to which a job may
-    change."""
+    """A script that starts torchrun gets the rendezvous of its nodes; the job has the same limits of its size."""
     policy = {"minReplicas": 1, "maxReplicas": 4, "rdzvId": 'a "b"', "maxRestarts": 3, "nProcPerNode": 2}
     converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, ["env"], elasticPolicy=policy))
     found = found_by(main_container(converted.manifest)["command"], 1, 2)
@@ -88,8 +87,11 @@ def test_elastic_variables() -> None:
         "PET_MAX_RESTARTS": "3",
     }
     assert found["WORLD_SIZE"] == "4"
-    for name in ("minReplicas", "maxReplicas"):
-        assert any(f"spec.elasticPolicy.{name} is left out" in note for note in converted.notes)
+    elastic = {"minReplicas": 1, "maxReplicas": 4, "onLoss": "Restart"}
+    assert converted.manifest["spec"]["elastic"] == elastic
+    assert [note for note in converted.notes if "elasticPolicy" in note] == [
+        "spec.elasticPolicy becomes elastic: with 1 to 4 workers, and onLoss: Restart, as torchrun does"
+    ]
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
@@ -102,9 +104,29 @@ def test_where_a_scripts_torchrun_meets(backend: str) -> None:
     endpoint = "head:29400" if backend == "c10d" else "store:2379"
     assert (found["PET_RDZV_BACKEND"], found["PET_RDZV_ENDPOINT"]) == (backend, endpoint)
     assert found["PET_RDZV_CONF"] == "timeout=9,close=1"
-    left = {note.split()[0] for note in converted.notes if "elasticPolicy" in note}
-    of_store = {f"spec.elasticPolicy.{name}" for name in ("rdzvHost", "rdzvPort")}
-    assert left == {"spec.elasticPolicy.minReplicas"} | (of_store if backend == "c10d" else set())
+    left = [note for note in converted.notes if "elasticPolicy" in note]
+    assert ["(rdzvHost, rdzvPort) is left out" in note for note in left] == [True] * (backend == "c10d")
+
+
+@pytest.mark.parametrize(
+    ("policy", "elastic", "note"),
+    [
+        ({"minReplicas": 1, "maxReplicas": 2}, {"minReplicas": 1, "maxReplicas": 2, "onLoss": "Restart"}, "becomes"),
+        ({"maxReplicas": 2}, None, ""),
+        ({"minReplicas": 3, "maxReplicas": 4}, None, "the job has 2 pods, expected 3 to 4"),
+        ({"rdzvBackend": "c10d"}, None, ""),
+    ],
+    ids=["sizes", "one-size", "another-size", "no-size"],
+)
+def test_sizes_of_an_elastic_job(policy: dict[str, Any], elastic: dict[str, Any] | None, note: str) -> None:
+    """Defaults are those of pytorch_defaults.go; all fields without a counterpart are in one note for each reason."""
+    more = {"rdzvHost": "h", "rdzvPort": 1, "rdzvId": "i", "rdzvConf": [], "metrics": [], "maxRestarts": 2}
+    command = ["torchrun", "--nproc-per-node=1", "a.py"]
+    converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, command, elasticPolicy={**more, **policy}))
+    assert converted.manifest["spec"].get("elastic") == elastic
+    notes = [one for one in converted.notes if "elasticPolicy" in one]
+    assert len(notes) == 3 + bool(note)
+    assert any(note in one for one in notes)
 
 
 @pytest.mark.parametrize(
@@ -131,20 +153,36 @@ def test_torchrun(words: list[str], nproc: str | None, devices: int, slots: int)
 
 
 @pytest.mark.parametrize(
-    ("words", "spec", "said"),
+    ("words", "spec", "per_node"),
     [
-        ([], {}, "spec: has no nprocPerNode; torchrun then starts one process for each CPU"),
-        ([], {"nprocPerNode": "auto"}, "spec.nprocPerNode: is 'auto': one process for each CPU"),
-        ([], {"elasticPolicy": {"nProcPerNode": "cpu"}}, "spec.elasticPolicy.nProcPerNode: is 'cpu': one process"),
-        (["--nproc-per-node=gpu"], {"nprocPerNode": "auto"}, "torchrun's --nproc-per-node: is 'gpu': as many"),
+        ([], {}, "auto"),
+        ([], {"nprocPerNode": "cpu"}, "cpu"),
+        ([], {"elasticPolicy": {"nProcPerNode": "auto"}}, "auto"),
+        (["--nproc-per-node=gpu"], {"nprocPerNode": "2"}, "2"),
+        (["--nproc-per-node=2", "--node_rank=$(RANK)", "--master_addr", "$(MASTER_ADDR)"], {}, "auto"),
     ],
-    ids=["nowhere", "job", "policy", "command"],
+    ids=["nowhere", "job", "policy", "command", "program"],
 )
-def test_one_process_for_each_cpu_is_refused(words: list[str], spec: dict[str, Any], said: str) -> None:
-    """torchrun would count the CPUs of the node; the message names the field that says it."""
-    obj = job("PyTorchJob", {"Worker": 2}, ["torchrun", *words, "a.py"])
+def test_torchrun_stays(words: list[str], spec: dict[str, Any], per_node: str, tmp_path: Path) -> None:
+    """If only the node knows the number of processes, or the program reads the node's rank, torchrun gets its words
+    and the source's variables."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text('#!/bin/sh\nenv\necho "words=$*"\n')
+    torchrun.chmod(0o755)
+    program = ["a.py", "$(RANK)"] if "--nproc-per-node=2" in words else ["a.py"]
+    obj = job("PyTorchJob", {"Master": 1, "Worker": 2}, [str(torchrun), *words, *program])
     obj["spec"] |= spec
-    assert refusal(obj).startswith(said)
+    converted = convert_trainingjob(obj)
+    assert converted.manifest["spec"]["slotsPerWorker"] == 1
+    assert any("torchrun stays the process of each pod" in note for note in converted.notes)
+    for rank in range(3):
+        found = found_by(main_container(converted.manifest)["command"], rank, 3)
+        expected = {name: value.format(rank=rank, nodes=3) for name, value in TRAINING_OPERATOR["PyTorchJob"].items()}
+        size = 3 * (int(per_node) if per_node.isdecimal() else 1)
+        expected |= {"PET_NPROC_PER_NODE": per_node, "WORLD_SIZE": str(size)}
+        assert {name: found.get(name) for name in expected} == expected
+        line = " ".join([*words, *program])
+        assert found["words"] == line.replace("$(RANK)", str(rank)).replace("$(MASTER_ADDR)", "head")
 
 
 def test_a_process_has_all_devices_of_its_pod() -> None:
@@ -265,8 +303,21 @@ def test_parameter_servers_are_refused() -> None:
 
 
 def test_variables_that_only_the_source_knows_in_time() -> None:
-    """Kubernetes expands $(RANK) when it makes the pod; names of the source's services resolve nowhere."""
-    assert "has $(RANK)" in refusal(job("XGBoostJob", {"Master": 1}, ["python", "a.py", "--rank=$(RANK)"]))
+    """A shell expands $(RANK) of a command, Kubernetes that of an env; names of the source's services resolve
+    nowhere."""
+    command = ["sh", "-c", "echo rank=$(RANK)", *"123456789", "$(HOME)"]
+    obj = job("XGBoostJob", {"Master": 1, "Worker": 1}, command)
+    converted = convert_trainingjob(obj)
+    assert found_by(main_container(converted.manifest)["command"], 1, 2) == {"rank": "1"}
+    assert any("$(RANK) in the command" in note for note in converted.notes)
+    obj["spec"]["xgbReplicaSpecs"]["Worker"] |= {"replicas": 0}
+    container = obj["spec"]["xgbReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    for field in ({"env": [{"name": "NODE", "value": "$(RANK)"}]}, {"command": ["./a", "$(DATA)/$(RANK)"]}):
+        before = dict(container)
+        container |= field
+        assert "has $(RANK)" in refusal(obj)
+        container.clear()
+        container |= before
     command = ["python", "a.py", "tcp://job-master-0:23456"]
     converted = convert_trainingjob(job("PyTorchJob", {"Master": 1}, command))
     assert any("job-master-… in the command" in note for note in converted.notes)

@@ -292,27 +292,35 @@ def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
     ("policy", "command", "expected"),
     [
         (
-            {"torch": {}},
-            ["torchrun", "--nproc-per-node=auto", "a.py"],
-            "is 'auto': one process for each CPU of the node, which can't be seen",
-        ),
-        ({"torch": {"numProcPerNode": "gpu"}}, ["torchrun", "a.py"], "is 'gpu': as many processes as the node has"),
-        (
             {"torch": {"numProcPerNode": "many"}},
             ["python", "a.py"],
             "numProcPerNode: is 'many', expected a number",
         ),
         ({"flux": {}}, ["./train"], "runtime.spec.mlPolicy.flux: is not known here, expected one of torch, jax"),
-        ({"jax": {}}, ["python", "a.py", "$(JAX_PROCESS_ID)"], "has $(JAX_PROCESS_ID), which Kubernetes expands"),
+        ({"jax": {}}, ["python", "a.py", "$(A)/$(JAX_PROCESS_ID)"], "has $(JAX_PROCESS_ID), which Kubernetes expands"),
         ({"torch": {}}, ["tune", "run", "full"], "is torchtune's, whose arguments Trainer completes"),
     ],
-    ids=["cpus-not-known", "gpus-not-known", "no-number", "another-source", "expanded-too-early", "torchtune"],
+    ids=["no-number", "another-source", "expanded-too-early", "torchtune"],
 )
 def test_what_trainer_gives_and_we_can_not(policy: dict[str, Any], command: list[str], expected: str) -> None:
     """The job is refused, and the error describes a solution."""
     with pytest.raises(Invalid) as refused:
         of_source(policy, command)
     assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "per_node"),
+    [({}, ["--nproc-per-node=auto"], "1"), ({"numProcPerNode": "gpu"}, [], "gpu")],
+    ids=["cpus", "gpus"],
+)
+def test_torchrun_stays(policy: dict[str, Any], words: list[str], per_node: str) -> None:
+    """If only the node knows how many processes torchrun starts; it has Trainer's variables."""
+    converted = of_source({"torch": policy}, ["torchrun", *words, "a.py"], numNodes=2)
+    [sh, _, text, _, *command] = converted.manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["command"]
+    assert (sh, command) == ("sh", ["torchrun", *words, "a.py"])
+    assert f'PET_NPROC_PER_NODE="{per_node}"' in text
+    assert converted.manifest["spec"]["slotsPerWorker"] == 1
 
 
 def of_source(policy: dict[str, Any], command: list[str], **trainer: Any) -> Converted:
