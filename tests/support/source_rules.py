@@ -61,6 +61,16 @@ TRAINER_RANKS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
     ),
     "devices that are no GPUs": (_per_node(limits={"habana.ai/gaudi": 8, "cpu": 4}), {}, 4),
 }
+# kubeflow/trainer 2.3, manifests/base/runtimes with the tags of manifests/overlays/runtimes: name of a runtime, source
+# of its mlPolicy, image, user.
+_IMAGES = "ghcr.io/kubeflow/trainer"
+TRAINER_RUNTIMES: list[tuple[str, str, str, int | None]] = [
+    ("torch-distributed", "torch", "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime", None),
+    ("jax-distributed", "jax", "nvcr.io/nvidia/jax:25.10-py3", None),
+    ("xgboost-distributed", "xgboost", f"{_IMAGES}/xgboost-runtime:v2.3.0", None),
+    ("deepspeed-distributed", "mpi", f"{_IMAGES}/deepspeed-runtime:v2.3.0", 1000),
+    ("mlx-distributed", "mpi", f"{_IMAGES}/mlx-runtime:v2.3.0", 1000),
+]
 # kubeflow/training-operator v1, pkg/controller.v1: pytorch/envvar.go, pytorch/elastic.go, jax/envvar.go,
 # xgboost/xgboost.go.
 _TORCH = {"RANK": "{rank}", "WORLD_SIZE": "{nodes}", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}

@@ -7,6 +7,7 @@ import click
 
 from ringtrain_client.cli.session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
 from ringtrain_client.local.documents import read_documents, write_documents
+from ringtrain_convert.known_runtimes import TRAINER_VERSION, known_runtime
 from ringtrain_convert.metadata import Converted
 from ringtrain_convert.mpijob import convert_mpijob, is_mpijob
 from ringtrain_convert.runtime_template import beyond_template, convert_runtime
@@ -60,8 +61,9 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
             elif is_trainingjob(document):
                 converted = convert_trainingjob(document)
             else:
-                runtime = _trainjob_runtime(document, documents, cluster)
+                runtime, note = _trainjob_runtime(document, documents, cluster)
                 converted = convert_trainjob(document, runtime)
+                converted = replace(converted, notes=(*note, *converted.notes))
                 if of_runtimes is not None:
                     converted = of_runtimes.named_by(converted, runtime)
         except OperatorError as exc:
@@ -131,12 +133,13 @@ def _manifest_name(document: Json) -> str:
     return str(name or document["kind"])
 
 
-def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> Json:
-    """Return the runtime to which a TrainJob refers: from the same file, or from the cluster."""
+def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> tuple[Json, tuple[str, ...]]:
+    """Return the runtime to which a TrainJob refers: from the same file, from the cluster, or Trainer's own of this
+    name, with a note."""
     kind, name = runtime_of(job)
     for document in documents:
         if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
-            return document
+            return document, ()
 
     async def read(session: ClusterAccess) -> Json:
         resource = ApiResource(f"{GROUP}/{VERSION}", kind, RUNTIMES[kind], namespaced=kind == "TrainingRuntime")
@@ -147,7 +150,10 @@ def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions)
             raise OperatorError(f"{kind} {name} is not in the file, and the cluster says: {exc}") from exc
 
     try:
-        return with_session(cluster, read)
+        return with_session(cluster, read), ()
     except click.ClickException as exc:
+        if known := known_runtime(kind, name):
+            place = "neither in the file nor in a cluster"
+            return known, (f"{kind} {name} is {place}: used as in Trainer {TRAINER_VERSION}",)
         message = f"spec.runtimeRef: {kind} {name} is needed; put it into the file beside the job. {exc.message}"
         raise ManifestUnreadable(f"{message}") from exc

@@ -61,7 +61,7 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
-            message = f"is not known here, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
+            message = f"is not supported, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
             raise Invalid([Problem(f"runtime.spec.mlPolicy.{name}", message)])
     return found[0] if found else ""
 
@@ -69,8 +69,9 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
 def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
     """Return the command of a rank, and the number of ranks on a node: as many processes as Trainer, or its torchrun,
     starts there. Raises Invalid for policies that are not supported."""
-    if list(node.command[:2]) == ["tune", "run"] and source == "torch":
-        message = "is torchtune's, whose arguments Trainer completes: write the whole command"
+    tune = list(node.command[:2]) == ["tune", "run"] and source == "torch"
+    if tune and all(word.startswith("-") or "=" in word for word in node.command[2:]):
+        message = "is torchtune's without a recipe, which Trainer adds: write the whole command"
         raise Invalid([Problem("spec.trainer.command", message)])
     gpus = trainer_gpus(node.resources)
     wanted = _trainer_processes(node) if source == "torch" else ""

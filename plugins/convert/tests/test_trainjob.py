@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 from support.commands import completed
 from support.deadlines import patient
-from support.source_rules import TRAINER, TRAINER_RANKS
+from support.source_rules import TRAINER, TRAINER_RANKS, TRAINER_RUNTIMES
 
 from ringtrain_client.cli.main import main
 from ringtrain_client.local.manifest import is_job
@@ -296,9 +296,9 @@ def test_a_plain_runtime_starts_one_process_on_a_node() -> None:
             ["python", "a.py"],
             "numProcPerNode: is 'many', expected a number",
         ),
-        ({"flux": {}}, ["./train"], "runtime.spec.mlPolicy.flux: is not known here, expected one of torch, jax"),
+        ({"flux": {}}, ["./train"], "runtime.spec.mlPolicy.flux: is not supported, expected one of torch, jax"),
         ({"jax": {}}, ["python", "a.py", "$(A)/$(JAX_PROCESS_ID)"], "has $(JAX_PROCESS_ID), which Kubernetes expands"),
-        ({"torch": {}}, ["tune", "run", "full"], "is torchtune's, whose arguments Trainer completes"),
+        ({"torch": {}}, ["tune", "run", "dataset=x"], "is torchtune's without a recipe"),
     ],
     ids=["no-number", "another-source", "expanded-too-early", "torchtune"],
 )
@@ -382,10 +382,31 @@ def test_the_command(tmp_path: Path) -> None:
     assert yaml.safe_load(result.stdout)["kind"] == "DistributedTrainingJob"
     assert "fashion: spec.managedBy is left out" in result.stderr
     alone = tmp_path / "job.yaml"
-    alone.write_text(yaml.safe_dump(documents()[0]))
+    job = documents()[0]
+    job["spec"]["runtimeRef"]["name"] = "ours"
+    alone.write_text(yaml.safe_dump(job))
     result = CliRunner().invoke(main, ["convert", str(alone), "--kubeconfig", str(tmp_path / "none")])
     assert result.exit_code == 1
-    assert "ClusterTrainingRuntime torch-distributed is needed; put it into the file" in result.stderr
+    assert "ClusterTrainingRuntime ours is needed; put it into the file" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "source", "image", "user"), TRAINER_RUNTIMES)
+def test_runtimes_of_trainer_are_known(name: str, source: str, image: str, user: int | None, tmp_path: Path) -> None:
+    """A TrainJob without its runtime's file is converted with Trainer's own; the note has the version."""
+    trainer = {"command": ["mpirun" if source == "mpi" else "python", "a.py"], "numNodes": 2}
+    job = documents()[0] | {"spec": {"runtimeRef": {"name": name}, "trainer": trainer}}
+    options = ["convert", "-", "--kubeconfig", str(tmp_path / "none")]
+    result = CliRunner().invoke(main, options, input=yaml.safe_dump(job))
+    assert result.exit_code == 0, result.output
+    assert "used as in Trainer 2.3" in result.stderr
+    spec = yaml.safe_load(result.stdout)["spec"]
+    [container] = spec["worker"]["template"]["spec"]["containers"]
+    assert (container["image"], container.get("securityContext", {}).get("runAsUser")) == (image, user)
+    if source == "mpi":
+        assert (spec["backend"], spec["slotsPerWorker"], spec["worker"]["replicas"]) == ("mpi", 1, 1)
+        assert spec["mpi"] == {"implementation": "OpenMPI", "runLauncherAsWorker": True}
+    else:
+        assert next(iter(TRAINER[source])) in container["command"][2]
 
 
 STRANGERS = FILE.parents[1] / "strangers/trainjob.yaml"

@@ -71,7 +71,7 @@ async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, t
     job, runtime = yaml.safe_load_all(FILE.read_text())
     async with namespace_of(real_cluster(control_plane)) as (c, namespace):
         _, said = await convert(c, tmp_path, job)
-        assert "ClusterTrainingRuntime torch-distributed is needed; put it into the file" in said
+        assert "torch-distributed is neither in the file nor in a cluster: used as in Trainer 2.3" in said
         async with with_runtimes(c):
             cluster_wide = ApiResource(
                 f"{GROUP}/{VERSION}", "ClusterTrainingRuntime", RUNTIMES["ClusterTrainingRuntime"]
