@@ -7,15 +7,17 @@ import click
 
 from ringtrain_client.cli.session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
 from ringtrain_client.local.documents import read_documents, write_documents
+from ringtrain_convert.batchjob import convert_batchjob, is_batchjob
 from ringtrain_convert.known_runtimes import TRAINER_VERSION, known_runtime
 from ringtrain_convert.metadata import Converted
 from ringtrain_convert.mpijob import convert_mpijob, is_mpijob
 from ringtrain_convert.runtime_template import beyond_template, convert_runtime
 from ringtrain_convert.trainingjob import convert_trainingjob, is_trainingjob
 from ringtrain_convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjob, is_runtime, is_trainjob, runtime_of
+from ringtrain_convert.unsupported import why_unsupported
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import ApiResource
-from ringtrain_operator.errors import ManifestUnreadable, OperatorError
+from ringtrain_operator.errors import Invalid, ManifestUnreadable, OperatorError, Problem
 from ringtrain_operator.reporting import errors_reported, problem_lines
 from ringtrain_operator.spec.parse import name_in_metadata
 from ringtrain_operator.spec.training_template import read_template
@@ -33,7 +35,8 @@ from ringtrain_operator.spec.training_template import read_template
 def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOptions) -> None:
     """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
 
-    They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob.
+    They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob. JobSets, Jobs and Volcano's Jobs that start
+    torchrun or mpirun are converted, too.
 
     MANIFEST is a file, or - for standard input. A TrainJob's runtime is read from there, else from the cluster.
     Other objects are not changed. Fields that have no counterpart are listed on stderr. If a job cannot be converted,
@@ -44,7 +47,8 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
             kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
-            raise ManifestUnreadable(f"{manifest}: holds {kinds} and no TrainJob of {GROUP}")
+            others = "no JobSet, Job or Volcano Job that starts torchrun or mpirun"
+            raise ManifestUnreadable(f"{manifest}: holds {kinds}, {others} and no TrainJob of {GROUP}")
     of_runtimes = _ConvertedTemplates() if templates else None
     for document in documents:
         if is_runtime(document):
@@ -60,6 +64,10 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
                 converted = convert_mpijob(document)
             elif is_trainingjob(document):
                 converted = convert_trainingjob(document)
+            elif is_batchjob(document):
+                converted = convert_batchjob(document)
+            elif why := why_unsupported(document):
+                raise Invalid([Problem("", why)])
             else:
                 runtime, note = _trainjob_runtime(document, documents, cluster)
                 converted = convert_trainjob(document, runtime)
@@ -110,7 +118,8 @@ class _ConvertedTemplates:
 
 
 def _is_job(document: Json) -> bool:
-    return is_mpijob(document) or is_trainingjob(document) or is_trainjob(document)
+    known = is_mpijob(document) or is_trainingjob(document) or is_trainjob(document)
+    return known or is_batchjob(document) or bool(why_unsupported(document))
 
 
 def _write_manifests(made: list[Json], output: Path | None) -> None:

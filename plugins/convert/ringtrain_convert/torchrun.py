@@ -59,7 +59,7 @@ def read_torchrun(command: Sequence[str]) -> Torchrun | None:
     Also None if a shell does more than start torchrun: other commands, redirections, variables in the program's words.
     """
     words, masked = list(command), [""] * len(command)
-    if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and words[1] == "-c":
+    if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and re.fullmatch("-[eux]*c", words[1]):
         words, masked = _single_command(words[2])
     begun = _torchrun_starter(words)
     if not begun:
@@ -118,6 +118,7 @@ def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str],
 
 def _single_command(text: str) -> tuple[list[str], list[str]]:
     """Return the words of a shell's single command, and the same without single-quoted text; empty for other text."""
+    text = text.replace("\\\n", " ")
     if "\n" in text.strip():
         return [], []
     try:

@@ -173,7 +173,7 @@ def _trainingjob_gang(
     templates = {role: _trainingjob_template(kind, role, replicas[role], notes) for role in roles}
     first = templates[roles[0]]
     for role in roles[1:]:
-        differing = list(_template_differences(first["spec"], templates[role]["spec"], "template.spec"))
+        differing = list(template_differences(first["spec"], templates[role]["spec"], "template.spec"))
         if differing:
             message = (
                 f"differs from {roles[0]}'s: {', '.join(differing)}; workers have one template here: make them "
@@ -199,13 +199,14 @@ def _trainingjob_template(
     return template
 
 
-def _template_differences(one: Any, other: Any, path: str) -> Iterator[str]:
+def template_differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """Yield the paths at which two templates differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}):
-            yield from _template_differences(one.get(key), other.get(key), f"{path}.{key}")
+            yield from template_differences(one.get(key), other.get(key), f"{path}.{key}")
     elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         for index, pair in enumerate(zip(one, other, strict=True)):
-            yield from _template_differences(*pair, f"{path}[{index}]")
+            yield from template_differences(*pair, f"{path}[{index}]")
     elif (one or None) != (other or None):
         yield path
 

@@ -1,0 +1,237 @@
+"""Conversion of JobSets, Jobs and Volcano's Jobs whose containers start torchrun or mpirun.
+
+The pods of one replicated job (or task) are the workers; beside them there may be one pod that runs mpirun.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtrain_convert.metadata import (
+    Converted,
+    carried_template,
+    converted_manifest,
+    put_training_container_first,
+    take_command,
+)
+from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
+from ringtrain_convert.source_labels import add_source_labels
+from ringtrain_convert.torchrun import TORCHRUN, counted_torchrun, give_torchrun_variables, gpus_among
+from ringtrain_convert.trainingjob import template_differences
+from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.spec.template import shape_problems
+
+Json = dict[str, Any]
+
+_KINDS = {("JobSet", "jobset.x-k8s.io/"): "jobset", ("Job", "batch.volcano.sh/"): "volcano", ("Job", "batch/"): "job"}
+_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
+_MPIRUN = re.compile(r"\b(mpirun|mpiexec|orterun|prterun)\b")
+_NODES = re.compile(r"--nnodes[= ](\d+)\b")
+_HOST_FILES = re.compile(r"/etc/volcano/\S+|VC_\w+_HOSTS")
+# Set by the agent for each rank.
+_RANK_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"})
+_INDEX = {"job": "JOB_COMPLETION_INDEX", "jobset": "JOB_COMPLETION_INDEX", "volcano": "VC_TASK_INDEX"}
+_DEFAULT_RETRIES = 3
+_READ = {
+    "jobset": {"replicatedJobs", "failurePolicy", "ttlSecondsAfterFinished", "suspend"},
+    "volcano": {"tasks", "maxRetry", "ttlSecondsAfterFinished", "queue", "schedulerName", "minAvailable"},
+    "job": {"parallelism", "completions", "completionMode", "backoffLimit", "template", "suspend"}
+    | {"activeDeadlineSeconds", "ttlSecondsAfterFinished"},
+}
+
+
+@dataclass(frozen=True)
+class _Role:
+    """Pods of one template. `retries`: of its Job. `owner`: metadata of the template's owner."""
+
+    name: str
+    path: str
+    pods: int
+    template: Json
+    retries: int = 0
+    owner: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Command and arguments of all containers."""
+        return str([[one.get("command"), one.get("args")] for one in self.template["spec"]["containers"]])
+
+
+def is_batchjob(obj: Mapping[str, Any]) -> bool:
+    """Return whether `obj` is a JobSet, a Job of Volcano, or a Job of Kubernetes that starts torchrun or mpirun."""
+    kind = _batchjob_kind(obj)
+    return kind in ("jobset", "volcano") or (kind == "job" and bool(_started(str(obj.get("spec")))))
+
+
+def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
+    """Return a DistributedTrainingJob equivalent to `obj`. Raises Invalid, with paths of `obj`, if there is none."""
+    kind, spec = _batchjob_kind(obj), obj.get("spec")
+    if problems := shape_problems(obj, "", {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {}}):
+        raise Invalid(problems)
+    assert isinstance(spec, Mapping)
+    notes = ["the image stays as it is: the operator brings the agent"]
+    roles = list(_batchjob_roles(kind, spec))
+    name = str((obj.get("metadata") or {}).get("name") or "")
+    starting = [role for role in roles if _started(role.text)]
+    if not starting:
+        message = "starts neither torchrun nor mpirun, so its ranks are not known: write a DistributedTrainingJob"
+        raise Invalid([Problem(roles[0].path if roles else "spec", message)])
+    if _started(starting[0].text) == "mpirun":
+        made = _mpi_section(kind, starting[0], roles, notes)
+    else:
+        made = _torchrun_section(kind, name, starting, roles, notes)
+    made |= {"agent": "Inject", "runPolicy": _batchjob_run_policy(kind, spec, starting[0], notes)}
+    if kind == "volcano":
+        queue = {"queue": spec["queue"]} if spec.get("queue") else {}
+        made["scheduling"] = {"gang": "Volcano", **queue}
+    if left := sorted(key for key in spec if key not in _READ[kind]):
+        notes.append(f"spec ({', '.join(left)}) is left out: the gang starts and ends as one, and has its own network")
+    return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
+
+
+def _batchjob_kind(obj: Mapping[str, Any]) -> str:
+    version = str(obj.get("apiVersion"))
+    names = (name for (kind, group), name in _KINDS.items() if obj.get("kind") == kind and version.startswith(group))
+    return next(names, "")
+
+
+def _started(text: str) -> str:
+    """Return the starter of ranks that a text has: mpirun, torchrun, or nothing."""
+    return "mpirun" if _MPIRUN.search(text) else "torchrun" if _TORCHRUN.search(text) else ""
+
+
+def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[_Role]:
+    """Yield the roles with pods. Raises Invalid."""
+    if kind == "job":
+        yield _job_role("the Job", "spec", 1, spec, {})
+        return
+    field_name = "replicatedJobs" if kind == "jobset" else "tasks"
+    shape = {"name": str, "template": {"metadata": {}, "spec": {}}}
+    if problems := shape_problems(spec, "spec", {field_name: [shape]}):
+        raise Invalid(problems)
+    for index, one in enumerate(spec.get(field_name) or ()):
+        name, path = str(one.get("name") or index), f"spec.{field_name}[{index}]"
+        pods = 1 if one.get("replicas") is None else whole_field(one["replicas"], f"{path}.replicas")
+        template = one.get("template") or {}
+        if not pods:
+            continue
+        if kind == "volcano":
+            yield _Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
+        else:
+            job, metadata = template.get("spec") or {}, template.get("metadata") or {}
+            yield _job_role(name, f"{path}.template.spec", pods, job, metadata)
+
+
+def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> _Role:
+    """Return the role of a Job's pods, which must all run at once."""
+    numbers = {
+        key: whole_field(job[key], f"{path}.{key}")
+        for key in ("parallelism", "completions", "backoffLimit")
+        if job.get(key) is not None
+    }
+    pods = numbers.get("parallelism", 1)
+    if numbers.get("completions", pods) != pods:
+        message = f"is {numbers['completions']}, and parallelism {pods}: ranks are pods that run at the same time"
+        raise Invalid([Problem(f"{path}.completions", message)])
+    template = _whole_template(job.get("template") or {}, f"{path}.template")
+    return _Role(name, f"{path}.template", replicas * pods, template, numbers.get("backoffLimit", BACKOFF_LIMIT), owner)
+
+
+def _whole_template(template: Json, path: str) -> Json:
+    problems = shape_problems(template, path)
+    if not problems and not (template.get("spec") or {}).get("containers"):
+        problems = [Problem(f"{path}.spec.containers", "is empty")]
+    if problems:
+        raise Invalid(problems)
+    return template
+
+
+def _carried(kind: str, role: _Role, notes: list[str]) -> tuple[Json, Json]:
+    """Return a copy of the role's template and its training container, which is the first."""
+    template = carried_template(role.template, role.owner, path=role.path, notes=notes)
+    starting = (str(one.get("name")) for one in template["spec"]["containers"] if _started(str(one)))
+    put_training_container_first(template, *starting)
+    add_source_labels(template, {}, role.path, notes)
+    if kind == "volcano":
+        template["spec"].pop("schedulerName", None)
+    return template, template["spec"]["containers"][0]
+
+
+def _torchrun_section(kind: str, name: str, starting: list[_Role], roles: list[_Role], notes: list[str]) -> Json:
+    first = starting[0]
+    for role in roles[1:]:
+        other = list(template_differences(roles[0].template["spec"], role.template["spec"], "spec"))
+        if other:
+            message = f"differs from {roles[0].name}'s pods ({', '.join(other[:3])}); workers have one template here"
+            raise Invalid([Problem(role.path, message)])
+    pods = sum(role.pods for role in roles)
+    if (nodes := _NODES.search(first.text.replace("', '", " "))) and int(nodes[1]) not in (pods, 1):
+        message = f"starts torchrun with {nodes[0]}, and there are {pods} pods: each would be in several worlds"
+        raise Invalid([Problem(first.path, message)])
+    template, main = _carried(kind, first, notes)
+    _drop_rank_variables(main, notes)
+    devices = take_devices(main)
+    command = take_command(main, f"{first.path}.spec.containers[0]", notes)
+    ranks, program = counted_torchrun(command, "1", gpus_among(devices), notes)
+    if not ranks:
+        if name and (host := re.search(rf"\b{re.escape(name)}-[\w-]+", str([command, main.get("env")]))):
+            message = f"names the host {host[0]}, which no pod has here: write $MASTER_ADDR"
+            raise Invalid([Problem(f"{first.path}.spec.containers[0]", message)])
+        program = give_torchrun_variables(command, {**TORCHRUN, _INDEX[kind]: "$RANK"}, notes)
+    main["command"] = program
+    worker = {"replicas": pods, **({"devices": devices} if devices else {}), "template": template}
+    return {"slotsPerWorker": ranks or 1, "worker": worker}
+
+
+def _drop_rank_variables(main: Json, notes: list[str]) -> None:
+    """Remove the variables of ranks from a container: the agent sets them."""
+    env = main.get("env") or []
+    if left := [str(one.get("name")) for one in env if one.get("name") in _RANK_VARIABLES]:
+        notes.append(f"env ({', '.join(left)}) is left out: the agent sets it for each rank")
+        main["env"] = [one for one in env if one.get("name") not in left]
+
+
+def _mpi_section(kind: str, starting: _Role, roles: list[_Role], notes: list[str]) -> Json:
+    others = [role for role in roles if role is not starting]
+    if starting.pods != 1 or len(others) != 1:
+        message = "starts mpirun; expected one such pod, and one other group of pods, which are the workers"
+        raise Invalid([Problem(starting.path, message)])
+    if found := _HOST_FILES.search(starting.text):
+        message = f"reads {found[0].rstrip(chr(39))}, which is not made here: leave it out, mpirun gets its hosts"
+        raise Invalid([Problem(f"{starting.path}.spec.containers[0]", message)])
+    [worker] = others
+    launcher, main = _carried(kind, starting, notes)
+    if take_devices(main):
+        notes.append("the launcher's devices are left out: a launcher never gets devices")
+    main["command"] = take_command(main, f"{starting.path}.spec.containers[0]", notes)
+    notes += command_notes(main["command"])
+    template, container = _carried(kind, worker, notes)
+    for key in ("command", "args"):
+        if key in container:
+            notes.append(f"the worker's {key} {container.pop(key)} is left out: the worker runs the agent")
+    devices = take_devices(container)
+    ranks = re.search(r"-n(?:p)?[', ]+(\d+)", starting.text)
+    slots, rest = divmod(int(ranks[1]) if ranks else worker.pods, worker.pods)
+    if rest or not slots:
+        message = f"starts mpirun {ranks[0] if ranks else ''} on {worker.pods} workers: expected as many ranks on each"
+        raise Invalid([Problem(f"{starting.path}.spec.containers[0]", message)])
+    made = {"replicas": worker.pods, **({"devices": devices} if devices else {}), "template": template}
+    return {"backend": "mpi", "slotsPerWorker": slots, "worker": made, "launcher": {"template": launcher}}
+
+
+def _batchjob_run_policy(kind: str, spec: Mapping[str, Any], role: _Role, notes: list[str]) -> Json:
+    """Return the run policy: retries of pods and restarts of a JobSet become attempts of the gang."""
+    made: Json = {"cleanPodPolicy": "None"}
+    for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        if spec.get(name) is not None:
+            made[name] = spec[name]
+    if kind == "volcano":
+        retries = spec.get("maxRetry")
+        made["backoffLimit"] = _DEFAULT_RETRIES if retries is None else whole_field(retries, "spec.maxRetry")
+        return made
+    restarts = (spec.get("failurePolicy") or {}).get("maxRestarts") or 0
+    made["backoffLimit"] = (role.retries + 1) * (whole_field(restarts, "spec.failurePolicy.maxRestarts") + 1) - 1
+    if made["backoffLimit"]:
+        notes.append(f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most")
+    return made

@@ -1,0 +1,26 @@
+"""Jobs of other operators that cannot be converted, with the way out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_RAY = "Ray starts its workers itself: pass the training function to ringtrain.ray.run there"
+_MXNET = "MXNet trains by parameter servers: port the program to PyTorch or JAX, and write a DistributedTrainingJob"
+_PADDLE = (
+    "Paddle reads PADDLE_* variables, which are not set here: write a DistributedTrainingJob whose command sets them "
+    "from RANK, WORLD_SIZE and MASTER_ADDR"
+)
+_KINDS = {
+    ("RayJob", "ray.io/"): _RAY,
+    ("RayCluster", "ray.io/"): _RAY,
+    ("MXJob", "kubeflow.org/"): _MXNET,
+    ("PaddleJob", "kubeflow.org/"): _PADDLE,
+}
+
+
+def why_unsupported(obj: Mapping[str, Any]) -> str:
+    """Return what the object is and what to do instead; empty if it is not a job of these kinds."""
+    version = str(obj.get("apiVersion"))
+    for (kind, group), way_out in _KINDS.items():
+        if obj.get("kind") == kind and version.startswith(group):
+            return f"is a {kind} ({version}), which cannot be converted. {way_out}"
+    return ""
