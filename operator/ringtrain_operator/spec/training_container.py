@@ -59,8 +59,8 @@ def original_problem(problem: Problem, indexes: Mapping[str, int]) -> Problem:
 
 
 def describe_training_container(template: Mapping[str, Any]) -> str:
-    """Return a sentence about the training container of a parsed template; empty if it is the only container."""
+    """Return the name of a parsed template's training container, and of its sidecars; empty if it has no sidecars."""
     first, *others = containers_of(template)
     if not others:
         return ""
-    return f"container {first.get('name')} trains; {', '.join(str(one.get('name')) for one in others)} run beside it"
+    return f"container {first.get('name')} trains (sidecars: {', '.join(str(one.get('name')) for one in others)})"

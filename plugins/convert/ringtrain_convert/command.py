@@ -69,9 +69,9 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
             elif why := why_unsupported(document):
                 raise Invalid([Problem("", why)])
             else:
-                runtime, note = _trainjob_runtime(document, documents, cluster)
+                runtime, origin = _trainjob_runtime(document, documents, cluster)
                 converted = convert_trainjob(document, runtime)
-                converted = replace(converted, notes=(*note, *converted.notes))
+                converted = replace(converted, notes=(*origin, *converted.notes))
                 if of_runtimes is not None:
                     converted = of_runtimes.named_by(converted, runtime)
         except OperatorError as exc:

@@ -17,6 +17,7 @@ from ringtrain_convert.metadata import (
     unknown_fields,
 )
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
+from ringtrain_convert.roles import unite_roles
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
 from ringtrain_convert.torchrun import (
     TORCHRUN,
@@ -172,6 +173,8 @@ def _trainingjob_gang(
     roles = [role for role in kind.roles if role in replicas]
     templates = {role: _trainingjob_template(kind, role, replicas[role], notes) for role in roles}
     first = templates[roles[0]]
+    if len(roles) == 2 and replicas[roles[0]]["replicas"] == 1:
+        unite_roles(first, templates[roles[1]], (roles[0], roles[1]), notes)
     for role in roles[1:]:
         differing = list(template_differences(first["spec"], templates[role]["spec"], "template.spec"))
         if differing:

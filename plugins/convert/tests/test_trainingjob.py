@@ -231,14 +231,14 @@ def test_without_restarts_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("Worker.template.spec.containers.0.args", ["--x"], "template.spec.containers[0].args"),
+        ("Worker.template.spec.containers.0.image", "y:1", "template.spec.containers[0].image"),
         ("Worker.template.spec.nodeSelector", {"a": "b"}, "differs from Master's: template.spec.nodeSelector"),
         ("Master.template.spec.containers.0.command", None, "template.spec.containers[0].command: is missing"),
         ("Master.template.spec.containers", [], "Master.template.spec.containers: is empty"),
         ("Master.replicas", "many", "Master.replicas: is 'many', expected a whole number"),
         ("PS", {}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob, expected Master, Worker"),
     ],
-    ids=["args", "place", "command", "containers", "replicas", "role"],
+    ids=["image", "place", "command", "containers", "replicas", "role"],
 )
 def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected: str) -> None:
     """Errors contain the source's paths."""
@@ -251,6 +251,49 @@ def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected:
         found = found[int(name) if name.isdecimal() else name]
     found[last] = value
     assert expected in refusal(obj)
+
+
+def test_roles_that_differ() -> None:
+    """Each rank runs its role's command with its role's variables, and all pods have the volumes of both."""
+    obj = job("PyTorchJob", {"Master": 1, "Worker": 2}, ["sh", "-c", 'env; echo "words=$*"', "sh"])
+    for role, replica in obj["spec"]["pytorchReplicaSpecs"].items():
+        [container] = replica["template"]["spec"]["containers"]
+        mount = {"name": role.lower(), "mountPath": f"/{role}"}
+        env = [{"name": "ROLE", "value": role}, {"name": "SAME", "value": "1"}]
+        container |= {"args": [role, "it's $HOME"], "volumeMounts": [mount], "env": env}
+        replica["template"]["spec"]["volumes"] = [{"name": role.lower(), "emptyDir": {}}]
+    converted = convert_trainingjob(obj)
+    main = main_container(converted.manifest)
+    for rank, role in enumerate(("Master", "Worker", "Worker")):
+        found = found_by(main["command"], rank, 3)
+        assert (found["words"], found["ROLE"]) == (f"{role} it's $HOME", role)
+        assert (found["PET_NODE_RANK"], found["PET_NNODES"]) == (str(rank), "3")
+    assert main["env"] == [{"name": "SAME", "value": "1"}]
+    assert [one["mountPath"] for one in main["volumeMounts"]] == ["/Master", "/Worker"]
+    assert [one["name"] for one in converted.manifest["spec"]["worker"]["template"]["spec"]["volumes"]] == [
+        "master",
+        "worker",
+    ]
+    assert any("Master and Worker differ in volumes, volumeMounts, command or env" in note for note in converted.notes)
+
+
+@pytest.mark.parametrize(
+    ("role", "field", "value"),
+    [
+        ("Worker", "volumeMounts", [{"name": "b", "mountPath": "/data"}]),
+        ("Worker", "env", [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
+        ("Master", "resources", {"limits": {"memory": "1Gi"}}),
+    ],
+)
+def test_roles_that_one_template_cannot_have(role: str, field: str, value: object) -> None:
+    """The message names what differs."""
+    obj = job("PyTorchJob", {"Master": 1, "Worker": 2})
+    for replica in obj["spec"]["pytorchReplicaSpecs"].values():
+        pod = replica["template"]["spec"]
+        pod["volumes"] = [{"name": name, "emptyDir": {}} for name in "ab"]
+        pod["containers"][0]["volumeMounts"] = [{"name": "a", "mountPath": "/data"}]
+    obj["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"][0][field] = value
+    assert f"differs from Master's: template.spec.containers[0].{field}" in refusal(obj)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)

@@ -58,7 +58,7 @@ def test_validate_names_it(tmp_path: Path) -> None:
         file.write_text(json.dumps(job_of(names)))
         result = CliRunner().invoke(main, ["validate", str(file)])
         assert result.exit_code == 0, result.output
-        assert ("container train trains; proxy run beside it" in result.output) == (len(names) > 1)
+        assert ("container train trains (sidecars: proxy)" in result.output) == (len(names) > 1)
 
 
 def test_problems_have_the_manifests_index() -> None:
