@@ -57,6 +57,13 @@ def _labelled(**metadata: Manifest) -> Manifest:
     return made
 
 
+def _beside(sidecar: Manifest, container: Manifest | None = None) -> Manifest:
+    """A `spec.worker` whose first container is this sidecar, and whose second one trains."""
+    made = worker(container)
+    made["template"]["spec"]["containers"].insert(0, sidecar)
+    return made
+
+
 def rules(*given: Manifest) -> Manifest:
     """A `runPolicy` with these failure rules."""
     return {"failureRules": list(given)}
@@ -187,6 +194,7 @@ ACCEPTED = [
         worker=worker({"command": None}),
         launcher={"template": {"spec": {"containers": [{"command": ["mpirun", "pi"]}]}}},
     ),
+    accepted("sidecar-first", worker=_beside({"name": "proxy", "image": "example.com/proxy"})),
     accepted("elastic-mpi", backend="mpi", elastic={"maxReplicas": 4, "onLoss": "Restart"}),
     accepted("data-workers", dataWorkers={}),
     accepted("data-workers-with-everything", dataWorkers=_DATA_WORKERS),
@@ -208,6 +216,13 @@ REJECTED = [
     refused("no-containers", "spec.worker.template.spec.containers", worker={"template": {"spec": {"containers": []}}}),
     refused("no-command", "spec.worker.template.spec.containers", "missing", worker=worker({"command": None})),
     refused("no-image", "spec.worker.template.spec.containers", "missing", worker=worker({"image": None})),
+    refused(
+        "no-command-beside-one-with",
+        "spec.worker.template.spec.containers[1].command",
+        "missing",
+        worker=_beside({"name": "proxy", "image": "example.com/proxy", "command": ["./proxy"]}, {"command": None}),
+        at_admission=False,
+    ),
     refused("command-is-a-string", "containers[0].command", "list", worker=worker({"command": "python"})),
     refused("backend-unknown", "spec.backend", "'ring' or 'mpi'", backend="nccl"),
     refused("replicas-zero", "spec.worker.replicas", "expected at least 1", worker=worker(replicas=0)),

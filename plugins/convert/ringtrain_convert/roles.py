@@ -14,11 +14,9 @@ def unite_roles(first: Json, other: Json, names: tuple[str, str], notes: list[st
     containers are the first ones."""
     united = []
     mains = [template["spec"]["containers"][0] for template in (first, other)]
-    for holders, field, key in (
-        ((first["spec"], other["spec"]), "volumes", "name"),
-        (mains, "volumeMounts", "mountPath"),
-    ):
-        both = _united_lists(*(holder.get(field) or [] for holder in holders), key)
+    pods = [first["spec"], other["spec"]]
+    for holders, field, key in ((pods, "volumes", "name"), (mains, "volumeMounts", "mountPath")):
+        both = _united_lists(holders[0].get(field) or [], holders[1].get(field) or [], key)
         if both is not None and any(both != (holder.get(field) or []) for holder in holders):
             united.append(field)
             for holder in holders:
