@@ -22,6 +22,12 @@ from ringtrain_operator.reporting import errors_reported, problem_lines
 from ringtrain_operator.spec.parse import name_in_metadata
 from ringtrain_operator.spec.training_template import read_template
 
+_CONVERSIONS = (
+    (is_mpijob, convert_mpijob),
+    (is_trainingjob, convert_trainingjob),
+    (is_batchjob, convert_batchjob),
+)
+
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
@@ -60,20 +66,7 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
             continue
         name = _manifest_name(document)
         try:
-            if is_mpijob(document):
-                converted = convert_mpijob(document)
-            elif is_trainingjob(document):
-                converted = convert_trainingjob(document)
-            elif is_batchjob(document):
-                converted = convert_batchjob(document)
-            elif why := why_unsupported(document):
-                raise Invalid([Problem("", why)])
-            else:
-                runtime, origin = _trainjob_runtime(document, documents, cluster)
-                converted = convert_trainjob(document, runtime)
-                converted = replace(converted, notes=(*origin, *converted.notes))
-                if of_runtimes is not None:
-                    converted = of_runtimes.named_by(converted, runtime)
+            converted = _converted_job(document, documents, cluster, of_runtimes)
         except OperatorError as exc:
             failures += [f"{manifest}: {name}: {line}" for line in problem_lines(exc)]
             continue
@@ -117,9 +110,24 @@ class _ConvertedTemplates:
         return [manifest for manifest in self._made.values() if manifest is not None]
 
 
+def _converted_job(
+    document: Json, documents: list[Json], cluster: ClusterOptions, of_runtimes: _ConvertedTemplates | None
+) -> Converted:
+    """Return the conversion of one job of `documents`. Raises OperatorError."""
+    if why := why_unsupported(document):
+        raise Invalid([Problem("", why)])
+    for is_kind, convert_kind in _CONVERSIONS:
+        if is_kind(document):
+            return convert_kind(document)
+    runtime, origin = _trainjob_runtime(document, documents, cluster)
+    converted = convert_trainjob(document, runtime)
+    converted = replace(converted, notes=(*origin, *converted.notes))
+    return converted if of_runtimes is None else of_runtimes.named_by(converted, runtime)
+
+
 def _is_job(document: Json) -> bool:
-    known = is_mpijob(document) or is_trainingjob(document) or is_trainjob(document)
-    return known or is_batchjob(document) or bool(why_unsupported(document))
+    known = is_trainjob(document) or bool(why_unsupported(document))
+    return known or any(is_kind(document) for is_kind, _ in _CONVERSIONS)
 
 
 def _write_manifests(made: list[Json], output: Path | None) -> None:
