@@ -66,7 +66,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
             click.echo(f"{path}: {template} is a template")
     for obj in jobs:
         try:
-            job = parse_job(templates.laid_over(obj), schema=schema)
+            job = parse_job(templates.merged_with_template(obj), schema=schema)
             found_beside = list(reference_problems(job, documents))
         except OperatorError as exc:
             yield from (f"{path}: {line}" for line in problem_lines(exc))

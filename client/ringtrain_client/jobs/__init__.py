@@ -1,1 +1,1 @@
-"""What a program does with jobs, on a cluster or on this machine: `dtj` and `ringtrain_sdk` both call it."""
+"""Operations on jobs, on a cluster or on this machine. `dtj` and `ringtrain_sdk` both call them."""

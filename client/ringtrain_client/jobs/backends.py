@@ -1,4 +1,4 @@
-"""Where jobs run: the seam between what a program asks and a cluster or this machine."""
+"""Places that run jobs: `ClusterBackend` uses a cluster, `LocalBackend` this machine; both implement `Backend`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtrain_operator.errors import Invalid, OperatorError, Problem
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 
-from .causes import causes_of
+from .causes import read_causes
 from .cluster_logs import read_attempts
 from .following import changes_of
 from .launcher_output import WantedLauncherOutput
@@ -37,55 +37,59 @@ SCRIPT_VOLUME = "script"
 
 
 class Backend(Protocol):
-    """Runs jobs. Errors are OperatorErrors: NotFound, AlreadyExists, Forbidden, Invalid among them."""
+    """Interface of a place that runs jobs.
+
+    Methods raise OperatorErrors, among them NotFound, AlreadyExists, Forbidden and Invalid.
+    """
 
     async def place_of(self) -> str:
-        """The namespace that jobs are in."""
+        """Return the namespace of the jobs."""
 
     def inside(self, namespace: str) -> Backend:
-        """The same for jobs of a namespace; closed with this one."""
+        """Return a backend for the jobs of `namespace`. It shares this one's connections and closes with it."""
 
     def command_of(self, script: Script) -> list[str]:
-        """What starts a script in a rank's container."""
+        """Return the command that starts `script` in a rank's container."""
 
     async def check(self, job: Json) -> None:
-        """Raises Invalid with all that is wrong with the job."""
+        """Raise Invalid with every problem of the job's manifest."""
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Create a job, whose ranks find `script` where `command_of` says; the answer is the job as stored."""
+        """Create a job and return it as stored. Its ranks find `script` where `command_of` points."""
 
     async def get(self, name: str) -> Json:
-        """The job as it is now."""
+        """Return the current job."""
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """All jobs, the newest first; `everywhere`: of every namespace."""
+        """Return all jobs, the newest first. `everywhere`: from all namespaces."""
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
-        """Change the spec by a merge patch."""
+        """Change the spec by a merge patch and return the changed job."""
 
     async def delete(self, name: str) -> None:
         """Delete the job and its pods."""
 
     def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """The job as it is now, and whenever it has changed; ends when the job is gone."""
+        """Yield the current job, and the job after each change. End when the job is deleted."""
 
     def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """The log that is wanted, in chunks."""
+        """Yield the requested log in chunks."""
 
     async def causes(self, name: str) -> list[str]:
-        """Why the job is in the state it is in, the job's own conditions first."""
+        """Return the chain of causes of the job's state, a line each; the job's own conditions come first."""
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
         """Return what the job's launcher says now, with each rank's state; None if it cannot be asked."""
 
     async def close(self) -> None:
-        """Give everything up that is held."""
+        """Close connections and release all resources."""
 
 
 class ClusterBackend:
-    """Jobs on a cluster: that of the kubeconfig, or that of the pod this runs in.
+    """Jobs on a cluster.
 
-    Empty values are the kubeconfig's own. Connections belong to the event loop that first uses them.
+    The cluster is the kubeconfig's, or that of the pod in which this program runs. An empty argument selects the
+    kubeconfig's value. Connections belong to the event loop that first uses them.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class ClusterBackend:
         self._schema: PodSchema | None = None
 
     async def session(self) -> ClusterAccess:
-        """The client of the API server and the namespace."""
+        """Return the API server's client and the namespace; connect at the first call."""
         if self._session is None:
             connection = ApiConnection.from_env(os.environ, self._kubeconfig, self._context)
             api = ApiClient(connection, user_agent=self._user_agent)
@@ -114,22 +118,22 @@ class ClusterBackend:
         return self._session
 
     async def place_of(self) -> str:
-        """The namespace that jobs are in."""
+        """Return the namespace of the jobs."""
         return (await self.session()).namespace
 
     def inside(self, namespace: str) -> ClusterBackend:
-        """The same for jobs of a namespace, over the same connections."""
+        """Return a backend for the jobs of `namespace` that uses the same connections."""
         made = copy.copy(self)
         made._namespace = namespace
         made._session = self._session and replace(self._session, namespace=namespace)
         return made
 
     def command_of(self, script: Script) -> list[str]:
-        """The script is a file of a ConfigMap."""
+        """Return the command that runs the script's file, which is mounted from a ConfigMap."""
         return ["python", f"{SCRIPT_DIR}/{script.name}"]
 
     async def schema(self) -> PodSchema:
-        """The cluster's schema of pod templates; this package's where the cluster does not show it."""
+        """Return the cluster's schema of pod templates, or the packaged one if the cluster does not offer its own."""
         from ringtrain_operator.cluster.pod_schema import read_pod_schema
 
         if self._schema is None:
@@ -140,7 +144,7 @@ class ClusterBackend:
         return self._schema
 
     async def check(self, job: Json) -> None:
-        """Raises Invalid with all that is wrong with the job, also by the cluster's own schema of pods."""
+        """Raise Invalid with every problem of the job, also by the cluster's schema of pods."""
         session = await self.session()
         meta = {"namespace": session.namespace, **job["metadata"]}
         whole = await merge_job_template(session.api, {**job, "metadata": meta})
@@ -149,15 +153,15 @@ class ClusterBackend:
         parse_job(whole.job, schema=await self.schema())
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Create a job, and a ConfigMap with its script that goes with it."""
+        """Create a job, and a ConfigMap with its script, which is deleted together with the job."""
         session = await self.session()
         name = job["metadata"].get("name") or ""
         if script is not None:
-            volume = {"name": SCRIPT_VOLUME, "configMap": {"name": _script_map(name)}}
+            volume = {"name": SCRIPT_VOLUME, "configMap": {"name": _script_map_name(name)}}
             job = with_volume(job, volume, SCRIPT_DIR)
         await self.check(job)
         namespace = job["metadata"].get("namespace") or session.namespace
-        created = await _created(session.api, namespace, job)
+        created = await _create_job(session.api, namespace, job)
         if script is not None:
             try:
                 await session.api.create(CONFIG_MAPS, namespace, _config_map(created, script))
@@ -167,17 +171,17 @@ class ClusterBackend:
         return created
 
     async def get(self, name: str) -> Json:
-        """The job as it is now."""
+        """Return the current job."""
         session = await self.session()
         return await session.api.get(JOBS, session.namespace, name)
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """All jobs, by name."""
+        """Return all jobs, ordered by name."""
         session = await self.session()
         return await session.api.select(JOBS, None if everywhere else session.namespace)
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
-        """Change the spec by a merge patch."""
+        """Change the spec by a merge patch and return the changed job."""
         session = await self.session()
         try:
             return await session.api.patch(JOBS, session.namespace, name, {"spec": dict(spec)})
@@ -185,26 +189,26 @@ class ClusterBackend:
             raise _with_fields(exc) from exc
 
     async def delete(self, name: str) -> None:
-        """Delete the job; its pods and its script go with it."""
+        """Delete the job. Its pods and its script are deleted with it."""
         session = await self.session()
         await session.api.delete(JOBS, session.namespace, name)
 
     async def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """The job as it is now, and whenever it has changed; ends when the job is gone."""
+        """Yield the current job, and the job after each change. End when the job is deleted."""
         session = await self.session()
         async with aclosing(changes_of(session.api, session.namespace, name)) as jobs:
             async for job in jobs:
                 yield job
 
     async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """The log that is wanted, from wherever it is."""
+        """Yield the requested log from the launcher's output or from the log store."""
         async with aclosing(read_attempts(await self.session(), wanted)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def causes(self, name: str) -> list[str]:
-        """What the job, its pods and the events about them say."""
-        return await causes_of(await self.session(), name)
+        """Return the causes found in the job, its pods and their events."""
+        return await read_causes(await self.session(), name)
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
         """Return what the job's launcher says now; None without the right to forward a port of its pod."""
@@ -217,7 +221,7 @@ class ClusterBackend:
             await session.api.close()
 
 
-async def _created(api: ApiClient, namespace: str, job: Json) -> Json:
+async def _create_job(api: ApiClient, namespace: str, job: Json) -> Json:
     name = job["metadata"].get("name") or job["metadata"].get("generateName", "")
     try:
         return await api.create(JOBS, namespace, job)
@@ -226,25 +230,25 @@ async def _created(api: ApiClient, namespace: str, job: Json) -> Json:
             f"{namespace}/{name} exists already; delete it (dtj delete {name}) or give this one another name"
         ) from exc
     except NotFound as exc:
-        raise NotFound(f"{exc}: is the operator installed, and the namespace {namespace} there?") from exc
+        raise NotFound(f"{exc}: is the operator installed, and does the namespace {namespace} exist?") from exc
     except Unprocessable as exc:
         raise _with_fields(exc) from exc
 
 
 def _with_fields(exc: Unprocessable) -> OperatorError:
-    """What the API server says of fields, as this package says it; the error itself where it names none."""
+    """Return Invalid with the fields that the API server names; `exc` itself if it names none."""
     return Invalid([Problem(path, message) for path, message in exc.fields]) if exc.fields else exc
 
 
-def _script_map(name: str) -> str:
+def _script_map_name(name: str) -> str:
     return f"{name}-script"
 
 
 def _config_map(job: Json, script: Script) -> Json:
-    """Owned by the job, and so deleted with it."""
+    """Return a ConfigMap with the script. The job owns it, so both are deleted together."""
     meta = job["metadata"]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
-    metadata = {"name": _script_map(meta["name"]), "ownerReferences": [{**owner, "controller": True}]}
+    metadata = {"name": _script_map_name(meta["name"]), "ownerReferences": [{**owner, "controller": True}]}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

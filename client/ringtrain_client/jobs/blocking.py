@@ -1,4 +1,4 @@
-"""The same clients for programs without an event loop: each method runs its namesake of `runs.py` to its end."""
+"""Blocking clients for programs without an event loop. Each method runs the method of the same name in `runs.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class _ClientEventLoop:
-    """An event loop on a thread of its own: a notebook has one already, in which nothing can be waited for."""
+    """An event loop in a separate thread.
+
+    A notebook's own loop is already running, so it cannot be used for waiting.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -30,22 +33,25 @@ class _ClientEventLoop:
         self.closed = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Ctrl-C cancels it, and so does another thread that closes the client."""
+        """Run `work` in the loop and return its result.
+
+        Ctrl-C cancels `work`. A call of `close` from another thread cancels it, too, and raises RuntimeError here.
+        """
         with self._lock:
             if self.closed:
                 work.close()
-                raise RuntimeError("this client is closed; make another")
+                raise RuntimeError("this client is closed; create another")
             future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise RuntimeError("this client was closed by another thread meanwhile; make another") from None
+            raise RuntimeError("another thread closed this client; create another") from None
         except BaseException:
             future.cancel()
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """What `items` yields, as it comes; None is no item."""
+        """Yield the items of `items` as they arrive. `items` must not yield None, which marks the end."""
 
         async def following() -> T | None:
             return await anext(items, None)
@@ -58,7 +64,7 @@ class _ClientEventLoop:
                 self.run(items.aclose())
 
     def close(self) -> None:
-        """End the thread, and whatever another thread waits for in it."""
+        """Stop the thread and cancel all calls of other threads that wait for it."""
         with self._lock:
             self.closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -68,14 +74,15 @@ class _ClientEventLoop:
 
 
 async def _cancel_others() -> None:
+    """Cancel all tasks of the loop except this one."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _like(method: Callable[..., Any], blocking: Callable[P, T], returns: Any) -> Callable[P, T]:
-    """`blocking`, which runs `method`, with the other's name, promise and arguments."""
+def _with_signature_of(method: Callable[..., Any], blocking: Callable[P, T], returns: Any) -> Callable[P, T]:
+    """Return `blocking` with the name, docstring and arguments of `method`, which it runs."""
     functools.update_wrapper(blocking, method)
     blocking.__qualname__ = method.__qualname__.removeprefix("Async")
     signature = inspect.signature(method).replace(return_annotation=returns)
@@ -83,37 +90,43 @@ def _like(method: Callable[..., Any], blocking: Callable[P, T], returns: Any) ->
     return blocking
 
 
-def _waits(
+def _blocking_method(
     method: Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Run, P], T]:
+    """Return a method of `Run` that waits for the result of `method`."""
+
     def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._loop.run(method(self._run, *args, **kwargs))
 
-    return _like(method, blocking, get_type_hints(method)["return"])
+    return _with_signature_of(method, blocking, get_type_hints(method)["return"])
 
 
-def _follows(
+def _blocking_iterator(
     method: Callable[Concatenate[AsyncRun, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Run, P], Iterator[T]]:
+    """Return a method of `Run` that yields the items of `method`."""
+
     def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._loop.iterate(method(self._run, *args, **kwargs))
 
-    return _like(method, blocking, Iterator[get_args(get_type_hints(method)["return"])[0]])  # type: ignore[misc]
+    return _with_signature_of(method, blocking, Iterator[get_args(get_type_hints(method)["return"])[0]])  # type: ignore[misc]
 
 
-def _finds(
+def _blocking_lookup(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRun]],
 ) -> Callable[Concatenate[Client, P], Run]:
+    """Return a method of `Client` that waits for the job that `method` returns."""
+
     def blocking(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Run:
         return Run(self._loop.run(method(self._client, *args, **kwargs)), self._loop)
 
-    return _like(method, blocking, Run)
+    return _with_signature_of(method, blocking, Run)
 
 
 class Run:
-    """One job. Its methods ask the cluster each time; in a notebook it shows as a table.
+    """One job. Each method reads the current state from the cluster. A notebook shows the job as a table.
 
-    All of them raise NotFound when the job is gone, and Forbidden where the user may not ask.
+    All methods raise NotFound if the job was deleted, and Forbidden if the user does not have the right.
     """
 
     def __init__(self, run: AsyncRun, loop: _ClientEventLoop) -> None:
@@ -127,22 +140,22 @@ class Run:
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
 
-    job = _waits(AsyncRun.job)
-    status = _waits(AsyncRun.status)
-    snapshot = _waits(AsyncRun.snapshot)
-    metrics = _waits(AsyncRun.metrics)
-    why = _waits(AsyncRun.why)
-    watch = _follows(AsyncRun.watch)
-    wait = _waits(AsyncRun.wait)
-    scale = _waits(AsyncRun.scale)
-    suspend = _waits(AsyncRun.suspend)
-    resume = _waits(AsyncRun.resume)
-    delete = _waits(AsyncRun.delete)
-    logs = _follows(AsyncRun.logs)
+    job = _blocking_method(AsyncRun.job)
+    status = _blocking_method(AsyncRun.status)
+    snapshot = _blocking_method(AsyncRun.snapshot)
+    metrics = _blocking_method(AsyncRun.metrics)
+    why = _blocking_method(AsyncRun.why)
+    watch = _blocking_iterator(AsyncRun.watch)
+    wait = _blocking_method(AsyncRun.wait)
+    scale = _blocking_method(AsyncRun.scale)
+    suspend = _blocking_method(AsyncRun.suspend)
+    resume = _blocking_method(AsyncRun.resume)
+    delete = _blocking_method(AsyncRun.delete)
+    logs = _blocking_iterator(AsyncRun.logs)
 
 
 class Runs(list[Run]):
-    """Jobs; printed, or shown in a notebook, as a table."""
+    """A list of jobs that is printed, or shown in a notebook, as a table."""
 
     def __str__(self) -> str:
         return snapshot_text_table([run.snapshot() for run in self])
@@ -152,9 +165,9 @@ class Runs(list[Run]):
 
 
 class Client:
-    """Starts and finds jobs, on a cluster or, with LocalBackend(), on this machine. A context manager.
+    """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
 
-    Without a backend: the cluster of the kubeconfig, or of the pod this runs in.
+    Without a backend, jobs run on the kubeconfig's cluster, or on that of the pod in which this program runs.
     """
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:
@@ -177,10 +190,10 @@ class Client:
         finally:
             self._loop.close()
 
-    train = _finds(AsyncClient.train)
-    submit = _finds(AsyncClient.submit)
-    get = _finds(AsyncClient.get)
-    of = _finds(AsyncClient.of)
+    train = _blocking_lookup(AsyncClient.train)
+    submit = _blocking_lookup(AsyncClient.submit)
+    get = _blocking_lookup(AsyncClient.get)
+    of = _blocking_lookup(AsyncClient.of)
 
     def list(self) -> Runs:
         return Runs(Run(run, self._loop) for run in self._loop.run(self._client.list()))

@@ -1,4 +1,4 @@
-"""Why a job is in the state it is in: the chain of causes, from the job's own conditions down to the root."""
+"""Chain of causes of a job's state: from the job's own conditions down to the root cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringtrain_operator.status.situation import counted
 from ringtrain_operator.workers.replacing import avoidance_text, avoided_nodes
 
 from .following import ENDED, state_of
-from .queue_place import place_in_queue
+from .queue_place import queue_place_text
 from .session import ClusterAccess, Json
 
 EVENTS_SHOWN = 3
@@ -28,47 +28,52 @@ LOSSES_SHOWN = 3
 PODS_SHOWN = 10
 
 
-async def causes_of(session: ClusterAccess, name: str) -> list[str]:
-    """The causes of a job on a cluster, a line each. Raises NotFound."""
+async def read_causes(session: ClusterAccess, name: str) -> list[str]:
+    """Return the causes of a job on a cluster, a line each. Raises NotFound."""
     job = await session.api.get(JOBS, session.namespace, name)
     pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
     uids = {o["metadata"]["uid"] for o in (job, *pods)}
     events = await session.api.select(EVENTS, session.namespace)
     about_it = [e for e in events if e.get("involvedObject", {}).get("uid") in uids]
-    unreached = await _unreached(session, job, pods)
-    lines = list(explain_job(job, pods, about_it, unreached, await place_in_queue(session, job)))
-    return [*lines, *await _of_template(session, job)]
+    unreached = await _unreached_launcher_lines(session, job, pods)
+    lines = list(explain_job(job, pods, about_it, unreached, await queue_place_text(session, job)))
+    return [*lines, *await _template_causes(session, job)]
 
 
-async def _of_template(session: ClusterAccess, job: Json) -> list[str]:
-    """What became of the template since the job was accepted with it; of no interest once the job has ended."""
-    kept = (job.get("status") or {}).get("template")
-    if not kept or state_of(job) in ENDED:
+async def _template_causes(session: ClusterAccess, job: Json) -> list[str]:
+    """Return a line if the job's template has changed or was deleted since the job was accepted.
+
+    The list is empty once the job has ended.
+    """
+    accepted = (job.get("status") or {}).get("template")
+    if not accepted or state_of(job) in ENDED:
         return []
     try:
-        found = await read_named_template(session.api, job["metadata"]["namespace"], kept["kind"], kept["name"])
-        change = "" if found.hash == kept["hash"] else "has changed"
+        found = await read_named_template(session.api, job["metadata"]["namespace"], accepted["kind"], accepted["name"])
+        change = "" if found.hash == accepted["hash"] else "has changed"
     except Invalid as exc:
         change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
     if not change:
         return []
-    stays = f"the job stays with what it was accepted with ({kept['hash']}); create it anew to have what there is now"
-    return [f"  {kept['kind']} {kept['name']} {change} since: {stays}"]
+    stays = (
+        f"the job stays with what it was accepted with ({accepted['hash']}); create it anew to have what there is now"
+    )
+    return [f"  {accepted['kind']} {accepted['name']} {change} since: {stays}"]
 
 
-async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
-    """What the agents of a gang that is not complete say of the launcher: they write it to their pods' logs."""
+async def _unreached_launcher_lines(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
+    """Return the agents' last log lines that report an unreachable launcher, while the gang is incomplete."""
     running = _job_condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
         return []
     views = [view for view in map(view_pod, pods) if view.id.role == "worker" and view.phase == "Running"]
-    # the workers whom the condition names first
+    # First the workers that the condition names.
     views.sort(key=lambda view: (view.id.name not in str(running.get("message")), view.id.index))
     agents = {pod["metadata"]["name"]: str(main_container(pod)["name"]) for pod in pods}
     found = []
     for view in views[:AGENTS_ASKED]:
         last, api = b"", session.api
-        with suppress(ApiError):  # whoever may not read logs is told the rest
+        with suppress(ApiError):  # without the right to read logs, the other causes are still reported
             log = api.pod_log(session.namespace, view.id.name, container=agents[view.id.name], tail_lines=1)
             async with aclosing(log) as lines:
                 async for line in lines:
@@ -80,6 +85,7 @@ async def _unreached(session: ClusterAccess, job: Json, pods: list[Json]) -> lis
 
 
 def _job_condition(status: Json, kind: str) -> Json:
+    """Return the condition of type `kind`, or an empty dict."""
     found: Json = next((c for c in status.get("conditions") or [] if c["type"] == kind), {})
     return found
 
@@ -87,30 +93,34 @@ def _job_condition(status: Json, kind: str) -> Json:
 def explain_job(
     job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
 ) -> Iterator[str]:
-    """The causes, the job's own first, each line further down nearer to the root. `place`: in its queue."""
+    """Yield the causes of the job's state: its own first, then those nearer to the root.
+
+    `unreached`: lines of agents that cannot reach the launcher. `place`: the job's place in its queue.
+    """
     status = job.get("status") or {}
     name, state = job["metadata"]["name"], status.get("state")
     if not state:
         yield f"{name} has no status yet: no operator has looked at it"
-        yield from _unlooked_causes(job)
+        yield from _unseen_job_causes(job)
         return
     yield f"{name} is {state}"
     conditions = list(_condition_causes(status))
     yield from (f"  {line}" for line in conditions)
     if place:
         yield f"    {place}"
-    yield from (f"    {line}" for line in (*_first_cause_of(list(_pod_causes(pods))), *unreached))
+    yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last went on from {started}"
     yield from (
-        f"  {line}" for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_causes_beside(status))
+        f"  {line}"
+        for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_auxiliary_pod_causes(status))
     )
     yield from _failure_cause(status, "".join(conditions))
     yield from (f"  {line}" for line in _warning_causes(events))
 
 
 def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
-    """Where the start of the present attempt went, or of one that has not begun so far."""
+    """Yield the durations of the phases of the present attempt's start, which may not be complete yet."""
     parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
     start = parsed.start
     if start is None or start.attempt != parsed.attempt:
@@ -126,7 +136,8 @@ def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterato
         yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
 
 
-def _unlooked_causes(job: Json) -> Iterator[str]:
+def _unseen_job_causes(job: Json) -> Iterator[str]:
+    """Yield possible reasons for a job that has no status."""
     owner = job["spec"].get("managedBy")
     if not is_ours(owner):
         yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
@@ -136,6 +147,7 @@ def _unlooked_causes(job: Json) -> Iterator[str]:
 
 
 def _condition_causes(status: Json) -> Iterator[str]:
+    """Yield the conditions that report a problem."""
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
     for condition in status.get("conditions") or []:
@@ -149,13 +161,14 @@ def _condition_causes(status: Json) -> Iterator[str]:
             )
 
 
-def _first_cause_of(pods: list[str]) -> list[str]:
-    """The lines of some pods, and how many more there are: a large job that waits has a thousand."""
+def _limited_pod_lines(pods: list[str]) -> list[str]:
+    """Return the first PODS_SHOWN lines and the number of the others: a large job may have a thousand waiting pods."""
     more = len(pods) - PODS_SHOWN
     return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
 
 
 def _pod_causes(pods: list[Json]) -> Iterator[str]:
+    """Yield a line for each pod with a problem. Pods that only wait to be scheduled come last."""
     views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.wait.reason)
     for pod in views:  # those that only wait for a place come last
         if pod.wait.reason:
@@ -174,20 +187,21 @@ def _pod_causes(pods: list[Json]) -> Iterator[str]:
             )
 
 
-def _failure_cause(status: Json, told: str) -> Iterator[str]:
+def _failure_cause(status: Json, conditions: str) -> Iterator[str]:
+    """Yield the last failure. Leave out its message if it is part of `conditions`, which the user has already seen."""
     failure = status.get("failure")
     if not failure:
         return
     where = " on ".join(str(failure[k]) for k in ("pod", "node") if failure.get(k))
     message = failure.get("message") or ""
-    text = failure["reason"] + (f": {message}" if message not in told else "") + (f" in {where}" if where else "")
+    text = failure["reason"] + (f": {message}" if message not in conditions else "") + (f" in {where}" if where else "")
     yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
     yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
 
 
 def _loss_causes(status: Json) -> Iterator[str]:
-    """What an elastic job has lost without a restart, and which nodes it avoids for that."""
+    """Yield the workers that an elastic job lost without a restart, and the nodes that it avoids because of that."""
     world = status.get("elastic") or {}
     if world.get("lostWorkers"):
         seconds = world.get("lastRecoverySeconds")
@@ -204,8 +218,8 @@ def _loss_causes(status: Json) -> Iterator[str]:
         yield f"{avoidance_text(losses, node)}; new pods avoid it"
 
 
-def _causes_beside(status: Json) -> Iterator[str]:
-    """What ranks wait for their data workers, what became of the last of these, and how the evaluator fares."""
+def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
+    """Yield waits for data workers, ends of auxiliary pods, and the state of the evaluator."""
     data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
     waited = data.get("waitFraction")
     if waited:
@@ -223,6 +237,7 @@ def _causes_beside(status: Json) -> Iterator[str]:
 
 
 def _warning_causes(events: list[Json]) -> Iterator[str]:
+    """Yield the newest warnings among `events`."""
     warnings = [e for e in events if e.get("type") == "Warning"]
     warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
     for event in warnings[-EVENTS_SHOWN:]:

@@ -1,4 +1,4 @@
-"""Log and reports of a job on a cluster: from its launcher while it runs, later from where they are kept."""
+"""Logs and reports of a job on a cluster: from the launcher while it runs, later from the log store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ringtrain_operator.status.situation import counted
 from .ended_logs import (
     LogsElsewhere,
     LogsIncomplete,
-    attempt_of_log_pod,
-    from_claim,
-    is_log_kept,
+    attempt_of_pod,
+    has_log_storage,
     read_ended,
-    where_kept,
+    read_log_store,
+    storage_text,
 )
 from .following import ClientApiOutage, next_attempt
 from .launcher_output import (
@@ -38,18 +38,21 @@ from .launcher_output import (
 )
 from .session import ClusterAccess, Json
 
-# A container has ended some seconds before its pod says so, more of them on a busy node.
+# A pod's status reports the end of its container some seconds late, later on a busy node.
 _ENDS_WITHIN_S = 20.0
-# How long the output of a launcher that may have ended is not asked for again, at first.
+# First pause before the output of a launcher that may have ended is read again.
 _FIRST_WAIT_S = 1.0
 
 
 class NoSuchRank(OperatorError):
-    """The job has fewer ranks; the message says how many."""
+    """The job has fewer ranks than the requested one. The message has the number of ranks."""
 
 
 async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-    """The log that is wanted; with --follow and no --attempt, the following attempts' logs until the job ends."""
+    """Yield the requested log.
+
+    With --follow and without --attempt, continue with the logs of later attempts until the job ends.
+    """
     incomplete: LogsIncomplete | None = None
     while True:
         attempt = await _check_rank(session, wanted)
@@ -73,7 +76,7 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
 
 
 async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> int:
-    """The job's present attempt. Raises NoSuchRank for one that it does not have."""
+    """Return the job's present attempt. Raises NoSuchRank if the requested rank does not exist."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     status = job.get("status") or {}
     try:
@@ -82,7 +85,7 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
         return int(status.get("attempt") or 0)
     made_with = parse_status(status).ledger.attempt_workers or parsed.num_workers
     workers = made_with + parsed.num_agents - parsed.num_workers
-    if parsed.spec.elastic is not None:  # a worker that was scaled down has left lines, too
+    if parsed.spec.elastic is not None:  # workers that were scaled down have log lines, too
         workers = parsed.max_agents
     size = workers * parsed.spec.slots
     if wanted.rank is not None and wanted.attempt in (None, status.get("attempt")) and wanted.rank >= size:
@@ -91,13 +94,16 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
 
 
 async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-    """Chunks of the log, from wherever it is. Raises LogsElsewhere, and LogsIncomplete after what there is."""
+    """Return the chunks of the log from its present location.
+
+    Raises LogsElsewhere, or LogsIncomplete after the lines that were found.
+    """
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     pod: Json | None = None
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    own = pod is not None and wanted.attempt in (None, attempt_of_log_pod(pod))
-    if pod is None or not is_log_pod_running(pod) or not (own or is_log_kept(job)):
+    own = pod is not None and wanted.attempt in (None, attempt_of_pod(pod))
+    if pod is None or not is_running(pod) or not (own or has_log_storage(job)):
         return read_ended(session, wanted, job, pod, PrintedLauncherOutput())
     if own and wanted.rank is None:
         return _live_launcher_output(session, wanted, pod, job, PrintedLauncherOutput())
@@ -107,9 +113,9 @@ async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOu
 async def _live_launcher_output(
     session: ClusterAccess, wanted: WantedLauncherOutput, pod: Json, job: Json, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
-    """The output of a launcher that runs. When it has ended meanwhile, what its node had dropped is told.
+    """Yield the output of a running launcher. If it ends meanwhile, report the lines that its node has dropped.
 
-    Followed, it goes on where a connection breaks or ends before the launcher has.
+    With `follow`, read again if the connection breaks or ends before the launcher has ended.
     """
     outage, ends_within_s, fate = ClientApiOutage(), _FIRST_WAIT_S, "runs"
     while True:
@@ -117,13 +123,13 @@ async def _live_launcher_output(
         try:
             async with aclosing(launcher_output(session, wanted, shown, printed)) as lines:
                 async for line in lines:
-                    outage.is_over()
+                    outage.end()
                     ends_within_s = _FIRST_WAIT_S
                     yield line
         except OutputChanged as exc:
-            if await _launcher_pod_fate(session, pod, outage, 0.0) == "gone":  # it is the next attempt's
+            if await _launcher_pod_state(session, pod, outage, 0.0) == "gone":  # the pod is the next attempt's
                 return
-            session.tell(f"{exc}: lines may be missing here, or come twice")
+            session.tell(f"{exc}: lines may be missing here, or appear twice")
             printed = PrintedLauncherOutput()
             continue
         except (Unreachable, ServerError, NotFound) as exc:
@@ -135,7 +141,7 @@ async def _live_launcher_output(
         if isinstance(lost, Unreachable | ServerError):
             await outage.wait(lost)
         has_ended = fate == "ended"
-        fate = await _launcher_pod_fate(session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S)
+        fate = await _launcher_pod_state(session, pod, outage, ends_within_s if wanted.tail is None else _ENDS_WITHIN_S)
         if fate == "gone" or isinstance(lost, NotFound) or wanted.tail is not None:
             break
         if fate == "ended" and (has_ended or not await _missing_launcher_lines(session, wanted, shown)):
@@ -144,32 +150,35 @@ async def _live_launcher_output(
         if shown.last:
             printed = PrintedLauncherOutput(shown.wanted, last=shown.last)
     if fate == "runs":
-        raise lost or Unreachable(f"{wanted.pod} runs still, and the connection to its output was lost")
+        raise lost or Unreachable(f"{wanted.pod} still runs, and the connection to its output was lost")
     if fate == "gone" and lost is not None:
-        session.tell(f"{wanted.pod} went while its output was read; {where_kept(job, attempt_of_log_pod(pod))}")
+        session.tell(f"{wanted.pod} was deleted while its output was read; {storage_text(job, attempt_of_pod(pod))}")
     if fate == "ended" and wanted.tail is None and (missing := await _missing_launcher_lines(session, wanted, shown)):
-        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt_of_log_pod(pod))}")
+        raise LogsIncomplete(f"{missing}; {storage_text(job, attempt_of_pod(pod))}")
 
 
 async def _missing_launcher_lines(
     session: ClusterAccess, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
 ) -> MissingLauncherOutput:
-    """What the launcher, which has ended, wrote beyond what was shown."""
+    """Return the lines that the launcher, which has ended, wrote and that were not shown."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound:
         return MissingLauncherOutput()
-    return missing_lines(pod, attempt_of_log_pod(pod), wanted, shown)
+    return missing_lines(pod, attempt_of_pod(pod), wanted, shown)
 
 
-async def _launcher_pod_fate(
+async def _launcher_pod_state(
     session: ClusterAccess, pod: Json, outage: ClientApiOutage, within_s: float
 ) -> Literal["ended", "gone", "runs"]:
-    """What has become of a pod, after some seconds if it runs; an API server may be away meanwhile."""
+    """Return the state of a pod. A running pod is observed for `within_s` seconds.
+
+    Wait if the API server is unreachable.
+    """
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     while True:
         try:
-            ended = await _launcher_output_ends(session, name, within_s)
+            ended = await _has_ended_within(session, name, within_s)
             found = await session.api.get(PODS, session.namespace, name)
         except NotFound:
             return "gone"
@@ -184,8 +193,8 @@ async def _launcher_pod_fate(
 async def _output_from_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, pod: Json
 ) -> AsyncGenerator[bytes, None]:
-    """The store's own file. When the launcher ends meanwhile, the rest comes from where it then is."""
-    main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of_log_pod(pod)
+    """Yield the log store's file. If the launcher ends meanwhile, read the rest from its new location."""
+    main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of_pod(pod)
     container, program = main["name"], main["command"][0]
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
     own = wanted.rank is not None and wanted.attempt in (None, found)
@@ -204,11 +213,11 @@ async def _output_from_log_store(
         if not own or (wanted.tail is not None and printed.lines):
             raise
     except (ServerError, NotFound):
-        # So a kubelet answers when the container has ended; the pod says that it has a moment later.
-        if not own or not await _launcher_output_ends(session, wanted.pod):
+        # A kubelet answers so when the container has ended; the pod's status reports it a moment later.
+        if not own or not await _has_ended_within(session, wanted.pod):
             raise
     pod = await session.api.get(PODS, session.namespace, wanted.pod)
-    if attempt_of_log_pod(pod) == found and not is_log_pod_running(pod):
+    if attempt_of_pod(pod) == found and not is_running(pod):
         rest = read_ended(session, wanted, job, pod, printed)
     else:
         rest = _live_launcher_output(session, wanted, pod, job, printed)
@@ -217,30 +226,30 @@ async def _output_from_log_store(
             yield chunk
 
 
-async def _launcher_output_ends(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
-    """Whether the pod has ended, or does within a few seconds."""
+async def _has_ended_within(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
+    """Return whether the pod has ended, or ends within `within_s` seconds."""
     give_up_at = time.monotonic() + within_s
     while True:
         try:
             pod = await session.api.get(PODS, session.namespace, name)
         except NotFound:
             return False
-        if not is_log_pod_running(pod):
+        if not is_running(pod):
             return True
         if time.monotonic() >= give_up_at:
             return False
         await asyncio.sleep(0.2)
 
 
-def is_log_pod_running(pod: Json) -> bool:
-    """Whether commands can be run in the pod."""
+def is_running(pod: Json) -> bool:
+    """Return whether commands can run in the pod."""
     return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -> AsyncGenerator[bytes, None]:
-    """What the log store's metrics.jsonl holds, and while the attempt runs what is added to it.
+    """Yield the content of the log store's metrics.jsonl, and new lines while the attempt runs.
 
-    Raises LogsElsewhere where neither a launcher has it nor a claim or an object store.
+    Raises LogsElsewhere if no launcher, no claim and no object store has it.
     """
     wanted = WantedLauncherOutput(name, None, attempt, follow=True, tail=None, reports=True)
     job = await session.api.get(JOBS, session.namespace, name)
@@ -248,17 +257,17 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
     with suppress(NotFound):
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     present = int((job.get("status") or {}).get("attempt") or 0)
-    if pod is not None and is_log_pod_running(pod) and (attempt in (None, attempt_of_log_pod(pod)) or is_log_kept(job)):
-        found = attempt_of_log_pod(pod)
+    if pod is not None and is_running(pod) and (attempt in (None, attempt_of_pod(pod)) or has_log_storage(job)):
+        found = attempt_of_pod(pod)
         main = main_container(pod)
         command = wanted.command(main["command"][0], attempt or found, follow=attempt in (None, found))
         chunks = execute_in_pod(session.api.connection, session.namespace, wanted.pod, main["name"], command)
-    elif is_log_kept(job) and present:
-        chunks = from_claim(session, wanted, job, attempt or present, PrintedLauncherOutput())
+    elif has_log_storage(job) and present:
+        chunks = read_log_store(session, wanted, job, attempt or present, PrintedLauncherOutput())
     else:
         raise LogsElsewhere(
-            f"no launcher of {name} runs that has reports of the attempt, and spec.logs names neither a claim nor "
-            "a uri that keeps them; with one they can be read at any time"
+            f"no running launcher of {name} has reports of the attempt, and spec.logs names neither a claim nor "
+            "a uri that stores them; set one of them to read reports at any time"
         )
     async with aclosing(chunks) as stream:
         async for chunk in stream:

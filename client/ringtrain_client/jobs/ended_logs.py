@@ -1,6 +1,6 @@
-"""The log of an attempt whose launcher is over: its output where that is whole, else the store on the claim.
+"""Log of an attempt whose launcher has ended: its output if that is complete, else the log store.
 
-The pod that reads a job's log store when no launcher runs is made, waited for, and deleted whatever happens.
+When no launcher runs, a temporary pod reads the job's log store. The pod is always deleted afterwards.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from .launcher_output import (
 )
 from .session import ClusterAccess, Json
 
-# More than a node's file of a container's output has, unless the node is told so.
+# More than the default size of a node's file with a container's output.
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 
 
 class LogsIncomplete(OperatorError):
-    """Ranks' lines are no longer in the launcher's output; the message says how many and where they are."""
+    """Ranks' lines are no longer in the launcher's output. The message has their number and location."""
 
 
 class LogsElsewhere(OperatorError):
-    """The log that was asked for is not in a pod; the message says where it is."""
+    """The requested log is not in a pod. The message has its location."""
 
 
-def attempt_of_log_pod(pod: Json) -> int:
-    """The attempt that a launcher's pod is of."""
+def attempt_of_pod(pod: Json) -> int:
+    """Return the attempt of a launcher's pod."""
     return int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
 
 
@@ -66,87 +66,91 @@ async def read_ended(
     pod: Json | None,
     printed: PrintedLauncherOutput,
 ) -> AsyncGenerator[bytes, None]:
-    """The log of the attempt that is wanted. `pod`: the launcher's, None if there is none. `printed` is left out.
+    """Yield the log of the requested attempt without the part that was already `printed`.
 
-    Raises LogsIncomplete after what there is, or LogsElsewhere when there is nothing.
+    `pod`: the launcher's, None if it does not exist. Raises LogsIncomplete after the lines that were found, or
+    LogsElsewhere if there are none.
     """
-    attempt = wanted.attempt or (attempt_of_log_pod(pod) if pod else _present_attempt(job))
-    own = pod if pod and attempt_of_log_pod(pod) == attempt else None
-    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as kept:
-        missing, why_not = None, ""
+    attempt = wanted.attempt or (attempt_of_pod(pod) if pod else _present_attempt(job))
+    own = pod if pod and attempt_of_pod(pod) == attempt else None
+    with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as output:
+        missing, reason = None, ""
         if own:
-            missing, why_not = await _keep_output(session, wanted, own, kept, printed)
-        if _is_output_short(missing) and is_log_kept(job) and (own or _is_over(job, attempt)):
+            missing, reason = await _store_output(session, wanted, own, output, printed)
+        if _is_output_short(missing) and has_log_storage(job) and (own or _has_attempt_ended(job, attempt)):
             begun = False
             try:
-                async with aclosing(from_claim(session, wanted, job, attempt, printed)) as chunks:
+                async with aclosing(read_log_store(session, wanted, job, attempt, printed)) as chunks:
                     async for chunk in chunks:
                         begun = True
                         yield chunk
                 return
             except OperatorError as exc:
-                # These say that no pod can read the store here, and nothing of the store.
+                # These errors concern the reader's pod, not the log store.
                 if begun or not isinstance(exc, ReaderNotStarted | Forbidden | Unprocessable):
                     raise
-                why_not += f"; {exc}"
-        while chunk := kept.read(_CHUNK):
+                reason += f"; {exc}"
+        while chunk := output.read(_CHUNK):
             yield chunk
     if missing is None:
         if not pod and _has_not_begun(job, attempt):
-            text = f"attempt {max(1, attempt)} of {wanted.name} has not begun, and has no logs"
-            raise LogsElsewhere(f"{text}; dtj why {wanted.name} says what it waits for")
+            text = f"attempt {max(1, attempt)} of {wanted.name} has not begun and has no logs"
+            raise LogsElsewhere(f"{text}; run dtj why {wanted.name} for the reason")
         if attempt > _present_attempt(job):
             raise LogsElsewhere(
                 f"--attempt {attempt}: {wanted.name} has had {counted(_present_attempt(job), 'attempt')}"
             )
         if own:
-            found = f"nothing can be read of the output of {wanted.pod}"
+            found = f"the output of {wanted.pod} cannot be read"
         elif pod:
-            found = f"the launcher of {wanted.name} is of attempt {attempt_of_log_pod(pod)}"
+            found = f"the launcher of {wanted.name} is of attempt {attempt_of_pod(pod)}"
         else:
             found = f"{wanted.name} has no launcher now"
-        raise LogsElsewhere(f"{found}; {where_kept(job, attempt)}{why_not}")
+        raise LogsElsewhere(f"{found}; {storage_text(job, attempt)}{reason}")
     if missing:
-        raise LogsIncomplete(f"{missing}; {where_kept(job, attempt)}{why_not}")
+        raise LogsIncomplete(f"{missing}; {storage_text(job, attempt)}{reason}")
     if missing.is_guess:
-        text = f"the launcher of {wanted.name} left no word of how many lines it wrote: some may be missing"
-        session.tell(text + why_not)
+        text = f"the launcher of {wanted.name} did not report how many lines it wrote: some may be missing"
+        session.tell(text + reason)
 
 
 def _is_output_short(missing: MissingLauncherOutput | None) -> bool:
-    """Whether lines are not in the launcher's output, or that can't be known, or there is none."""
+    """Return whether lines are missing from the launcher's output, may be missing, or there is no output."""
     return missing is None or bool(missing) or missing.is_guess
 
 
-async def _keep_output(
+async def _store_output(
     session: ClusterAccess,
     wanted: WantedLauncherOutput,
     pod: Json,
-    kept: IO[bytes],
+    stored: IO[bytes],
     printed: PrintedLauncherOutput,
 ) -> tuple[MissingLauncherOutput | None, str]:
-    """Write the launcher's output into `kept`, and say what is missing there; None and why if no node answers."""
+    """Write the launcher's output into `stored` and return the missing lines.
+
+    Returns None and the reason if the node does not answer.
+    """
     shown = ShownLauncherOutput()
     try:
         output = launcher_output(session, wanted, shown, printed)
         async with aclosing(output) as lines:
             async for line in lines:
-                kept.write(line)
-    except ApiError as exc:  # the node is gone, or has thrown the output away
+                stored.write(line)
+    except ApiError as exc:  # the node was removed, or has deleted the output
         if isinstance(exc, Forbidden) or (pod.get("status") or {}).get("phase") == "Pending":
             raise
-        kept.seek(0)
-        kept.truncate()
+        stored.seek(0)
+        stored.truncate()
         return None, f"; {exc}"
-    kept.seek(0)
+    stored.seek(0)
     ended = await session.api.get(PODS, session.namespace, wanted.pod) if wanted.follow else pod
-    return missing_lines(ended, attempt_of_log_pod(pod), wanted, shown), ""
+    return missing_lines(ended, attempt_of_pod(pod), wanted, shown), ""
 
 
-async def from_claim(
+async def read_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, attempt: int, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
-    """What the store has on the job's claim, without what was printed."""
+    """Yield the log store's file of an attempt, without the part that was already `printed`."""
     skip = printed.size
     async with log_reader(session, parse_job(job, templates=False), _present_attempt(job)) as (reader, program):
         command = wanted.command(program, attempt, follow=False)
@@ -163,79 +167,79 @@ def _present_attempt(job: Json) -> int:
 
 
 def _has_not_begun(job: Json, attempt: int) -> bool:
-    """Whether the present attempt, which has no launcher, has never had one: it is numbered before it has pods."""
+    """Return whether the present attempt has not had a launcher yet. It has a number before it has pods."""
     return attempt == _present_attempt(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
 
 
-def _is_over(job: Json, attempt: int) -> bool:
-    """Whether that attempt writes no more."""
+def _has_attempt_ended(job: Json, attempt: int) -> bool:
+    """Return whether the attempt writes no more lines."""
     return 0 < attempt < _present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
 
 
 def log_claim_of(job: Json) -> str:
-    """The claim that keeps the job's logs; empty if none does."""
+    """Return the name of the claim that stores the job's logs, or an empty string."""
     claim = (resolved_job_spec(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
     return str(claim.get("claimName") or "")
 
 
 def uri_of(job: Json) -> str:
-    """The place in an object store to which the job's logs are copied; empty if there is none."""
+    """Return the uri in an object store to which the job's logs are copied, or an empty string."""
     return str((resolved_job_spec(job)["spec"].get("logs") or {}).get("uri") or "")
 
 
-def is_log_kept(job: Json) -> bool:
-    """Whether the job's logs outlive its pods."""
+def has_log_storage(job: Json) -> bool:
+    """Return whether the job's logs are still available after its pods are deleted."""
     return bool(log_claim_of(job) or uri_of(job))
 
 
-def where_kept(job: Json, attempt: int | None) -> str:
-    """Where the log of an attempt lies when its pods are gone."""
+def storage_text(job: Json, attempt: int | None) -> str:
+    """Return a sentence about the location of an attempt's log after its pods are deleted."""
     meta = job["metadata"]
     folder = f"{meta['namespace']}/{meta['name']}/{attempt or 1}/"
     claim = log_claim_of(job)
     if claim:
-        return f"attempt {attempt or 1} is kept on the volume of claim {claim}, in {folder}job.log and rank-*.log"
+        return f"attempt {attempt or 1} is stored on the volume of claim {claim}, in {folder}job.log and rank-*.log"
     uri = uri_of(job)
     if uri:
         folder = f"{meta['namespace']}/{meta['name']}-{meta['uid']}/{attempt or 1:04d}/"
-        return f"attempt {attempt or 1} is kept below {uri.rstrip('/')}/{folder}"
+        return f"attempt {attempt or 1} is stored below {uri.rstrip('/')}/{folder}"
     tail = ((job.get("status") or {}).get("failure") or {}).get("logTail")
-    hint = f"; the failed rank's last lines are in its status (dtj why {meta['name']})" if tail else ""
-    return f"its logs went with its pod, because spec.logs names neither a claim nor a uri{hint}"
+    hint = f"; the failed rank's last lines are in the job's status (dtj why {meta['name']})" if tail else ""
+    return f"its logs were deleted with its pod, because spec.logs names neither a claim nor a uri{hint}"
 
 
-# The longest that one log may take to read. A reader that its dtj could not delete ends then by itself.
+# Maximum time for reading one log. A reader's pod that dtj could not delete ends after it.
 LIVES_S = 3600
-# The image may have to be pulled, and the claim to be attached.
+# Enough for pulling the image and attaching the volume.
 _STARTS_WITHIN_S = 180.0
-_SAYS_AFTER_S = 5.0
-_LOOKS_EVERY_S = 0.2
+_REPORT_AFTER_S = 5.0
+_POLL_S = 0.2
 
 
 class ReaderNotStarted(OperatorError):
-    """The pod that would read the log store does not run; the message says why."""
+    """The pod that reads the log store does not run. The message has the reason."""
 
 
 @contextlib.asynccontextmanager
 async def log_reader(session: ClusterAccess, job: Job, attempt: int) -> AsyncIterator[tuple[str, str]]:
-    """A running pod that mounts the job's log store, for as long as the block lasts: its name, its `ringtrain`.
+    """Run a pod that mounts the job's log store; yield its name and the path of its `ringtrain` program.
 
-    Raises ReaderNotStarted, and Forbidden where the user may not create pods.
+    The pod is deleted at the end. Raises ReaderNotStarted, or Forbidden if the user may not create pods.
     """
-    await _delete_ended(session, job)
+    await _delete_ended_readers(session, job)
     agent_image = await _agent_image(session, job)
     pod = build_log_reader_pod(job, attempt, secrets.token_hex(3), LIVES_S, agent_image)
     name = pod["metadata"]["name"]
     try:
         await create_admitted(partial(session.api.create, PODS, job.namespace), pod)
-        await _until_log_reader_runs(session, job.namespace, name)
+        await _await_log_reader(session, job.namespace, name)
         yield name, PROGRAM if agent_image else "ringtrain"
     finally:
-        await _delete_log_reader(session, job.namespace, name)
+        await _delete_reader(session, job.namespace, name)
 
 
 async def _agent_image(session: ClusterAccess, job: Job) -> str:
-    """The image that has the job's agent, as the operator has noted it; empty: the image of its pods."""
+    """Return the image with the job's agent, which the operator recorded; empty: the image of the job's pods."""
     try:
         service = await session.api.get(SERVICES, job.namespace, job.name)
     except (NotFound, Forbidden):
@@ -243,44 +247,46 @@ async def _agent_image(session: ClusterAccess, job: Job) -> str:
     return str((service["metadata"].get("annotations") or {}).get(ANNOTATION_IMAGE) or "")
 
 
-async def _delete_log_reader(session: ClusterAccess, namespace: str, name: str) -> None:
-    """Delete the pod, which may not be there: its creation may have been refused."""
+async def _delete_reader(session: ClusterAccess, namespace: str, name: str) -> None:
+    """Delete the pod. It may not exist, because its creation may have been refused."""
     try:
         await session.api.delete(PODS, namespace, name)
     except NotFound:
         pass
-    except ApiError as exc:  # what was read is read
-        session.tell(f"pod {name} could not be deleted ({exc}); it ends by itself within {LIVES_S} s")
+    except ApiError as exc:  # not an error for the user, who has the log
+        session.tell(f"pod {name} could not be deleted ({exc}); it ends within {LIVES_S} s")
 
 
-async def _delete_ended(session: ClusterAccess, job: Job) -> None:
-    """Readers of this job whose dtj was killed before it could delete them, once they have ended."""
+async def _delete_ended_readers(session: ClusterAccess, job: Job) -> None:
+    """Delete ended reader pods of this job that an earlier dtj could not delete because it was killed."""
     with contextlib.suppress(ApiError):
         for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
             if view_pod(pod).phase in ("Succeeded", "Failed"):
                 await session.api.delete(PODS, job.namespace, pod["metadata"]["name"])
 
 
-async def _until_log_reader_runs(session: ClusterAccess, namespace: str, name: str) -> None:
+async def _await_log_reader(session: ClusterAccess, namespace: str, name: str) -> None:
+    """Wait until the pod runs. Raises ReaderNotStarted."""
     began, reported = time.monotonic(), ""
     while True:
         try:
             pod = view_pod(await session.api.get(PODS, namespace, name))
         except NotFound as exc:
-            raise ReaderNotStarted(f"pod {name}, which was to read the log store, was deleted") from exc
-        waited_s, why = time.monotonic() - began, _why_log_reader_waits(pod)
+            raise ReaderNotStarted(f"pod {name}, which reads the log store, was deleted") from exc
+        waited_s, cause = time.monotonic() - began, _wait_reason(pod)
         if pod.phase == "Running" and pod.main.ready:
             return
         if pod.phase in ("Succeeded", "Failed") or waited_s > _STARTS_WITHIN_S:
-            text = f"pod {name}, which was to read the log store, did not start in {waited_s:.0f} s: {why}"
+            text = f"pod {name}, which reads the log store, did not start in {waited_s:.0f} s: {cause}"
             raise ReaderNotStarted(text)
-        if waited_s > _SAYS_AFTER_S and why != reported:
-            session.tell(f"waiting for pod {name}, which reads the log store: {why}")
-            reported = why
-        await asyncio.sleep(_LOOKS_EVERY_S)
+        if waited_s > _REPORT_AFTER_S and cause != reported:
+            session.tell(f"waiting for pod {name}, which reads the log store: {cause}")
+            reported = cause
+        await asyncio.sleep(_POLL_S)
 
 
-def _why_log_reader_waits(pod: PodView) -> str:
+def _wait_reason(pod: PodView) -> str:
+    """Return the reason for which the pod does not run."""
     reason = pod.wait.reason or pod.state.reason or pod.end.reason
     message = pod.wait.message or pod.state.message or pod.end.message
-    return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a word why"
+    return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a reason"

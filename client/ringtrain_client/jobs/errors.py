@@ -1,11 +1,11 @@
-"""What goes wrong with a run, beside what the API server says (cluster/api/errors.py). The tree:
+"""Errors of a job, in addition to the API server's (cluster/api/errors.py). The tree:
 
 OperatorError
-├── JobFailed         the job ended badly, or was rejected; its message is the chain of causes
-├── JobEnded          the job has ended, and what was asked is for one that has not
-├── Timeout           the job has not come so far in the time given
-├── DriverLost        the process that drove a job on this machine is gone, and the job with it
-└── ScriptUnusable    the function or file given as training code cannot be sent
+├── JobFailed         the job failed or was rejected; the message is the chain of causes
+├── JobEnded          the job has ended, and the call needs a job that has not
+├── Timeout           the job did not reach the state within the timeout
+├── DriverLost        the process that drove a job on this machine has ended, and the job with it
+└── ScriptUnusable    the function or file with the training code cannot be sent
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringtrain_operator.status.model import Failure, JobStatus
 
 
 class JobFailed(OperatorError):
-    """The job failed. `causes`: what `dtj why` says; `failure`: the rank that failed first, if one did."""
+    """The job failed. `causes`: the lines of `dtj why`. `failure`: the rank that failed first, if one did."""
 
     def __init__(self, name: str, status: JobStatus, causes: Sequence[str]) -> None:
         self.name = name
@@ -28,16 +28,16 @@ class JobFailed(OperatorError):
 
 
 class JobEnded(OperatorError):
-    """The job has ended; the message says how, and what to do instead."""
+    """The job has ended. The message has its state and an alternative."""
 
 
 class Timeout(OperatorError, TimeoutError):
-    """The time given is over; the message has the job's state, and why it is in it."""
+    """The timeout has passed. The message has the job's state and the reason for it."""
 
 
 class DriverLost(OperatorError):
-    """Nobody drives this job on this machine any more: the process that did was ended or killed."""
+    """The process that drove this job on this machine has ended or was killed."""
 
 
 class ScriptUnusable(OperatorError):
-    """The training code cannot be sent; the message says why, and the way out."""
+    """The training code cannot be sent. The message has the reason and a solution."""

@@ -1,4 +1,4 @@
-"""Wait on a job's state by a watch, over dropped connections and restarts of the API server."""
+"""Waits for a job's state by a watch, across lost connections and restarts of the API server."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
 Json = dict[str, Any]
 ENDED = ("Succeeded", "Failed")
-# A control plane that is restarted or upgraded is back by then.
-_AWAY_S = 300.0
-_LOOK_AGAIN_S = 1.0
+# Enough for a control plane that is restarted or upgraded.
+_MAX_OUTAGE_S = 300.0
+_RETRY_S = 1.0
 
 
 class ClientApiOutage:
-    """Bears that the API server is away for a while, once it has answered."""
+    """Tolerate a temporary outage of an API server that has answered before."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def is_over(self) -> None:
-        """It answers again."""
+    def end(self) -> None:
+        """Record that the API server answers."""
         self._since = None
 
     async def wait(self, exc: ApiError) -> None:
-        """Wait a moment. Raises `exc` if waiting does not help, or has not helped for five minutes."""
+        """Wait a moment. Raises `exc` if it is not an outage, or if the outage has lasted for five minutes."""
         if not isinstance(exc, Unreachable | ServerError | TooManyRequests):
             raise exc
         self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > _AWAY_S:
+        if time.monotonic() - self._since > _MAX_OUTAGE_S:
             raise exc
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 def state_of(job: dict[str, Any]) -> str:
-    """The state that the operator gives a job, `Pending` before it has looked."""
+    """Return the state that the operator gave a job; `Pending` if there is none yet."""
     return str((job.get("status") or {}).get("state") or "Pending")
 
 
 async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerator[Json, None]:
-    """The job as it is now, and after each change; ends when that job is gone.
+    """Yield the current job, and the job after each change. End when that job is deleted.
 
-    Raises ApiError if the first answer is one, and when the API server has been away for five minutes.
+    Raises ApiError if the first answer is one, or if the API server is unreachable for five minutes.
     """
     uid: str | None = None
     outage = ClientApiOutage()
     while True:
         try:
             job = await api.get(JOBS, namespace, name)
-            outage.is_over()
+            outage.end()
         except NotFound:
             return
         except ApiError as exc:
@@ -76,23 +76,23 @@ async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerato
                         return
                     yield event["object"]
         except ApiError:
-            await asyncio.sleep(_LOOK_AGAIN_S)  # the API server is away, or history is gone: read again
+            await asyncio.sleep(_RETRY_S)  # the API server is unreachable, or the version is too old: read again
 
 
 async def next_attempt(api: ApiClient, namespace: str, name: str, attempt: int) -> int | None:
-    """The number of a later attempt, once its launcher has output; None when the job ends or is suspended.
+    """Wait for a later attempt whose launcher has output. Return its number, or None if the job ends or is suspended.
 
-    An attempt that ended before it was looked at is passed over. Raises ApiError as `changes_of` does.
+    An attempt that ended before it was observed is skipped. Raises ApiError as `changes_of` does.
     """
     outage = ClientApiOutage()
     while True:
         try:
             job = await api.get(JOBS, namespace, name)
-            outage.is_over()
+            outage.end()
             status = job.get("status") or {}
             if state_of(job) in (*ENDED, "Suspended"):
                 return None
-            if int(status.get("attempt") or 0) > attempt and await _launcher_began(api, job):
+            if int(status.get("attempt") or 0) > attempt and await _has_launcher_begun(api, job):
                 return int(status["attempt"])
         except NotFound:
             return None
@@ -101,7 +101,8 @@ async def next_attempt(api: ApiClient, namespace: str, name: str, attempt: int) 
         await asyncio.sleep(0.5)
 
 
-async def _launcher_began(api: ApiClient, job: dict[str, Any]) -> bool:
+async def _has_launcher_begun(api: ApiClient, job: dict[str, Any]) -> bool:
+    """Return whether the launcher of the present attempt has started."""
     meta, attempt = job["metadata"], str(job["status"]["attempt"])
     try:
         pod = await api.get(PODS, meta["namespace"], f"{meta['name']}-launcher")

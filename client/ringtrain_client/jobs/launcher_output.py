@@ -1,4 +1,4 @@
-"""Ranks' lines in the output of a job's launcher, of which its node keeps only the newest part."""
+"""Ranks' lines in the output of a job's launcher. A node stores only the newest part of the output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ringtrain_operator.observe.pods import termination_of, view_pod
 
 from .session import ClusterAccess, Json
 
-# What stands before each rank's line in the launcher's output.
+# Prefix of each rank's line in the launcher's output.
 _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 
 @dataclass(frozen=True)
 class WantedLauncherOutput:
-    """What the user asked for. `attempt` None: the present one. `reports`: these in place of the log."""
+    """The user's request. `attempt` None: the present one. `reports`: the ranks' reports instead of the log."""
 
     name: str
     rank: int | None
@@ -30,11 +30,14 @@ class WantedLauncherOutput:
 
     @property
     def pod(self) -> str:
-        """The launcher's pod."""
+        """Name of the launcher's pod."""
         return f"{self.name}-launcher"
 
     def command(self, program: str, attempt: int, *, follow: bool) -> list[str]:
-        """What prints it where the log store is mounted. `program`: the container's `ringtrain`."""
+        """Return the command that prints the log where the log store is mounted.
+
+        `program`: path of the container's `ringtrain`.
+        """
         options = [f"--attempt={attempt}"]
         options += [f"--rank={self.rank}"] if self.rank is not None else []
         options += ["--reports"] if self.reports else []
@@ -45,9 +48,9 @@ class WantedLauncherOutput:
 
 @dataclass
 class PrintedLauncherOutput:
-    """What the user has seen already; a line ends where it does for the launcher: a lone return ends one, too.
+    """The part that the user has already seen. As in the launcher, a single carriage return also ends a line.
 
-    `last`: the last line, with its mark, where lines came from the launcher's output.
+    `last`: the last line with its prefix, if the lines came from the launcher's output.
     """
 
     lines: int = 0
@@ -56,7 +59,7 @@ class PrintedLauncherOutput:
     _after_return: bool = False
 
     def feed(self, chunk: bytes) -> None:
-        """More of the stream was printed."""
+        """Count a chunk that was printed."""
         self.size += len(chunk)
         self.lines += chunk.count(b"\n") + chunk.count(b"\r") - chunk.count(b"\r\n")
         self.lines -= self._after_return and chunk.startswith(b"\n")
@@ -64,12 +67,12 @@ class PrintedLauncherOutput:
 
 
 class OutputChanged(OperatorError):
-    """The output is not the one that was read before: its node has put older lines away, or it began anew."""
+    """The output differs from that read before: its node has rotated the file, or the output is a new one."""
 
 
 @dataclass
 class ShownLauncherOutput:
-    """What of ranks' lines an output had: all of them by rank, and how many were wanted."""
+    """Lines that an output had: the number for each rank, and the number of requested lines."""
 
     by_rank: Counter[int] = field(default_factory=Counter)
     wanted: int = 0
@@ -78,11 +81,11 @@ class ShownLauncherOutput:
 
 @dataclass(frozen=True)
 class MissingLauncherOutput:
-    """Lines that the launcher wrote and its output does not have. `is_guess`: it left no word of how many."""
+    """Lines that the launcher wrote and its output lacks. `is_guess`: the launcher did not report their number."""
 
     lines: int = 0
     written: int = 0
-    whose: str = "all ranks"
+    author: str = "all ranks"
     is_guess: bool = False
 
     def __bool__(self) -> bool:
@@ -90,8 +93,8 @@ class MissingLauncherOutput:
 
     def __str__(self) -> str:
         return (
-            f"{self.lines} of the {self.written} lines that {self.whose} wrote are no longer in the launcher's "
-            "output, the oldest ones: its node keeps only so much"
+            f"{self.lines} of the {self.written} lines that {self.author} wrote are no longer in the launcher's "
+            "output: its node has deleted the oldest ones"
         )
 
 
@@ -101,13 +104,13 @@ async def launcher_output(
     shown: ShownLauncherOutput,
     printed: PrintedLauncherOutput,
 ) -> AsyncGenerator[bytes, None]:
-    """The wanted lines: all with their marks, or one rank's without, and without what was printed before.
+    """Yield the requested lines without those printed before: all lines with prefixes, or one rank's without.
 
-    `shown` counts them meanwhile. With a tail of one rank they come at the end.
+    `shown` counts the lines. The last lines of one rank (`tail`) are yielded at the end.
     """
     mark = b"" if wanted.rank is None else b"[%d] " % wanted.rank
     last: deque[bytes] = deque(maxlen=wanted.tail)
-    tail = None if mark else wanted.tail  # one rank's last lines may lie anywhere
+    tail = None if mark else wanted.tail  # one rank's last lines may be anywhere in the output
     lines = session.api.pod_log(session.namespace, wanted.pod, follow=wanted.follow, tail_lines=tail)
     async with aclosing(lines):
         async for line in lines:
@@ -119,7 +122,7 @@ async def launcher_output(
             shown.wanted += 1
             if shown.wanted <= printed.lines:
                 if shown.wanted == printed.lines and printed.last and line != printed.last:
-                    raise OutputChanged(f"what {wanted.pod} wrote is not what it was")
+                    raise OutputChanged(f"the output of {wanted.pod} has changed since it was read")
                 continue
             shown.last = line
             if mark and wanted.tail is not None:
@@ -133,15 +136,15 @@ async def launcher_output(
 def missing_lines(
     pod: Json, attempt: int, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
 ) -> MissingLauncherOutput:
-    """What the launcher, which has ended, says it wrote beyond what was `shown`; a node drops the oldest."""
+    """Return the lines that the ended launcher reports and that were not `shown`. A node deletes the oldest."""
     if wanted.tail is not None and shown.wanted >= wanted.tail:
         return MissingLauncherOutput()
     termination = termination_of(view_pod(pod), attempt)
     by_rank, total = termination.get("rankLogLines"), termination.get("logLines")
     if wanted.rank is not None and isinstance(by_rank, list) and wanted.rank < len(by_rank):
-        written, seen, whose = by_rank[wanted.rank], shown.by_rank[wanted.rank], f"rank {wanted.rank}"
+        written, seen, author = by_rank[wanted.rank], shown.by_rank[wanted.rank], f"rank {wanted.rank}"
     else:
-        written, seen, whose = total, shown.by_rank.total(), "all ranks"
+        written, seen, author = total, shown.by_rank.total(), "all ranks"
     if not isinstance(written, int):
         return MissingLauncherOutput(is_guess=True)
-    return MissingLauncherOutput(max(0, written - seen), written, whose)
+    return MissingLauncherOutput(max(0, written - seen), written, author)

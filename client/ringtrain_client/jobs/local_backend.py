@@ -1,4 +1,4 @@
-"""Jobs on this machine, each driven by a process of its own: pods are process groups, the same `plan` decides."""
+"""Jobs on this machine. A separate process drives each job; its pods are process groups; `plan` decides."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from .cluster_logs import NoSuchRank
 from .errors import DriverLost
 from .following import ENDED, state_of
 from .launcher_output import WantedLauncherOutput
-from .manifest import merged_spec_maps, yaml_literal
+from .manifest import escape_references, merged_spec_maps
 from .script import Script
 from .session import Json
 
-LOOKS_EVERY_S = 0.1
+POLL_S = 0.1
 # A driver gives its pods 5 s to end.
 _ENDS_WITHIN_S = 30.0
 _CHUNK = 1 << 20
 
 
 class LocalBackend:
-    """Jobs on this machine; pods are process groups, with an agent each, as pods on so many nodes.
+    """Jobs on this machine. A pod is a process group with an agent, as if each pod had a node.
 
-    Runs are kept under `runs`, as those of `dtj local`. Jobs may name templates of the files `templates`. Images
-    are ignored: `python` is the one that runs this.
-    Jobs that this backend has started end when it is closed, and with the program.
+    `runs`: the directory of the runs, as for `dtj local`. `templates`: files with templates that jobs can name. Images
+    are ignored: `python` is the interpreter of this program. Jobs that this backend has started end when it is
+    closed and when the program ends.
     """
 
     def __init__(self, runs: str | Path = "runs", *, templates: Sequence[str | Path] = ()) -> None:
@@ -55,26 +55,26 @@ class LocalBackend:
         self._drivers: dict[Path, subprocess.Popen[bytes]] = {}
 
     async def place_of(self) -> str:
-        """The namespace of jobs that name none."""
+        """Return the namespace of jobs that name none."""
         return "default"
 
     def inside(self, namespace: str) -> LocalBackend:
-        """Jobs of this machine are told apart by name alone."""
+        """Return this backend: the namespace does not matter on this machine."""
         return self
 
     def command_of(self, script: Script) -> list[str]:
-        """A file that is here is run where it is; a function's script is in a directory of the run's own."""
+        """Return the command: a file runs at its own path, a function's script in the run's directory."""
         return ["python", str(script.path)] if script.path is not None else ["python", script.name]
 
     async def check(self, job: Json) -> None:
-        """Raises Invalid with all that is wrong with the job."""
-        parse_job(self._templates.laid_over(job))
+        """Raise Invalid with every problem of the job's manifest."""
+        parse_job(self._templates.merged_with_template(job))
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Start the job's driver."""
+        """Start a process that drives the job. Return the job as stored."""
         name = job["metadata"].get("name") or ""
         await self.check(job)
-        job = self._templates.laid_over(job)
+        job = self._templates.merged_with_template(job)
         with suppress(NotFound):
             if driver_of(self._run(name).directory) is not None:
                 raise AlreadyExists(f"{name} runs here already; delete it or give this one another name")
@@ -92,11 +92,11 @@ class LocalBackend:
         return stored
 
     async def get(self, name: str) -> Json:
-        """The newest job of this name as it is now."""
+        """Return the newest job of this name."""
         return self._run(name).job
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """All jobs, the newest first."""
+        """Return all jobs, the newest first."""
         return [run.job for run in past_runs(self._runs)]
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
@@ -104,11 +104,11 @@ class LocalBackend:
         run = self._run(name)
         path = run.directory / MANIFEST_FILE
         if driver_of(run.directory) is None:
-            raise DriverLost(f"nobody drives {name} any more; {run.directory} has what it left")
+            raise DriverLost(f"{name} has no driver process any more; its logs are in {run.directory}")
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
-            raise OperatorError(f"{name} was started by dtj local: change the manifest that it was given") from exc
+            raise OperatorError(f"{name} was started by dtj local: edit its manifest file instead") from exc
         changed = {**job, "spec": merged_spec_maps(job["spec"], spec)}
         problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
         if problems:
@@ -117,16 +117,16 @@ class LocalBackend:
         return {**run.job, "spec": changed["spec"]}
 
     async def delete(self, name: str) -> None:
-        """End the job's processes and forget it; its logs stay in its directory."""
+        """End the job's processes and remove it from the list. Its logs stay in its directory."""
         run = self._run(name)
-        await self._end(run.directory)
+        await self._end_driver(run.directory)
         (run.directory / JOB_FILE).unlink(missing_ok=True)
 
     async def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """The job as it is now, and whenever it has changed. Raises DriverLost when nobody drives it any more."""
+        """Yield the current job, and the job after each change. Raises DriverLost if its driver ends before the job."""
         shown, run = None, self._run(name)
         while True:
-            driver = driver_of(run.directory)  # asked first: what it wrote last is seen then
+            driver = driver_of(run.directory)  # before job.json, so that the driver's last write is not missed
             try:
                 job = json.loads((run.directory / JOB_FILE).read_text(encoding="utf-8"))
             except OSError:
@@ -135,32 +135,32 @@ class LocalBackend:
                 shown = job
                 yield job
             if driver is None and state_of(job) not in ENDED:
-                raise DriverLost(f"nobody drives {name} any more: its driver was ended; see {run.directory}")
-            await asyncio.sleep(LOOKS_EVERY_S)
+                raise DriverLost(f"{name} has no driver process any more: it was ended or killed; see {run.directory}")
+            await asyncio.sleep(POLL_S)
 
     async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """The log that is wanted, from the launcher's files."""
+        """Yield the requested log from the launcher's files."""
         run = self._run(wanted.name)
         if wanted.follow:
-            _check_rank(run.job, wanted)  # else what there is is told
-        attempt, offset, tail = wanted.attempt or _local_attempt(run.job), 0, wanted.tail
+            _check_rank(run.job, wanted)  # without follow, the error lists the existing logs
+        attempt, offset, tail = wanted.attempt or _attempt(run.job), 0, wanted.tail
         while True:
-            going_on, present = self._goes_on(run.directory)
-            log = _open_local_log(run, wanted, attempt, must=not wanted.follow)
+            is_running, present = self._driver_state(run.directory)
+            log = _open_log(run, wanted, attempt, required=not wanted.follow)
             if log is not None:
                 with log:
-                    for chunk in _local_log_chunks(log, offset, tail):
+                    for chunk in _log_chunks(log, offset, tail):
                         yield chunk
                     offset, tail = log.tell(), None
             if present > attempt and wanted.follow and wanted.attempt is None:
                 attempt, offset = attempt + 1, 0
-            elif not wanted.follow or not going_on or present > attempt:
+            elif not wanted.follow or not is_running or present > attempt:
                 return
             else:
-                await asyncio.sleep(LOOKS_EVERY_S)
+                await asyncio.sleep(POLL_S)
 
     async def causes(self, name: str) -> list[str]:
-        """What the job itself says."""
+        """Return the causes in the job's status."""
         return list(explain_job(self._run(name).job, [], []))
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
@@ -168,9 +168,9 @@ class LocalBackend:
         return None
 
     async def close(self) -> None:
-        """End the jobs that were started here and still run."""
+        """End the running jobs that this backend has started."""
         directories = [path for path, process in self._drivers.items() if process.poll() is None]
-        await asyncio.gather(*map(self._end, directories))
+        await asyncio.gather(*map(self._end_driver, directories))
         for process in self._drivers.values():
             process.wait(_ENDS_WITHIN_S)
         self._drivers.clear()
@@ -181,16 +181,16 @@ class LocalBackend:
         except NoSuchRun as exc:
             raise NotFound(str(exc)) from exc
 
-    def _goes_on(self, directory: Path) -> tuple[bool, int]:
-        """Whether more may be written, and the present attempt."""
+    def _driver_state(self, directory: Path) -> tuple[bool, int]:
+        """Return whether more output may follow, and the present attempt."""
         driver = driver_of(directory)
         try:
             job = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
         except OSError:
             return False, 0
-        return driver is not None and state_of(job) not in ENDED, _local_attempt(job)
+        return driver is not None and state_of(job) not in ENDED, _attempt(job)
 
-    async def _end(self, directory: Path) -> None:
+    async def _end_driver(self, directory: Path) -> None:
         """End the run's driver, which ends its pods."""
         pid = driver_of(directory)
         if pid is None:
@@ -200,18 +200,20 @@ class LocalBackend:
         give_up_at = time.monotonic() + _ENDS_WITHIN_S
         while driver_of(directory) is not None:
             if time.monotonic() > give_up_at:
-                raise OperatorError(f"process {pid}, which drives {directory.name}, does not end")
-            await asyncio.sleep(LOOKS_EVERY_S)
+                raise OperatorError(
+                    f"process {pid}, which drives {directory.name}, did not end within {_ENDS_WITHIN_S:g} s"
+                )
+            await asyncio.sleep(POLL_S)
         if directory in self._drivers:
             self._drivers[directory].wait(_ENDS_WITHIN_S)
 
 
 def _with_script(job: Json, script: Script, directory: Path) -> Json:
-    """The job, its script written to the run's directory."""
+    """Write the script to the run's directory and return the job with its path in the command."""
     file = directory / "script" / script.name
     file.parent.mkdir()
     file.write_text(script.text, encoding="utf-8")
-    command = ["python", yaml_literal(str(file.resolve()))]
+    command = ["python", escape_references(str(file.resolve()))]
     container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
     rest = container["command"][len(command) :]
     made: Json = json.loads(json.dumps(job))
@@ -219,30 +221,30 @@ def _with_script(job: Json, script: Script, directory: Path) -> Json:
     return made
 
 
-def _local_attempt(job: Json) -> int:
+def _attempt(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 1)
 
 
 def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
-    """Raises NoSuchRank for one that the job never has."""
+    """Raise NoSuchRank if the job never has the requested rank."""
     parsed = parse_job(job, templates=False)
     size = parsed.max_agents * parsed.spec.slots
     if wanted.rank is not None and wanted.rank >= size and wanted.attempt is None:
         raise NoSuchRank(f"--rank {wanted.rank}: {wanted.name} has {counted(size, 'rank')}, 0 to {size - 1}")
 
 
-def _open_local_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, must: bool) -> BinaryIO | None:
-    """The log, None while there is none yet. One that `must` be there raises NotFound."""
+def _open_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, required: bool) -> BinaryIO | None:
+    """Open the log. Returns None if it does not exist yet; raises NotFound instead if it is `required`."""
     try:
         return run.log(wanted.rank, attempt).open("rb")
     except (NoSuchRun, OSError) as exc:
-        if must:
+        if required:
             raise NotFound(str(exc)) from exc
         return None
 
 
-def _local_log_chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
-    """What the log has behind `offset`, or the last `tail` lines of that."""
+def _log_chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
+    """Yield the log's content from `offset` on, or the last `tail` lines of that."""
     log.seek(offset)
     if tail is not None:
         yield from deque(log, tail)

@@ -1,4 +1,4 @@
-"""A job's manifest from what a program says in one call."""
+"""Builds a job's manifest from the arguments of one call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ CONTAINER = "train"
 
 @dataclass(frozen=True)
 class Training:
-    """What to run and where. `spec` is laid over the spec that the rest makes, as a merge of mappings; all of it
-    is laid over `template`, a name or a templateRef, which may have the `image`.
+    """Training code and its resources.
 
-    In `command` and `env` a kubelet replaces `$(NAME)` and `$$`.
+    `spec` is merged over the spec made from the other fields: mappings are merged, other values are replaced. The
+    result is merged over `template`, a name or a templateRef, which may define the `image`. In `command` and `env` a
+    kubelet replaces `$(NAME)` and `$$`.
     """
 
     command: Sequence[str]
@@ -35,24 +36,26 @@ class Training:
     template: str | Mapping[str, str] = ""
 
 
-def fresh_job_name(stem: str) -> str:
-    """A name for a job that no other has, from that of its script."""
+def unique_job_name(stem: str) -> str:
+    """Return a unique job name that begins with `stem`, the name of the script."""
     letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in stem.lower()).strip("-")[:40].strip("-")
     return f"{letters if letters[:1].isalpha() else f'train-{letters}'.strip('-')}-{secrets.token_hex(3)}"
 
 
-def yaml_literal(value: Any) -> Any:
-    """A text for a command or a variable which a container then gets as `value` is; anything else as it is."""
+def escape_references(value: Any) -> Any:
+    """Return `value` with `$` escaped, so that the kubelet leaves the text unchanged. Other types stay as they are."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
 def manifest_of(training: Training, name: str) -> Json:
-    """The DistributedTrainingJob that runs it, not checked yet."""
-    container: Json = {} if training.template else {"name": CONTAINER}  # without a name: the template's first
+    """Return the DistributedTrainingJob for `training`. It is not validated yet."""
+    container: Json = (
+        {} if training.template else {"name": CONTAINER}
+    )  # without a name it is the template's first container
     container |= {"image": training.image} if training.image else {}
     container["command"] = list(training.command)
     if training.env:
-        container["env"] = [{"name": key, "value": _manifest_text(key, value)} for key, value in training.env.items()]
+        container["env"] = [{"name": key, "value": _checked_text(key, value)} for key, value in training.env.items()]
     if training.resources:
         container["resources"] = copy.deepcopy(dict(training.resources))
     worker: Json = {"replicas": training.workers, "template": {"spec": {"containers": [container]}}}
@@ -74,25 +77,26 @@ def manifest_of(training: Training, name: str) -> Json:
 
 
 def merged_spec_maps(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json:
-    """`below` with `above` laid over it: mappings are merged, anything else is replaced."""
-    found: Json = copy.deepcopy(dict(below))
+    """Return `above` merged over `below`: mappings are merged, other values are replaced."""
+    merged: Json = copy.deepcopy(dict(below))
     for key, value in above.items():
-        inner = found.get(key)
+        inner = merged.get(key)
         if isinstance(inner, dict) and isinstance(value, Mapping):
-            found[key] = merged_spec_maps(inner, value)
+            merged[key] = merged_spec_maps(inner, value)
         else:
-            found[key] = copy.deepcopy(value)
-    return found
+            merged[key] = copy.deepcopy(value)
+    return merged
 
 
-def _manifest_text(name: str, value: object) -> str:
+def _checked_text(name: str, value: object) -> str:
+    """Return `value` if it is a string. Raises Invalid."""
     if not isinstance(value, str):
-        raise Invalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a text")])
+        raise Invalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a string")])
     return value
 
 
 def with_volume(job: Json, volume: Json, mount_path: str) -> Json:
-    """The job with a volume in its workers' training container."""
+    """Return a copy of the job with a read-only volume in its workers' training container."""
     made = copy.deepcopy(job)
     pod = made["spec"]["worker"]["template"]["spec"]
     pod["volumes"] = [*(pod.get("volumes") or []), volume]

@@ -1,4 +1,4 @@
-"""The page of a job's launcher, on a port of this machine, over all its attempts."""
+"""Serves the page of a job's launcher on a local port, across all attempts of the job."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from .errors import JobEnded
 from .following import ENDED, state_of
 from .session import ClusterAccess
 
-_MOST_HEAD = 64 << 10  # as the launcher: browsers send the cookies of all programs on this host
+_MOST_HEAD = 64 << 10  # the launcher's limit: browsers send the cookies of all programs on this host
 _HEAD_S = 10.0
-_REFUSED = "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nthis page asks for the token in its link\n"
+_REFUSED = "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nopen the link with its token\n"
 _TOKEN = re.compile(rb"\b[0-9a-f]{64}\b")
 
 
 @dataclass
 class _ClientPageForward:
-    """Passes requests on to the launcher that runs now. A request needs a token that was given out: the link's, or
-    that of a launcher, in its cookie. The present launcher's takes its place."""
+    """Forward requests to the running launcher.
+
+    A request must contain a known token: the link's, or a launcher's token in its cookie. The token is replaced by the
+    present launcher's.
+    """
 
     session: ClusterAccess
     name: str
     link_token: str = field(default_factory=lambda: secrets.token_hex(32))
-    _given: set[bytes] = field(default_factory=set)
+    _launcher_tokens: set[bytes] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection."""
@@ -41,24 +44,25 @@ class _ClientPageForward:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
                 async with asyncio.timeout(_HEAD_S):
                     head = await reader.readuntil(b"\r\n\r\n")
-                await self._pass_on(head, ApiForwardEnds(reader, writer))
+                await self._forward(head, ApiForwardEnds(reader, writer))
         finally:
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _pass_on(self, head: bytes, ends: ApiForwardEnds) -> None:
+    async def _forward(self, head: bytes, ends: ApiForwardEnds) -> None:
+        """Check the token of the request, replace it and forward the request."""
         shown = {
             token
             for token in _TOKEN.findall(head)
-            if any(secrets.compare_digest(token, own) for own in (self.link_token.encode(), *self._given))
+            if any(secrets.compare_digest(token, own) for own in (self.link_token.encode(), *self._launcher_tokens))
         }
         if not shown:
             await ends.write(_REFUSED.encode())
             return
         try:
-            port, token = await self.launcher()
-            self._given.add(token)
+            port, token = await self.launcher_endpoint()
+            self._launcher_tokens.add(token)
             for old in shown:
                 head = head.replace(old, token)
             await port_forward(
@@ -66,10 +70,10 @@ class _ClientPageForward:
             )
         except ApiError as exc:
             if not ends.answered:
-                await ends.write(_page_not_there(self.name, exc).encode())
+                await ends.write(_unavailable_response(self.name, exc).encode())
 
-    async def launcher(self) -> tuple[int, bytes]:
-        """The port of the present launcher, and its page's token. Raises NotFound where no launcher runs."""
+    async def launcher_endpoint(self) -> tuple[int, bytes]:
+        """Return the port of the present launcher and its page's token. Raises NotFound if no launcher runs."""
         pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
         if (pod.get("status") or {}).get("phase") != "Running":
             raise NotFound(f"no launcher of {self.name} runs")
@@ -78,8 +82,9 @@ class _ClientPageForward:
         return port, page_token(status_token(pod)).encode()
 
 
-def _page_not_there(name: str, why: ApiError) -> str:
-    # Looked for again by itself: a launcher starts, or the next attempt's does.
+def _unavailable_response(name: str, why: ApiError) -> str:
+    # Browsers reload the page: the launcher, or the next attempt's, may be starting.
+    """Return an HTTP response that asks the browser to reload the page."""
     text = f"the launcher of {name} cannot be reached: {why}; this page tries again\n"
     head = (
         "HTTP/1.0 503 Service Unavailable",
@@ -92,19 +97,20 @@ def _page_not_there(name: str, why: ApiError) -> str:
 
 @asynccontextmanager
 async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> AsyncGenerator[str]:
-    """The link to the page of job `name`, which works until this ends.
+    """Serve the page of job `name` within the block; yield its link.
 
-    `port`: of this machine, 0 for a free one. Raises NotFound without that job, JobEnded if no launcher will come.
+    `port`: on this machine, 0 for a free one. Raises NotFound if the job does not exist, JobEnded if no launcher will
+    run.
     """
     job = await session.api.get(JOBS, session.namespace, name)
     forward = _ClientPageForward(session, name)
     if (state := state_of(job)) in ENDED:
         try:
-            await forward.launcher()
+            await forward.launcher_endpoint()
         except NotFound as exc:
             raise JobEnded(
-                f"{session.namespace}/{name} has ended ({state}), and its page with its launcher; dtj why and "
-                "dtj logs have what is left, and docs/page.md says how a run's page is kept"
+                f"{session.namespace}/{name} has ended ({state}), and so has the launcher that serves its page; "
+                "see dtj why and dtj logs, and docs/page.md for a page that is stored with the logs"
             ) from exc
     server = await asyncio.start_server(forward.serve, "127.0.0.1", port, limit=_MOST_HEAD)
     async with server:

@@ -1,4 +1,4 @@
-"""What a data worker's or an evaluator's own pod writes: no rank's output, so the launcher has none of it."""
+"""Output of the pod of a data worker or an evaluator. It is not in the launcher's log, which has only ranks' output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .session import ClusterAccess
 
 
 class NoSuchPod(OperatorError):
-    """The job has no such pod now; the message says which pods beside its ranks it has."""
+    """The job does not have the requested pod now. The message lists its auxiliary pods."""
 
 
 @dataclass(frozen=True)
 class WantedPod:
-    """Whose output: data worker `index` of the job `name`, or its evaluator's (None)."""
+    """The requested output: of data worker `index` of the job `name`, or of its evaluator (None)."""
 
     name: str
     index: int | None
@@ -36,11 +36,11 @@ class WantedPod:
 
 
 async def read_pod(session: ClusterAccess, wanted: WantedPod) -> AsyncGenerator[bytes, None]:
-    """The lines that the pod's main container has written, as its node has them. Raises NoSuchPod."""
+    """Yield the output of the pod's main container, as its node stores it. Raises NoSuchPod."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound as exc:
-        raise NoSuchPod(await _what_there_is(session, wanted)) from exc
+        raise NoSuchPod(await _missing_pod_text(session, wanted)) from exc
     container = main_container(pod)["name"]
     output = session.api.pod_log(
         session.namespace, wanted.pod, container=container, follow=wanted.follow, tail_lines=wanted.tail
@@ -50,16 +50,17 @@ async def read_pod(session: ClusterAccess, wanted: WantedPod) -> AsyncGenerator[
             yield line
 
 
-async def _what_there_is(session: ClusterAccess, wanted: WantedPod) -> str:
+async def _missing_pod_text(session: ClusterAccess, wanted: WantedPod) -> str:
+    """Return an error message for a missing pod."""
     job = resolved_job_spec(await session.api.get(JOBS, session.namespace, wanted.name))
     section = "evaluator" if wanted.index is None else "dataWorkers"
     if section not in job["spec"]:
-        return f"{wanted.pod} is not there: {wanted.name} has no spec.{section}"
+        return f"{wanted.pod} does not exist: {wanted.name} has no spec.{section}"
     roles = f"{contract.LABEL_ROLE} in ({contract.ROLE_DATA},{contract.ROLE_EVALUATOR})"
     labels = f"{contract.LABEL_JOB}={wanted.name},{roles}"
     pods = await session.api.select(PODS, session.namespace, labels=labels)
-    there = ", ".join(sorted(pod["metadata"]["name"] for pod in pods)) or "none"
+    existing = ", ".join(sorted(pod["metadata"]["name"] for pod in pods)) or "none"
     return (
-        f"{wanted.pod} is not there; beside its ranks {wanted.name} has these pods now: {there}. A pod's output "
-        "goes with it; dtj why tells how the last one ended"
+        f"{wanted.pod} does not exist; auxiliary pods of {wanted.name}: {existing}. A pod's output "
+        "is deleted with it; dtj why shows how the last pod ended"
     )

@@ -1,6 +1,6 @@
-"""Where a job that waits stands in its queue, as Kueue tells whoever asks: `dtj why` asks with the user's rights.
+"""Place of a waiting job in its queue. `dtj why` reads it from Kueue with the user's rights.
 
-The operator never asks: the answer changes with every job that comes and goes, for every job that waits.
+The operator does not read it: the place of every waiting job changes whenever any job starts or ends.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 GROUP = "visibility.kueue.x-k8s.io"
 PAGE = 1000
-# No person needs to know a place behind so many pages.
+# A place after this many pages is of no use to a person.
 MOST_PAGES = 20
 
 
-async def place_in_queue(session: ClusterAccess, job: Json) -> str:
-    """The job's place, counted from 1; empty if it does not wait, or if nobody tells."""
-    name, queue = _admission_result(job), queue_of_live_job(job)
+async def queue_place_text(session: ClusterAccess, job: Json) -> str:
+    """Return a text with the job's place, counted from 1; empty if it does not wait or the place is unknown."""
+    name, queue = _workload_name(job), queue_of_live_job(job)
     if not name or not queue:
         return ""
     for version in VERSIONS:
         path = f"/apis/{GROUP}/{version}/namespaces/{session.namespace}/localqueues/{queue}/pendingworkloads"
         try:
-            return await _found_in_queue(session, path, name, queue)
+            return await _read_queue_place(session, path, name, queue)
         except ApiError:
-            continue  # not served in this version, or this user may not ask: the rest is told all the same
+            continue  # this version is not served, or the user has no right to read it
     return ""
 
 
-async def _found_in_queue(session: ClusterAccess, path: str, name: str, queue: str) -> str:
+async def _read_queue_place(session: ClusterAccess, path: str, name: str, queue: str) -> str:
+    """Return a text with the place of the workload `name`; empty if it is not in the queue."""
     for page in range(MOST_PAGES):
         answer = await session.api.raw_get(f"{path}?offset={page * PAGE}&limit={PAGE}")
         items = answer.get("items") or []
@@ -48,7 +49,8 @@ async def _found_in_queue(session: ClusterAccess, path: str, name: str, queue: s
     return ""
 
 
-def _admission_result(job: Json) -> str:
+def _workload_name(job: Json) -> str:
+    """Return the name of the Workload or PodGroup that waits for the job; empty if none does."""
     status = job.get("status") or {}
     queued_as = (status.get("ledger") or {}).get("queuedAs")
     if queued_as == "Workload" and status.get("state") == "Queued":

@@ -1,4 +1,4 @@
-"""Jobs of a program, asynchronously: `AsyncClient` starts them, `AsyncRun` is one of them."""
+"""Asynchronous client: `AsyncClient` starts and finds jobs, `AsyncRun` is one job."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
 from .launcher_output import WantedLauncherOutput
 from .local_backend import LocalBackend
-from .manifest import Training, fresh_job_name, manifest_of, yaml_literal
+from .manifest import Training, escape_references, manifest_of, unique_job_name
 from .script import Script, function_script, read_script
 from .session import Json
-from .views import Snapshot, Why, display_here, snapshot_of
+from .views import Snapshot, Why, default_display, snapshot_of
 
 Code = str | Path | Callable[..., object]
-# What a local job has for an image, which nobody looks at.
+# Image of local jobs. It is not used.
 NO_IMAGE = "local"
 
 
 class Options(TypedDict, total=False):
-    """What `train` takes beside the code.
+    """Arguments of `train` in addition to the code.
 
-    `image`: for ranks, with Python and what the code imports; needed on a cluster unless a template has it,
-    ignored on this machine. `template`: the ClusterTrainingTemplate that says what the others do not, by its name,
-    or {"kind": "TrainingTemplate", "name": ...}.
-    `workers`: pods. `devices`: of each worker, for example {"nvidia.com/gpu": 2}; each gets a rank unless `slots`
-    says how many ranks a worker has. `args`: texts for a script; JSON values for a function, which gets `kwargs`,
-    too. `env`: variables of the ranks. These texts arrive as they are, `$(NAME)` among them. `resources`: as
-    Kubernetes writes them. `name`: default: the script's, and some letters. `in_image`: the script is not here but
-    in the image, at this path. `spec`: anything else of the job's spec, laid over what the others make: mappings
-    are merged, all else is replaced.
+    `image`: for ranks, with Python and the imported packages. Required on a cluster unless the template has it; ignored
+    on this machine.
+    `template`: ClusterTrainingTemplate with defaults, by its name, or {"kind": "TrainingTemplate", "name": ...}.
+    `workers`: number of pods.
+    `devices`: of each worker, for example {"nvidia.com/gpu": 2}. Each device gets a rank unless `slots` is set.
+    `slots`: number of ranks of a worker.
+    `args`: strings for a script, or JSON values for a function.
+    `kwargs`: JSON values for a function.
+    `env`: variables of the ranks. `args` of a script and `env` are passed unchanged, also `$(NAME)`.
+    `resources`: in the format of Kubernetes.
+    `name`: by default the script's name and some random characters.
+    `in_image`: the script is not on this machine; `code` is its path in the image.
+    `spec`: other fields of the job's spec, merged over the rest: mappings are merged, other values are replaced.
     """
 
     name: str
@@ -60,9 +64,9 @@ class Options(TypedDict, total=False):
 
 
 class AsyncRun:
-    """One job. Its methods ask the cluster each time; none keeps what was true before.
+    """One job. Each method reads the current state from the cluster; nothing is cached.
 
-    All of them raise NotFound when the job is gone, and Forbidden where the user may not ask.
+    All methods raise NotFound if the job was deleted, and Forbidden if the user does not have the right.
     """
 
     def __init__(self, backend: Backend, name: str, namespace: str) -> None:
@@ -74,28 +78,31 @@ class AsyncRun:
         return f"<run {self.namespace}/{self.name}>"
 
     async def job(self) -> Json:
-        """The whole DistributedTrainingJob."""
+        """Return the whole DistributedTrainingJob."""
         return await self._backend.get(self.name)
 
     async def status(self) -> JobStatus:
-        """What the operator says of the job."""
+        """Return the job's status, which the operator writes."""
         return parse_status((await self.job()).get("status"))
 
     async def snapshot(self) -> Snapshot:
-        """The job in short; in a notebook a table."""
+        """Return a summary of the job; a notebook shows it as a table."""
         return snapshot_of(await self.job())
 
     async def metrics(self) -> Progress | None:
-        """Step, loss, speed and the job's own metrics as last reported; None before the first report."""
+        """Return step, loss, speed and the job's own metrics as last reported; None before the first report."""
         return (await self.status()).progress
 
     async def why(self) -> Why:
-        """Why the job is in the state it is in, as `dtj why` says it."""
+        """Return the causes of the job's state, as `dtj why` prints them."""
         status = await self.status()
         return Why(tuple(await self._backend.causes(self.name)), status.failure)
 
     async def watch(self) -> AsyncGenerator[Snapshot, None]:
-        """The job as it is now and after each change, until it has ended. Raises NotFound when it is deleted."""
+        """Yield the current job, and the job after each change, until it has ended.
+
+        Raises NotFound if it is deleted.
+        """
         async with aclosing(self._backend.changes(self.name)) as jobs:
             async for job in jobs:
                 yield snapshot_of(job)
@@ -104,14 +111,14 @@ class AsyncRun:
         raise NotFound(f"{self.namespace}/{self.name} was deleted")
 
     async def wait(self, timeout: float | None = None, *, until: str = "", show: bool = False) -> JobStatus:
-        """Wait until the job has succeeded, or is in the state `until`; the answer is its status.
+        """Wait until the job has succeeded, or is in the state `until`. Return its status.
 
-        `timeout`: seconds; None: as long as the job may take by its own deadlines. `show`: what it does is shown
-        meanwhile, in a notebook as a table that changes, elsewhere as lines on stderr. Raises JobFailed with the
-        first cause, also for a job that is Rejected, as that goes on only when somebody changes it; Timeout;
-        NotFound when the job is deleted; JobEnded when it ends before it comes to `until`.
+        `timeout`: seconds; None: no limit except the job's own deadlines. `show`: display the progress: a table that
+        changes in a notebook, else lines on stderr. Raises JobFailed with the first cause, also if the job is Rejected,
+        which only a user can change. Raises Timeout; NotFound if the job is deleted; JobEnded if it ends before it
+        reaches `until`.
         """
-        display, last = display_here() if show else None, "Pending"
+        display, last = default_display() if show else None, "Pending"
         try:
             async with asyncio.timeout(timeout), aclosing(self.watch()) as snapshots:
                 async for snapshot in snapshots:
@@ -123,49 +130,52 @@ class AsyncRun:
                     if last == "Rejected":
                         break
         except TimeoutError as exc:
-            raise Timeout(await self._late(timeout, last, until)) from exc
+            raise Timeout(await self._timeout_text(timeout, last, until)) from exc
         if last in ("Failed", "Rejected"):
             raise JobFailed(f"{self.namespace}/{self.name}", await self.status(), (await self.why()).lines)
         if until:
             raise JobEnded(f"{self.namespace}/{self.name} is {last}, and was never seen {until}")
         return await self.status()
 
-    async def _late(self, timeout: float | None, state: str, until: str) -> str:
+    async def _timeout_text(self, timeout: float | None, state: str, until: str) -> str:
+        """Return an error message with the job's state and its causes."""
         wanted = until or "at its end"
-        said = f"{self.namespace}/{self.name} is {state} and not {wanted} after {timeout:g} s"
+        text = f"{self.namespace}/{self.name} is {state} and not {wanted} after {timeout:g} s"
         try:
-            return f"{said}: {await self.why()}"
+            return f"{text}: {await self.why()}"
         except NotFound:
-            return said
+            return text
 
     async def scale(self, workers: int) -> None:
-        """Change the number of workers. Raises Invalid with the field, JobEnded."""
-        await self._change({"worker": {"replicas": workers}})
+        """Change the number of workers. Raises Invalid with the field, or JobEnded."""
+        await self._patch({"worker": {"replicas": workers}})
 
     async def suspend(self) -> None:
-        """Take the job's pods away until it is resumed; it goes on from its checkpoint. Raises JobEnded."""
-        await self._change({"runPolicy": {"suspend": True}})
+        """Delete the job's pods until it is resumed; it then continues from its checkpoint. Raises JobEnded."""
+        await self._patch({"runPolicy": {"suspend": True}})
 
     async def resume(self) -> None:
         """Let a suspended job run again. Raises JobEnded."""
-        await self._change({"runPolicy": {"suspend": False}})
+        await self._patch({"runPolicy": {"suspend": False}})
 
-    async def _change(self, spec: Json) -> None:
+    async def _patch(self, spec: Json) -> None:
+        """Patch the spec of a job that has not ended. Raises JobEnded."""
         state = state_of(await self.job())
         if state in ENDED:
             raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); submit it anew to run it again")
         await self._backend.patch(self.name, spec)
 
     async def delete(self) -> None:
-        """Delete the job, and with it its pods; volumes stay."""
+        """Delete the job and its pods. Volumes stay."""
         await self._backend.delete(self.name)
 
     async def logs(
         self, rank: int | None = None, *, follow: bool = False, attempt: int | None = None, tail: int | None = None
     ) -> AsyncGenerator[str, None]:
-        """The lines that a rank wrote, or all ranks as the launcher merged them, without their ends.
+        """Yield the lines of a rank, or of all ranks as the launcher merged them, without line ends.
 
-        `follow`: until the job ends, over restarts. `attempt`: of that one. `tail`: begin with the last lines.
+        `follow`: until the job ends, across restarts. `attempt`: the number of one attempt. `tail`: begin with the last
+        lines.
         """
         async with aclosing(self.log_chunks(WantedLauncherOutput(self.name, rank, attempt, follow, tail))) as chunks:
             rest = b""
@@ -177,14 +187,14 @@ class AsyncRun:
                 yield rest.decode(errors="replace")
 
     def log_chunks(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """The log as bytes, in pieces of any size."""
+        """Yield the log as bytes, in chunks of any size."""
         return self._backend.logs(wanted)
 
 
 class AsyncClient:
-    """Starts and finds jobs, on a cluster or, with LocalBackend(), on this machine. A context manager.
+    """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
 
-    Without a backend: the cluster of the kubeconfig, or of the pod this runs in.
+    Without a backend, jobs run on the kubeconfig's cluster, or on that of the pod in which this program runs.
     """
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:
@@ -201,14 +211,14 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close connections. Jobs on a cluster go on; those of this machine end."""
+        """Close the connections. Jobs on a cluster continue; jobs on this machine end."""
         await self.backend.close()
 
     async def train(self, code: Code, **options: Unpack[Options]) -> AsyncRun:
-        """Start a job that runs `code` once per rank: a Python file, or a function, which is sent by its source.
+        """Start a job that runs `code` once per rank: a Python file, or a function, which is sent as source.
 
-        `options`: see Options. A file travels in a ConfigMap that the job owns, and so has at most 1 MiB. Raises
-        ScriptUnusable for code that cannot be sent, Invalid with each wrong field, AlreadyExists, Forbidden.
+        `options`: see Options. A file is stored in a ConfigMap that the job owns, so its limit is 1 MiB. Raises
+        ScriptUnusable if the code cannot be sent, Invalid with each wrong field, AlreadyExists, Forbidden.
         """
         if unknown := sorted(options.keys() - Options.__annotations__.keys()):
             hint = spelling_hint(unknown[0], Options.__annotations__)
@@ -216,26 +226,29 @@ class AsyncClient:
         template, image = options.get("template") or "", options.get("image") or ""
         if not image and not template:
             if not isinstance(self.backend, LocalBackend):
-                message = "is missing; on a cluster ranks run in an image, with Python and what the code imports"
+                message = (
+                    "is missing; on a cluster, ranks need an image with Python and the packages that the code imports"
+                )
                 raise Invalid([Problem("image", message)])
             image = NO_IMAGE
         script, command = self._command(code, options)
         training = Training(
-            command=[yaml_literal(word) for word in command],
+            command=[escape_references(word) for word in command],
             image=image,
             template=template,
             workers=options.get("workers", 1),
             devices=options.get("devices") or {},
             slots=options.get("slots"),
-            env={key: yaml_literal(value) for key, value in (options.get("env") or {}).items()},
+            env={key: escape_references(value) for key, value in (options.get("env") or {}).items()},
             resources=options.get("resources") or {},
             spec=options.get("spec") or {},
         )
         stem = Path(script.name if script is not None else str(code)).stem
-        job = manifest_of(training, options.get("name") or fresh_job_name(stem))
+        job = manifest_of(training, options.get("name") or unique_job_name(stem))
         return self._run(await self.backend.create(job, script))
 
     def _command(self, code: Code, options: Options) -> tuple[Script | None, list[str]]:
+        """Return the script to send, None for one in the image, and the command of the ranks. Raises ScriptUnusable."""
         args, kwargs = options.get("args", ()), options.get("kwargs") or {}
         in_image = options.get("in_image", False)
         if not isinstance(code, str | Path):
@@ -245,27 +258,27 @@ class AsyncClient:
             return script, self.backend.command_of(script)
         wrong = next((arg for arg in args if not isinstance(arg, str)), None)
         if kwargs or wrong is not None or isinstance(args, str):
-            said = "kwargs are for a function" if kwargs else f"args is {shown(args)}"
-            raise ScriptUnusable(f"{said}; a script gets a list of texts, as on its command line")
+            problem = "kwargs are for a function" if kwargs else f"args is {shown(args)}"
+            raise ScriptUnusable(f"{problem}; a script takes a list of strings, as on its command line")
         if in_image:
             return None, ["python", str(code), *args]
         script = read_script(code)
         return script, [*self.backend.command_of(script), *args]
 
     async def submit(self, manifest: Mapping[str, Any] | str | Path) -> AsyncRun:
-        """Start the job of a manifest: a mapping, or a file that holds one job. Raises Invalid with each field."""
-        return self._run(await self.backend.create(_one_job(manifest)))
+        """Start the job of a manifest: a mapping, or a file with one job. Raises Invalid with each wrong field."""
+        return self._run(await self.backend.create(_load_one_job(manifest)))
 
     async def get(self, name: str) -> AsyncRun:
-        """The job of this name. Raises NotFound."""
+        """Return the job of this name. Raises NotFound."""
         return self._run(await self.backend.get(name))
 
     async def of(self, name: str) -> AsyncRun:
-        """The job of this name, whether there is one or not: what is asked of it says so."""
+        """Return the job of this name without a check that it exists; its methods raise NotFound if it does not."""
         return AsyncRun(self.backend, name, await self.backend.place_of())
 
     async def list(self) -> list[AsyncRun]:
-        """All jobs of the namespace."""
+        """Return all jobs of the namespace."""
         return [self._run(job) for job in await self.backend.select()]
 
     def _run(self, job: Json) -> AsyncRun:
@@ -273,9 +286,10 @@ class AsyncClient:
         return AsyncRun(self.backend.inside(namespace), job["metadata"]["name"], namespace)
 
 
-def _one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
+def _load_one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
+    """Return the one job of a manifest or file. Raises Invalid or ManifestUnreadable."""
     if isinstance(manifest, Mapping):
-        if named_template(manifest) is None:  # else the backend knows what the rest of it is
+        if named_template(manifest) is None:  # with a template, the backend checks the merged job
             parse_job(manifest, templates=False)  # the backend knows which pod templates its cluster takes
         return dict(manifest)
     path = Path(manifest)

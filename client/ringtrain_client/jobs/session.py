@@ -1,4 +1,4 @@
-"""A client of the API server, the namespace that the user means, and where the user is told things."""
+"""Access to a cluster: the API server's client, the user's namespace, and a callback for messages to the user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("ringtrain_sdk")
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """`tell` is called with what a person should know meanwhile and is no error."""
+    """Connection to a cluster. `tell` is called with messages for the user that are not errors."""
 
     api: ApiClient
     namespace: str

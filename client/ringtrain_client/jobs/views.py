@@ -1,4 +1,4 @@
-"""What runs look like: lines for a terminal, tables for a notebook, and a display that follows a run."""
+"""Views of jobs: lines for a terminal, tables for a notebook, and displays that follow a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS = {"Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e", 
 
 @dataclass(frozen=True)
 class Why:
-    """The chain of causes, the job's own conditions first, and the rank that failed first, if one did."""
+    """Chain of causes, the job's own conditions first, and the rank that failed first, if one did."""
 
     lines: tuple[str, ...]
     failure: Failure | None = None
@@ -32,7 +32,7 @@ class Why:
 
 @dataclass(frozen=True, repr=False)
 class Snapshot:
-    """A job as it was when it was looked at."""
+    """State of a job at one moment."""
 
     name: str
     namespace: str
@@ -40,28 +40,28 @@ class Snapshot:
 
     @property
     def state(self) -> str:
-        """The state in one word; Pending before anybody has looked at the job."""
+        """State in one word; Pending if the operator has not set one yet."""
         return str(self.status.state or "Pending")
 
     def cells(self) -> tuple[str, ...]:
-        """Name, state, workers, restarts, progress, and what training reports."""
+        """Return name, state, workers, restarts, progress, and reported numbers."""
         progress = self.status.progress
-        told = local_progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
+        reported = local_progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
         return (
             self.name,
             self.state,
             self.status.workers or "-",
             str(self.status.restarts),
             self.status.progress_summary or "-",
-            ", ".join(f"{label} {text}" for label, text in told) or "-",
+            ", ".join(f"{label} {text}" for label, text in reported) or "-",
         )
 
     def __str__(self) -> str:
-        name, state, workers, restarts, progress, told = self.cells()
+        name, state, workers, restarts, progress, reported = self.cells()
         parts = [f"{self.namespace}/{name} {state}"]
         parts += [f"workers {workers}"] if workers != "-" else []
         parts += [f"restarts {restarts}"] if restarts != "0" else []
-        parts += [part for part in (progress, told) if part != "-"]
+        parts += [part for part in (progress, reported) if part != "-"]
         return ", ".join(parts)
 
     def __repr__(self) -> str:
@@ -72,67 +72,68 @@ class Snapshot:
 
 
 def snapshot_of(job: Json) -> Snapshot:
-    """What is shown of a job."""
+    """Return the snapshot of a job."""
     meta = job["metadata"]
     return Snapshot(meta["name"], meta.get("namespace") or "default", parse_status(job.get("status")))
 
 
 def snapshot_table(snapshots: Iterable[Snapshot]) -> str:
-    """An HTML table, a row a job."""
+    """Return an HTML table with a row for each job."""
     head = "".join(f"<th>{name}</th>" for name in ("name", "state", "workers", "restarts", "progress", "reported"))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_snapshot_row, snapshots))}</tbody></table>"
 
 
 def _snapshot_row(snapshot: Snapshot) -> str:
-    name, state, workers, restarts, summary, told = map(html.escape, snapshot.cells())
+    """Return the HTML row of one job."""
+    name, state, workers, restarts, summary, reported = map(html.escape, snapshot.cells())
     colour = _COLOURS.get(snapshot.state, "inherit")
     progress = snapshot.status.progress
     bar = ""
     if progress is not None and progress.total_steps:
         bar = f'<progress value="{progress.step}" max="{progress.total_steps}"></progress> '
     shown = f'<b style="color:{colour}">{state}</b>'
-    cells = (name, shown, workers, restarts, bar + summary, told)
+    cells = (name, shown, workers, restarts, bar + summary, reported)
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 class StatusDisplay(Protocol):
-    """Shows how a run goes."""
+    """Display of a job's progress."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show how things are now."""
+        """Show the present state."""
 
 
 class TextDisplay:
-    """A line whenever something has changed."""
+    """Print a line for each change."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._printed = ""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Say what is new."""
+        """Print the line if it has changed."""
         line = str(snapshot)
-        if line != self._said:
-            self._said = line
+        if line != self._printed:
+            self._printed = line
             print(line, file=sys.stderr, flush=True)
 
 
 class NotebookDisplay:
-    """A table that is updated in place, in the cell that made it."""
+    """Table that is updated in place, in the notebook cell that created it."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
         self._handle: Any = None
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show the table, or what it is now."""
+        """Show the table, or update it."""
         if self._handle is None:
             self._handle = self._display(snapshot, display_id=True)
         else:
             self._handle.update(snapshot)
 
 
-def display_here() -> StatusDisplay:
-    """In a notebook a table, anywhere else lines on stderr."""
+def default_display() -> StatusDisplay:
+    """Return a table in a notebook, else lines on stderr."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
@@ -143,7 +144,7 @@ def display_here() -> StatusDisplay:
 
 
 def snapshot_text_table(rows: Sequence[Snapshot]) -> str:
-    """The same for a terminal."""
+    """Return a text table with a line for each job."""
     head = ("NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "REPORTED")
     lines = [head, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

@@ -59,7 +59,7 @@ def load_whole(path: Path, templates: LocalTemplates) -> list[dict[str, Any]]:
     those of the file. Raises ManifestUnreadable or Invalid."""
     documents = read_documents(path)
     templates.take(documents)
-    return [templates.laid_over(job) for job in jobs_among(documents, path)]
+    return [templates.merged_with_template(job) for job in jobs_among(documents, path)]
 
 
 def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class LocalManifestFile:
         if now == self.seen:
             return job
         try:
-            new = self.templates.laid_over(load_objects(self.path)[0])
+            new = self.templates.merged_with_template(load_objects(self.path)[0])
             problems = update_problems(parse_job(new).spec, parse_job(job).spec, job.get("status"))
         except (ManifestUnreadable, Invalid) as exc:
             # Half-saved or wrong: read again next time, and then it is wrong.

@@ -43,7 +43,7 @@ class LocalTemplates:
                 raise Invalid([Problem(str(template), "is given twice, and not as the same; keep one")])
         return found
 
-    def laid_over(self, job: Json) -> Json:
+    def merged_with_template(self, job: Json) -> Json:
         """The job laid over the template that it names, if it names one. Raises Invalid."""
         named = named_template(job)
         if named is None:

@@ -21,7 +21,7 @@ from torchx.specs.api import AppDef, AppDryRunInfo, AppState, Role, VolumeMount,
 from ringtrain_client.jobs.backends import ClusterBackend
 from ringtrain_client.jobs.blocking import Client
 from ringtrain_client.jobs.local_backend import LocalBackend
-from ringtrain_client.jobs.manifest import Training, fresh_job_name, manifest_of
+from ringtrain_client.jobs.manifest import Training, unique_job_name, manifest_of
 from ringtrain_convert.kubeflow import lines_of
 from ringtrain_convert.torchrun import read_torchrun
 from ringtrain_operator.cluster.api.errors import NotFound
@@ -137,7 +137,7 @@ def job_of(app: AppDef) -> Json:
     """Return the DistributedTrainingJob of an app. Raises Invalid for fields without a counterpart."""
     if len(app.roles) != 1:
         raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
-    name = fresh_job_name(app.name)
+    name = unique_job_name(app.name)
     values = macros.Values(img_root="", app_id=name, replica_id="$(RINGTRAIN_WORKER_INDEX)", rank0_env="MASTER_ADDR")
     role: Role = values.apply(app.roles[0])
     started = read_torchrun([role.entrypoint, *role.args])

@@ -423,5 +423,5 @@ def test_runtimes_become_templates() -> None:
     assert jobs.keys() == whole.keys()
     assert len([job for job in jobs.values() if "templateRef" in job["spec"]]) >= 10
     for name, job in jobs.items():
-        assert parse_job(templates.laid_over(job)).spec.frozen_digest == parse_job(whole[name]).spec.frozen_digest
+        assert parse_job(templates.merged_with_template(job)).spec.frozen_digest == parse_job(whole[name]).spec.frozen_digest
         assert len(str(job)) <= len(str(whole[name])) + 70

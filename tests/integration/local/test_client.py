@@ -183,7 +183,7 @@ def test_whoever_waits_learns_that_the_driver_is_gone(client: Client, tmp_path: 
     assert driver is not None
     family = psutil.Process(driver).children(recursive=True)
     os.kill(driver, signal.SIGKILL)
-    with pytest.raises(DriverLost, match="nobody drives stays any more"):
+    with pytest.raises(DriverLost, match="stays has no driver process any more"):
         run.wait(SOON_S)
     until(lambda: not any(process.is_running() for process in family))
 

@@ -126,7 +126,7 @@ async def test_what_is_wrong_is_told_by_field(open_cluster: OpenCluster, tmp_pat
         if open_cluster is not fake_cluster:  # which holds no rules
             with pytest.raises(Invalid, match=r"spec.worker.replicas.*4096"):
                 await run.scale(5000)
-        with pytest.raises(NotFound, match="is the operator installed, and the namespace nowhere there"):
+        with pytest.raises(NotFound, match="is the operator installed, and does the namespace nowhere exist"):
             await client.submit({**await run.job(), "metadata": {"name": "x", "namespace": "nowhere"}})
 
 

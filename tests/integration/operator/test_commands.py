@@ -111,7 +111,7 @@ async def test_logs_that_are_gone_are_said_to_be(open_cluster: OpenCluster, tmp_
         code, output = await dtj(c, tmp_path, "logs", "digits", "-n", ns)
         evicting.cancel()
         assert code == 1
-        assert "kept on the volume of claim runs" in output
+        assert "stored on the volume of claim runs" in output
 
 
 async def _evict_reader(cluster: Cluster, namespace: str) -> None:

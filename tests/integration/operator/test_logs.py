@@ -102,7 +102,7 @@ async def from_the_claim(c: Cluster, folder: Path, namespace: str, whole: str) -
     if c.fake is not None:
         c.fake.faults.add("POST", "pods", 403)
         refused = await logs(c, folder, namespace, "--rank=3")
-        assert f"kept on the volume of claim runs, in {namespace}/talk/2/" in refused
+        assert f"stored on the volume of claim runs, in {namespace}/talk/2/" in refused
     await until_no_reader(c, namespace)
 
 

@@ -100,6 +100,6 @@ async def test_it_shows_reports_as_they_come(tmp_path: Path, venv_bin: Path) -> 
             late = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
             _, said = await late.communicate()
             assert late.returncode == 1
-            assert b"spec.logs names neither a claim nor a uri that keeps them" in said
+            assert b"spec.logs names neither a claim nor a uri that stores them" in said
         while await asyncio.to_thread(losses, port):  # the server has ended with dtj
             await asyncio.sleep(0.1)

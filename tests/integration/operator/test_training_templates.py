@@ -14,7 +14,7 @@ from support.operating import running_operator
 
 from ringtrain_client.cli.main import main
 from ringtrain_client.jobs.backends import ClusterBackend
-from ringtrain_client.jobs.causes import causes_of
+from ringtrain_client.jobs.causes import read_causes
 from ringtrain_client.jobs.runs import AsyncClient
 from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.cluster.api.errors import Unprocessable
@@ -74,12 +74,12 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
             found = await c.until(JOBS, ns, "digits", lambda j: state(j) == "Pending")
             kept = found["status"]["template"]
             assert condition(found, "Accepted")["message"].endswith(f"as of its acceptance ({kept['hash']})")
-            assert "since" not in "".join(line for line in await causes_of(session, "digits") if "small" in line)
+            assert "since" not in "".join(line for line in await read_causes(session, "digits") if "small" in line)
 
             await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": template("small", "train:2")["spec"]})
             assert (
                 f"TrainingTemplate small has changed since: the job stays with what it was accepted with "
-                f"({kept['hash']})" in "".join(await causes_of(session, "digits"))
+                f"({kept['hash']})" in "".join(await read_causes(session, "digits"))
             )
             await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})
             await c.until_gone(PODS, ns, "digits-worker-1")
@@ -88,7 +88,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
             assert await image_of(c, ns, "digits-worker-1") == "train:1"
             found = await c.api.get(JOBS, ns, "digits")
             assert found["status"]["template"] == kept
-            assert "TrainingTemplate small is gone" in "".join(await causes_of(session, "digits"))
+            assert "TrainingTemplate small is gone" in "".join(await read_causes(session, "digits"))
 
 
 async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenCluster) -> None:

@@ -117,7 +117,7 @@ def test_some_are_missing(kept: int, missing: int, rank: int | None, printed: by
     out, error = read(kept, rank, pod=launcher(**TOTAL))
     assert out.endswith(printed)
     assert f"{missing} of the 3 lines that all ranks wrote are no longer" in error
-    assert "its logs went with its pod, because spec.logs names neither a claim nor a uri" in error
+    assert "its logs were deleted with its pod, because spec.logs names neither a claim nor a uri" in error
 
 
 def test_the_ranks_own_count() -> None:
@@ -140,7 +140,7 @@ def test_no_launcher() -> None:
     """Nothing is printed, and where the log is, or that it is gone, is told."""
     assert read(4, None) == (
         b"",
-        "digits has no launcher now; its logs went with its pod, because spec.logs names neither a claim nor a uri",
+        "digits has no launcher now; its logs were deleted with its pod, because spec.logs names neither a claim nor a uri",
     )
     out, error = read(4, 0, attempt=1, pod=launcher(attempt=2, **TOTAL), logs=CLAIM)
     assert (out, error.partition(";")[0]) == (b"", "the launcher of digits is of attempt 2")
@@ -156,10 +156,10 @@ def test_an_attempt_that_never_was() -> None:
     for status in ({}, {"state": "Queued", "attempt": 1}):
         assert read(4, None, status=status) == (
             b"",
-            "attempt 1 of digits has not begun, and has no logs; dtj why digits says what it waits for",
+            "attempt 1 of digits has not begun and has no logs; run dtj why digits for the reason",
         )
     out, error = read(4, None, status={"state": "Restarting", "attempt": 2}, logs=CLAIM)
-    assert (out, error.partition(",")[0]) == (b"", "attempt 2 of digits has not begun")
+    assert (out, error.partition(" and ")[0]) == (b"", "attempt 2 of digits has not begun")
 
 
 def test_a_node_that_is_gone() -> None:
@@ -178,4 +178,4 @@ def test_a_tail_that_is_whole() -> None:
 def test_a_launcher_that_left_no_count(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether lines are missing cannot be known, and that is said."""
     assert read(4, 0, pod=launcher()) == (b"a\nc\n", "")
-    assert "left no word of how many lines it wrote" in capsys.readouterr().out
+    assert "did not report how many lines it wrote" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from ringtrain_client.jobs.causes import explain_job
-from ringtrain_client.jobs.queue_place import PAGE, place_in_queue
+from ringtrain_client.jobs.queue_place import PAGE, queue_place_text
 from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import ApiConnection
@@ -48,7 +48,7 @@ def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 2
         host, port = runner.addresses[0][:2]
         try:
             async with ApiClient(ApiConnection(f"http://{host}:{port}")) as api:
-                return await place_in_queue(ClusterAccess(api, "team"), job)
+                return await queue_place_text(ClusterAccess(api, "team"), job)
         finally:
             await runner.cleanup()
 

@@ -199,7 +199,7 @@ def test_a_file_of_the_largest_size(tmp_path: Path) -> None:
     file.write_text("#" * MAX_BYTES)
     assert read_script(file).name == "train.py"
     file.write_text("#" * (MAX_BYTES - 1) + "é")
-    with pytest.raises(ScriptUnusable, match=r"1048577 bytes, and a script may have 1048576: .*in_image"):
+    with pytest.raises(ScriptUnusable, match=r"1048577 bytes; expected at most 1048576: .*in_image"):
         read_script(file)
 
 
