@@ -18,7 +18,7 @@ from ringtrain_operator.spec.training_container import training_container_index
 
 from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
-from ..local.wording import STATE_STYLES, wrapped_display_text
+from ..local.wording import STATE_STYLES, wrapped_text
 from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
 # A person looks at it, and a list is one request.
@@ -157,4 +157,4 @@ def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
         return
     console = Console()
     for line in found:
-        click.echo(wrapped_display_text(line, console, " " * (len(line) - len(line.lstrip()) + 2)))
+        click.echo(wrapped_text(line, console, " " * (len(line) - len(line.lstrip()) + 2)))

@@ -36,10 +36,10 @@ _OF_OPERATORS = "--agent-image="
 @template_options
 def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
     """Print the objects that the operator would create for MANIFEST, as YAML without credentials."""
-    from ..local.manifest import load_whole
+    from ..local.manifest import load_merged_jobs
 
     with errors_reported(f"{manifest}: "):
-        jobs = [parse_job(obj) for obj in load_whole(manifest, templates)]
+        jobs = [parse_job(obj) for obj in load_merged_jobs(manifest, templates)]
     with errors_reported():
         settings = operator_settings_of(_installation_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]

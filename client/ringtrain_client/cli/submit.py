@@ -12,7 +12,7 @@ from ringtrain_operator.spec.training_template import named_template
 
 from ..jobs.errors import JobFailed
 from ..jobs.runs import AsyncClient, AsyncRun
-from ..local.manifest import load_objects
+from ..local.manifest import load_jobs
 from .session import ClusterOptions, Json, cluster_options, with_client
 
 
@@ -25,7 +25,7 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
     found: list[tuple[Path, Json]] = []
     for path in files:
         with errors_reported(f"{path}: "):
-            for obj in load_objects(path):
+            for obj in load_jobs(path):
                 if named_template(obj) is None:  # else the cluster has the rest of it
                     parse_job(obj, templates=False)
                 found.append((path, obj))

@@ -53,7 +53,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
     """Yield the problems of a file's jobs and templates; print which ones are valid."""
     try:
         documents = read_documents(path)
-        found = templates.take(documents)
+        found = templates.add(documents)
         jobs = jobs_among(documents, path) if not found else [doc for doc in documents if is_job(doc)]
     except OperatorError as exc:
         about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # it names the file itself

@@ -79,7 +79,7 @@ class Backend(Protocol):
         """Return the chain of causes of the job's state, a line each; the job's own conditions come first."""
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
-        """Return what the job's launcher says now, with each rank's state; None if it cannot be asked."""
+        """Return the present report of the job's launcher, with each rank's state; None if it is not available."""
 
     async def close(self) -> None:
         """Close connections and release all resources."""
@@ -211,7 +211,7 @@ class ClusterBackend:
         return await read_causes(await self.session(), name)
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
-        """Return what the job's launcher says now; None without the right to forward a port of its pod."""
+        """Return the launcher's present report; None without the right to forward a port of its pod."""
         return await read_launcher_report(await self.session(), name)
 
     async def close(self) -> None:

@@ -52,11 +52,11 @@ async def _template_causes(session: ClusterAccess, job: Json) -> list[str]:
         found = await read_named_template(session.api, job["metadata"]["namespace"], accepted["kind"], accepted["name"])
         change = "" if found.hash == accepted["hash"] else "has changed"
     except Invalid as exc:
-        change = "" if isinstance(exc.__cause__, Forbidden) else "is gone, or none any more"
+        change = "" if isinstance(exc.__cause__, Forbidden) else "was deleted, or is no template any more"
     if not change:
         return []
     stays = (
-        f"the job stays with what it was accepted with ({accepted['hash']}); create it anew to have what there is now"
+        f"the job uses the version of its acceptance ({accepted['hash']}); delete and create the job to use the new one"
     )
     return [f"  {accepted['kind']} {accepted['name']} {change} since: {stays}"]
 

@@ -1,4 +1,4 @@
-"""What a job's launcher answers at /status, over a forward to its pod."""
+"""Report of a job's launcher: its answer to GET /status, read over a forwarded port of its pod."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _ANSWER_S = 5.0
 
 
 class _Answer(ApiForwardEnds):
-    """Collects what comes back, and sends nothing after the request."""
+    """Connection's local end that collects the answer and sends nothing after the request."""
 
     def __init__(self) -> None:
         self.answered = False
         self.received = b""
 
     async def read(self) -> bytes:
-        """Wait until the other side has ended."""
+        """Wait until the task is cancelled."""
         await asyncio.Event().wait()
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Keep `data`."""
+        """Append `data` to the answer."""
         self.answered = True
         self.received += data
 
 
 async def read_launcher_report(session: ClusterAccess, name: str) -> LauncherReport | None:
-    """Return the report of the launcher that runs now; None if none runs, answers or may be asked."""
+    """Return the report of the running launcher; None if none runs or answers, or the user has no right to read it."""
     pod_name, answer = f"{name}-launcher", _Answer()
     try:
         pod = await session.api.get(PODS, session.namespace, pod_name)

@@ -15,7 +15,7 @@ from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.training_template import named_template
 from ringtrain_operator.status.model import JobStatus, Progress, parse_status
 
-from ..local.manifest import load_objects
+from ..local.manifest import load_jobs
 from .backends import Backend, ClusterBackend
 from .errors import JobEnded, JobFailed, ScriptUnusable, Timeout
 from .following import ENDED, state_of
@@ -293,8 +293,8 @@ def _load_one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
             parse_job(manifest, templates=False)  # the backend knows which pod templates its cluster takes
         return dict(manifest)
     path = Path(manifest)
-    jobs = load_objects(path)
+    jobs = load_jobs(path)
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
-        raise ManifestUnreadable(f"{path}: holds {len(jobs)} jobs ({names}); submit them one by one")
+        raise ManifestUnreadable(f"{path}: has {len(jobs)} jobs ({names}); submit them one by one")
     return jobs[0]

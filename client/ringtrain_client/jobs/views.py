@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ringtrain_operator.status.model import Failure, JobStatus, parse_status
 
-from ..local.wording import local_progress_numbers
+from ..local.wording import progress_numbers
 from .session import Json
 
 _COLOURS = {"Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e", "Running": "#0969da"}
@@ -46,7 +46,7 @@ class Snapshot:
     def cells(self) -> tuple[str, ...]:
         """Return name, state, workers, restarts, progress, and reported numbers."""
         progress = self.status.progress
-        reported = local_progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
+        reported = progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
         return (
             self.name,
             self.state,

@@ -1,4 +1,4 @@
-"""What ConfigMaps and Secrets hold here: the job's own Secret, and those that the job's file has beside it."""
+"""Contents of ConfigMaps and Secrets on this machine: the job's own Secret, and those in the job's file."""
 
 import base64
 import re
@@ -8,13 +8,13 @@ from typing import Any, Final
 from ringtrain_operator.errors import Invalid, LocalUnsupported, Problem, shown
 
 Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
-"""Bytes by key, by kind and name."""
+"""Maps kind and name to a mapping of keys to bytes."""
 
 KINDS: Final = ("ConfigMap", "Secret")
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
-def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str, str], dict[str, bytes]]:
+def read_contents(documents: Sequence[Any], namespace: str) -> dict[tuple[str, str], dict[str, bytes]]:
     """Return the contents of the ConfigMaps and Secrets among `documents` that a job in `namespace` can use.
 
     Raises Invalid with every field that the API server would refuse.
@@ -29,7 +29,7 @@ def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str,
             problems.append(Problem(f"{document['kind']}: metadata", f"is {shown(metadata)}; expected a mapping"))
         elif (metadata.get("namespace") or namespace) == namespace:
             name = str(metadata.get("name"))
-            contents, wrong = _read_contents(document)
+            contents, wrong = _decoded_contents(document)
             found[document["kind"], name] = contents
             problems += [Problem(f"{document['kind']} {name}: {each.path}", each.message) for each in wrong]
     if problems:
@@ -37,8 +37,8 @@ def contents_beside(documents: Sequence[Any], namespace: str) -> dict[tuple[str,
     return found
 
 
-def _read_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:
-    """Return bytes by key as the API server stores them, and what it would refuse. `stringData` wins over `data`."""
+def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:
+    """Return bytes by key as the API server stores them, and the problems. `stringData` overrides `data`."""
     plain = "data" if document["kind"] == "ConfigMap" else "stringData"
     contents, problems = {}, []
     for field in ("binaryData", "data") if document["kind"] == "ConfigMap" else ("data", "stringData"):
@@ -63,17 +63,19 @@ def _from_base64(text: str) -> bytes:
 
 
 def contents_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> Mapping[str, bytes] | None:
-    """What `reference` names; None: it is not there, and may be missing. Raises LocalUnsupported."""
+    """Return the contents that `reference` names; None if it is optional and absent. Raises LocalUnsupported."""
     name = str(reference.get("name", reference.get("secretName")))
     found = contents.get((kind, name))
     if found is None and not reference.get("optional"):
-        raise LocalUnsupported(f"{kind} {name!r} is not in the job's file; put it there, beside the job")
+        raise LocalUnsupported(f"{kind} {name!r} is not in the job's file; add it to the file")
     return found
 
 
 def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str | None:
-    """The value of a `configMapKeyRef` or `secretKeyRef`; None: it may be missing, and is. Raises
-    LocalUnsupported."""
+    """Return the value of a `configMapKeyRef` or `secretKeyRef`; None if it is optional and absent.
+
+    Raises LocalUnsupported.
+    """
     found, key = contents_of(kind, reference, contents), str(reference.get("key"))
     if found is None:
         return None
@@ -85,22 +87,22 @@ def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str
 
 
 def variables_from(sources: Iterable[Mapping[str, Any]], contents: Contents) -> dict[str, str]:
-    """The variables of a container's `envFrom`; later ones count more. Raises LocalUnsupported."""
+    """Return the variables of a container's `envFrom`; later sources override. Raises LocalUnsupported."""
     variables = {}
     for source in sources:
         kind = "ConfigMap" if "configMapRef" in source else "Secret"
         reference = source.get("configMapRef") or source.get("secretRef")
         if not reference:
-            raise LocalUnsupported(f"envFrom: {shown(dict(source))} cannot be had without a cluster")
+            raise LocalUnsupported(f"envFrom: {shown(dict(source))} needs a cluster")
         for key, value in (contents_of(kind, reference, contents) or {}).items():
             name = f"{source.get('prefix') or ''}{key}"
-            if _VARIABLE.fullmatch(name):  # a kubelet passes over others, too
+            if _VARIABLE.fullmatch(name):  # a kubelet skips other names, too
                 variables[name] = value.decode(errors="replace")
     return variables
 
 
 def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[str, bytes]:
-    """The files of a volume of `kind`: bytes by path. Raises LocalUnsupported."""
+    """Return the files of a volume of `kind`: bytes by path. Raises LocalUnsupported."""
     found = contents_of(kind, source, contents)
     if found is None:
         return {}
@@ -117,4 +119,5 @@ def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[s
 
 
 def _found_keys(found: Mapping[str, bytes]) -> str:
+    """Return the sorted keys as a text for error messages."""
     return ", ".join(sorted(found)) or "none"

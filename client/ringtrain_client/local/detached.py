@@ -1,7 +1,7 @@
-"""A job on this machine driven by a process of its own, so that a program can go on meanwhile.
+"""Driver of a local job in a separate process, so that the program can continue meanwhile.
 
-`python -m ringtrain_client.local.detached RUN_DIR CLAIMS_DIR`. A run's directory has the job as an API
-server would hold it (job.json), the manifest that is followed (manifest.json), and a lock that the driver holds.
+Usage: `python -m ringtrain_client.local.detached RUN_DIR CLAIMS_DIR`. A run's directory has the job as an API server
+would store it (job.json), the manifest that the driver follows (manifest.json), and a lock of the driver.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ OUTPUT_FILE = "driver.log"
 
 
 def start_driver(run_dir: Path, claims_dir: Path) -> subprocess.Popen[bytes]:
-    """Drive the job whose job.json and manifest.json are in `run_dir`. The driver dies with the calling thread."""
+    """Start a process that drives the job in `run_dir`. The driver dies with the calling thread."""
     command = [sys.executable, "-m", "ringtrain_client.local.detached", str(run_dir), str(claims_dir)]
     with (run_dir / LOCK_FILE).open("w") as lock, (run_dir / OUTPUT_FILE).open("ab") as output:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the child has the same lock, and keeps it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the child inherits the lock
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -49,7 +49,7 @@ def start_driver(run_dir: Path, claims_dir: Path) -> subprocess.Popen[bytes]:
 
 
 def driver_of(run_dir: Path) -> int | None:
-    """The process that drives the run, None if none does any more."""
+    """Return the pid of the process that drives the run; None if no process does."""
     try:
         with (run_dir / LOCK_FILE).open() as lock:
             try:
@@ -62,8 +62,8 @@ def driver_of(run_dir: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def driving_local_run(run_dir: Path) -> Iterator[None]:
-    """Hold the run's lock while this process drives it itself, in the foreground."""
+def locked_run(run_dir: Path) -> Iterator[None]:
+    """Lock the run while this process drives it in the foreground."""
     with (run_dir / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(str(os.getpid()))
@@ -72,29 +72,30 @@ def driving_local_run(run_dir: Path) -> Iterator[None]:
 
 
 def write_manifest(run_dir: Path, job: dict[str, Any]) -> None:
-    """Save the manifest; its driver takes the change up."""
+    """Write the manifest. The driver reads it again after each change."""
     write_job(run_dir, job, MANIFEST_FILE)
 
 
-def drive_local_run(run_dir: Path, claims_dir: Path) -> None:
+def drive_run(run_dir: Path, claims_dir: Path) -> None:
     """Drive the run to its end. Leaves no process behind."""
     file = LocalManifestFile(run_dir / MANIFEST_FILE)
     file.seen = ()  # it may have been changed since the job was written
     job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
     runner = LocalProcessRunner(run_dir, claims_dir)
     try:
-        cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir))
+        cluster = LocalCluster(job, runner, store=partial(write_job, run_dir))
         LocalDriver(cluster, PlainLocalDisplay(sys.stdout, None), file).run()
     finally:
         runner.close()
 
 
-def _stop_local_driver(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal like Ctrl-C."""
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop_local_driver)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a notebook is for the notebook
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a notebook must not end the job
     with contextlib.suppress(KeyboardInterrupt):
-        drive_local_run(Path(sys.argv[1]), Path(sys.argv[2]))
+        drive_run(Path(sys.argv[1]), Path(sys.argv[2]))

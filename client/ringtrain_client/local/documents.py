@@ -1,4 +1,4 @@
-"""From a YAML file to plain values: what JSON can hold, as kubectl reads them, and nothing else."""
+"""Reads and writes YAML files with the types of JSON, by the rules of kubectl."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from ringtrain_operator.spec.base import MAX_DEPTH
 
 # An object in etcd has at most 1.5 MiB.
 MAX_BYTES = 4 << 20
-# Values of a document after its anchors are written out: about what fits into an object of etcd.
+# Values of a document with expanded anchors: about the limit of an object in etcd.
 MAX_VALUES = 100_000
 
 # JSON's numbers in Kubernetes are int64 or float64.
@@ -29,14 +29,12 @@ _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 def read_documents(path: Path) -> list[Any]:
-    """Every document of the file, or of standard input for "-": made of dicts with string keys, lists, strings,
-    numbers, booleans and None.
+    """Return every document of the file, or of standard input for "-": dicts with string keys, lists and JSON scalars.
 
-    A List, as `kubectl get` prints several objects, is its items.
+    A List, as `kubectl get` prints several objects, is replaced by its items.
 
-    Raises ManifestUnreadable, which names the file, the line and what is wrong: no file, no YAML, a number or a
-    text that JSON cannot hold, a key given twice, a kind that is no text, or a document that is deeper or larger than
-    any manifest.
+    Raises ManifestUnreadable with the file, the line and the problem: no file, no YAML, a number or a string that JSON
+    does not have, a duplicate key, a kind that is no string, or a document that is deeper or larger than any manifest.
     """
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
@@ -58,11 +56,12 @@ def read_documents(path: Path) -> list[Any]:
 
 
 def write_documents(documents: Iterable[Any]) -> str:
-    """The documents as YAML that `read_documents` and kubectl read as the same values."""
+    """Return YAML that `read_documents` and kubectl read as the same values."""
     return yaml.dump_all(documents, Dumper=_ManifestDumper, sort_keys=False)
 
 
 def _document_items(document: Any) -> list[Any]:
+    """Return the items of a List, or a list with the document itself."""
     if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
         items: list[Any] = document["items"]
         return items
@@ -70,14 +69,14 @@ def _document_items(document: Any) -> list[Any]:
 
 
 class _NotJson(yaml.YAMLError):
-    """YAML that is no JSON; the message has line and column."""
+    """YAML that is not JSON. The message has line and column."""
 
     def __init__(self, mark: yaml.Mark, problem: str) -> None:
         super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
 
 
 class _ManifestLoader(yaml.SafeLoader):
-    """PyYAML's safe loader, with the types of JSON and bounds on depth and size."""
+    """PyYAML's safe loader with the types of JSON and with limits on depth and size."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
@@ -85,7 +84,7 @@ class _ManifestLoader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node. Raises when it is nested too deeply."""
+        """Return the next node. Raises if it is nested too deeply."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _NotJson(self.get_mark(), f"is nested more than {MAX_DEPTH} levels deep")
@@ -95,39 +94,44 @@ class _ManifestLoader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """The document as values. Raises when its anchors make it endless or enormous."""
+        """Return the document as values. Raises if its anchors make it endless or too large."""
         _check_size(node)
         return super().construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of `node`, of a type of JSON."""
+        """Return the value of `node`. Raises unless JSON has its type."""
         if node.tag not in _JSON_TAGS:
-            raise _wrong_document(node, f"has the tag {node.tag}, for which JSON has no value")
+            raise _error_at(node, f"has the tag {node.tag}; expected a type of JSON")
         try:
             made = super().construct_object(node, deep)
         except (ValueError, LookupError) as exc:
-            raise _wrong_document(node, f"is {_short_node(node)}, which is no {node.tag.rpartition(':')[2]}") from exc
+            raise _error_at(
+                node, f"is {_node_text(node)}; expected a value of type {node.tag.rpartition(':')[2]}"
+            ) from exc
         return _checked_node(node, made)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping with strings as keys, each given once; `<<` adds what the mapping does not say itself."""
+        """Return a mapping with unique string keys. `<<` adds keys that the mapping does not define."""
         if not isinstance(node, yaml.MappingNode):
-            raise _wrong_document(node, "has the tag of a mapping and is none")
+            raise _error_at(node, "has the tag of a mapping but is not a mapping")
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _wrong_document(key, "is a key of a mapping and no text")
+                raise _error_at(key, "is a key of a mapping; expected a string")
             if key.value in seen:
-                raise _wrong_document(key, f"{_short_node(key)} is given twice in one mapping")
+                raise _error_at(key, f"{_node_text(key)} appears twice in one mapping")
             seen.add(key.value)
         self.flatten_mapping(node)
-        # A key that YAML takes for a number or a boolean (1, on) is its text to JSON.
+        # YAML reads some keys as a number or a boolean (1, on); JSON's keys are strings.
         return {_checked_node(key, key.value): self.construct_object(value, deep) for key, value in node.value}
 
 
-def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Types of plain scalars by the rules of kubectl (go-yaml), by the first character: PyYAML's, but y and n are
-    booleans, a date is a text, and so is 12:30:45; underscores in numbers don't count."""
+def _scalar_types() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Return the types of plain scalars by first character, by the rules of kubectl (go-yaml).
+
+    They are PyYAML's, except that y and n are booleans, dates and 12:30:45 are strings, and underscores in numbers are
+    ignored.
+    """
     whole = r"0_*[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0_*[bB]_*[01][01_]*|0_*[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"
     part = r"(?:\._*[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?_*[0-9][0-9_]*)?"
     not_finite = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -148,59 +152,60 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 
 def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    """Return the integer of `node`. Raises if it needs more than 64 bits."""
     text = loader.construct_scalar(node).replace("_", "")
     sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
     if len(digits) > 80:  # before int() works on it; 64 binary digits fit
-        raise _wrong_document(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
+        raise _error_at(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
     if digits.isdigit() and digits.startswith("0"):
         digits = f"0o{digits}"
     return sign * int(digits, 0)
 
 
-_ManifestLoader.yaml_implicit_resolvers = _resolvers()
+_ManifestLoader.yaml_implicit_resolvers = _scalar_types()
 _ManifestLoader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
 _ManifestLoader.add_constructor(_INT_TAG, _construct_integer)
 
 
 class _ManifestDumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes each text that kubectl, PyYAML or YAML 1.2 takes for something else."""
+    """PyYAML's safe dumper. It quotes strings that kubectl, PyYAML or YAML 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write every value out."""
+        """Return True: write every value out instead of an alias."""
         return True
 
 
 _ManifestDumper.yaml_implicit_resolvers = {
-    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *rules] for first, rules in _resolvers().items()
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *rules] for first, rules in _scalar_types().items()
 }
 
 
 def _checked_node(node: yaml.Node, made: Any) -> Any:
-    """`made`, unless JSON or a process cannot hold it."""
+    """Return `made`. Raises if JSON or a process cannot represent it."""
     if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
-        raise _wrong_document(node, f"holds the character {found.group(0)!r}, which no text in a manifest can have")
+        raise _error_at(node, f"has the character {found.group(0)!r}, which strings in a manifest cannot have")
     if isinstance(made, float) and not math.isfinite(made):
-        raise _wrong_document(node, f"is {_short_node(node)}, which JSON has no number for")
+        raise _error_at(node, f"is {_node_text(node)}; expected a finite number")
     if isinstance(made, int) and made not in _INT64:
-        raise _wrong_document(node, f"is {_short_node(node)}; JSON's whole numbers have at most 64 bits")
+        raise _error_at(node, f"is {_node_text(node)}; JSON's whole numbers have at most 64 bits")
     return made
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise unless the document, with its anchors written out, has an end and at most MAX_VALUES values."""
+    """Raise if the document, with its anchors expanded, is endless or has more than MAX_VALUES values."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node, depth: int) -> int:
         if id(node) in sizes:
             if sizes[id(node)] == 0:
-                raise _wrong_document(node, "contains itself by its own anchor")
+                raise _error_at(node, "contains itself by its own anchor")
             return sizes[id(node)]
         if depth > MAX_DEPTH:
-            raise _wrong_document(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors written out")
+            raise _error_at(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors expanded")
         sizes[id(node)] = 0
         total = 1 + sum(size(inner, depth + 1) for inner in _inner_nodes(node))
         if total > MAX_VALUES:
-            raise _wrong_document(node, f"has more than {MAX_VALUES:,} values with its anchors written out")
+            raise _error_at(node, f"has more than {MAX_VALUES:,} values with its anchors expanded")
         sizes[id(node)] = total
         return total
 
@@ -208,15 +213,18 @@ def _check_size(root: yaml.Node) -> None:
 
 
 def _inner_nodes(node: yaml.Node) -> list[yaml.Node]:
+    """Return the keys and values of a mapping, or the items of a sequence."""
     if isinstance(node, yaml.MappingNode):
         return [inner for pair in node.value for inner in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def _wrong_document(node: yaml.Node, problem: str) -> _NotJson:
+def _error_at(node: yaml.Node, problem: str) -> _NotJson:
+    """Return an error with the line and column of `node`."""
     return _NotJson(node.start_mark, problem)
 
 
-def _short_node(node: yaml.Node) -> str:
+def _node_text(node: yaml.Node) -> str:
+    """Return the quoted text of `node`, at most 40 characters of it."""
     text = str(node.value)
     return repr(text if len(text) <= 40 else f"{text[:37]}…")

@@ -1,4 +1,4 @@
-"""The loop: observe, plan, apply, show; until the job has ended and its processes are gone."""
+"""Control loop of a local job: observe, plan, apply, show, until the job and its processes have ended."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from ringtrain_operator.status.model import JobStatus, parse_status
 from .cluster import LocalCluster
 from .manifest import LocalManifestFile
 
-# Often enough for a display and for processes that end; idle enough to leave the cores to the ranks.
+# Short enough for a display; long enough to leave the CPU to the ranks.
 INTERVAL_S = 0.25
-# How long an ended job's pods get to end by themselves, which is longer than cleanPodPolicy's own patience.
+# Time for the pods of an ended job to end; longer than the time that cleanPodPolicy allows.
 LINGER_S = 15.0
 
 
 @dataclass(frozen=True)
 class JobView:
-    """What a display shows."""
+    """Data of a display."""
 
     job: dict[str, Any]
     status: JobStatus
@@ -29,38 +29,38 @@ class JobView:
 
 
 class LocalDisplay(Protocol):
-    """Shows a job while it runs."""
+    """Display of a running job."""
 
     def show(self, view: JobView) -> None:
-        """Show how things are now."""
+        """Show the present state."""
 
 
 @dataclass
 class LocalDriver:
-    """Drives one job from its manifest to its end. A saved change of `manifest` takes effect."""
+    """Drive one job from its manifest to its end. A saved change of `manifest` takes effect."""
 
     cluster: LocalCluster
     display: LocalDisplay
     manifest: LocalManifestFile
-    _complained: str = field(default="", init=False)
+    _reported_refusal: str = field(default="", init=False)
 
     def run(self) -> JobStatus:
-        """Returns the final status. Whoever calls closes the runner, whatever happens here."""
+        """Run the job and return its final status. The caller must close the runner, also after an exception."""
         ended: float | None = None
         while True:
             if self.step():
                 return self._status()
             if self._status().finished:
-                if ended is None or self._evaluator_runs():  # which has its own time, and the plan ends it
+                if ended is None or self._is_evaluator_running():  # the plan ends the evaluator by its own deadline
                     ended = time.monotonic()
-                if not self._alive() or time.monotonic() - ended > LINGER_S:
+                if not self._has_running_pods() or time.monotonic() - ended > LINGER_S:
                     return self._status()
             time.sleep(INTERVAL_S)
 
     def step(self) -> bool:
-        """Observe, plan, apply, show, until the plan has nothing to do. Returns whether the job was deleted."""
+        """Observe, plan, apply and show until the plan is empty. Return whether the job was deleted."""
         self.cluster.job = self.manifest.refresh(self.cluster.job)
-        events = self._complaint()
+        events = self._refusal_events()
         while True:
             observed = self.cluster.observe()
             plan = plan_object(self.cluster.job, observed, datetime.now(UTC))
@@ -70,20 +70,22 @@ class LocalDriver:
             if deleted or not (plan.create or plan.delete or plan.status):
                 return deleted
 
-    def _complaint(self) -> tuple[PlannedEvent, ...]:
-        """What is wrong with the saved manifest, once."""
-        new = self.manifest.complaint != self._complained
-        self._complained = self.manifest.complaint
-        if not (new and self._complained):
+    def _refusal_events(self) -> tuple[PlannedEvent, ...]:
+        """Return an event for a refused change of the manifest, once for each refusal."""
+        new = self.manifest.refusal != self._reported_refusal
+        self._reported_refusal = self.manifest.refusal
+        if not (new and self._reported_refusal):
             return ()
-        return (PlannedEvent("Warning", "ChangeRefused", f"{self._complained}; the job goes on as it was"),)
+        return (
+            PlannedEvent("Warning", "ChangeRefused", f"{self._reported_refusal}; the job continues without the change"),
+        )
 
     def _status(self) -> JobStatus:
         return parse_status(self.cluster.status)
 
-    def _evaluator_runs(self) -> bool:
+    def _is_evaluator_running(self) -> bool:
         evaluator = self._status().evaluator
         return evaluator is not None and evaluator.state == "Running"
 
-    def _alive(self) -> bool:
+    def _has_running_pods(self) -> bool:
         return any((pod.get("status") or {}).get("phase") == "Running" for pod in self.cluster.runner.pods())

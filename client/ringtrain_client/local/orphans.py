@@ -1,6 +1,6 @@
-"""Processes that outlive their pod's first process: a container ends them all, and so does this.
+"""Ends processes that outlive their pod's first process, as the end of a container does.
 
-Linux only: elsewhere a pod's process group is killed and what left the group is not found.
+Linux only. On other systems, a pod's process group is killed, and processes that left the group are not found.
 """
 
 import contextlib
@@ -14,29 +14,30 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Loaded here: between fork and exec nothing may be imported.
+# Loaded at import: nothing can be imported safely between fork and exec.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def adopt_orphans() -> None:
-    """From now on orphaned descendants become children of this process."""
+    """Make orphaned descendants children of this process from now on."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """Called in a child before exec: when its parent is killed, so is it."""
+    """Kill this process when its parent dies. Called in a child before exec."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class LocalOrphanWatcher:
-    """A process that does, where this one is killed, what this one can't do any more: it ends all processes that
-    have the environment's `variables()`, and removes `folder`.
+    """A process that cleans up if this one is killed.
+
+    It ends all processes whose environment has `variables()`, and removes `folder`.
     """
 
     _VARIABLE = "RINGTRAIN_LOCAL_RUN"
-    # Isolated: neither the user's directory nor variables of Python's change what it loads.
+    # Isolated mode: the working directory and Python's variables do not change its imports.
     _PROGRAM = (
         "import sys; sys.path.insert(0, {packages!r}); "
         "from {module} import watch_local_driver; watch_local_driver({marker!r}, {folder!r})"
@@ -50,7 +51,7 @@ class LocalOrphanWatcher:
         )
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", program],
-            # Not one of the processes of a run that this one may be a part of: it outlives that by a moment.
+            # Without the marker of an outer run, of which this process may be a part: the watcher outlives it a moment.
             env={name: value for name, value in os.environ.items() if name != self._VARIABLE},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -59,28 +60,26 @@ class LocalOrphanWatcher:
         )
 
     def variables(self) -> dict[str, str]:
-        """What the processes that it ends have in their environment."""
+        """Return the environment variables that mark the processes to end."""
         return {self._VARIABLE: self._folder}
 
     def close(self) -> None:
-        """All was ended: nothing is left to watch. May be called again."""
+        """End the watcher: all processes have ended. May be called again."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # the watcher was killed; this was closed before
+        with contextlib.suppress(OSError, ValueError):  # the watcher was killed, or close was called before
             os.write(self._process.stdin.fileno(), b".")
             self._process.stdin.close()
         self._process.wait()
 
 
 def watch_local_driver(marker: str, folder: str) -> None:
-    """Wait until stdin says that all was ended, or ends itself, as the process did that held its other end."""
+    """Wait for a byte on stdin, which means that all has ended. Clean up if stdin closes without it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):
         return
-    # Repeated: a process may have forked between the look and the signal.
-    while pids := [
-        int(path.name) for path in Path("/proc").glob("[0-9]*") if _carries_run_marker(int(path.name), marker)
-    ]:
+    # Repeated: a process may have forked between the listing and the signal.
+    while pids := [int(path.name) for path in Path("/proc").glob("[0-9]*") if _has_marker(int(path.name), marker)]:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -90,17 +89,17 @@ def watch_local_driver(marker: str, folder: str) -> None:
 
 
 def end_orphans(marker: str) -> None:
-    """Kill and reap every child of this process that carries `marker` (NAME=value) in its environment."""
+    """Kill and reap every child of this process with `marker` (NAME=value) in its environment."""
     while True:
-        orphans = [pid for pid in _orphan_children() if _carries_run_marker(pid, marker)]
+        orphans = [pid for pid in _orphan_children() if _has_marker(pid, marker)]
         if not orphans:
             return
         for pid in orphans:
-            _kill_local_orphan(pid)
+            _kill_and_reap(pid)
 
 
 def _orphan_children() -> list[int]:
-    """Children of this process, whichever of its threads they hang on."""
+    """Return the children of all threads of this process."""
     found: list[int] = []
     for children in Path("/proc/self/task").glob("*/children"):
         try:
@@ -110,14 +109,14 @@ def _orphan_children() -> list[int]:
     return found
 
 
-def _carries_run_marker(pid: int, marker: str) -> bool:
+def _has_marker(pid: int, marker: str) -> bool:
     try:
         return marker.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
 
-def _kill_local_orphan(pid: int) -> None:
+def _kill_and_reap(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

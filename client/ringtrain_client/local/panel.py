@@ -1,4 +1,4 @@
-"""The panel of `dtj local` and `dtj watch`: it stays in place, with a bar, numbers and every rank's state."""
+"""Panel of `dtj local` and `dtj watch`, redrawn in place: a progress bar, numbers and every rank's state."""
 
 import contextlib
 import sys
@@ -22,8 +22,8 @@ from .wording import (
     STATE_STYLES,
     duration,
     job_name,
-    local_progress_numbers,
     local_state_reason,
+    progress_numbers,
     progress_of,
     ranks_of,
 )
@@ -31,7 +31,7 @@ from .wording import (
 
 @contextlib.contextmanager
 def job_display(plain: bool, tail: PastLocalRunTail | None = None) -> Iterator[LocalDisplay]:
-    """Show a job meanwhile: a panel on a terminal, and lines elsewhere or if `plain`."""
+    """Show a job during the block: a panel on a terminal, lines elsewhere or if `plain`."""
     console = Console()
     if plain or not console.is_terminal:
         yield PlainLocalDisplay(sys.stdout, tail)
@@ -46,7 +46,7 @@ RANKS_SHOWN = 32
 
 
 class PanelDisplay:
-    """Shows a job in `live`, which owns the terminal's lower lines. `tail`: ranks' output to print."""
+    """Shows a job in `live`, which owns the terminal's lower lines. `tail`: output of ranks to print."""
 
     def __init__(self, live: Live, tail: PastLocalRunTail | None) -> None:
         self._live = live
@@ -54,27 +54,27 @@ class PanelDisplay:
         self._pace = StepPace()
 
     def show(self, view: JobView) -> None:
-        """Redraw; what happened is printed above the panel and stays in the scroll-back."""
+        """Redraw the panel. Events are printed above it and stay in the scroll-back."""
         for event in view.events:
-            if event.type == "Warning" and not view.status.finished:  # the summary tells the end
+            if event.type == "Warning" and not view.status.finished:  # the summary shows the end
                 self._live.console.print(Text(f"{event.reason}: {event.message}", style="yellow"))
         for line in self._tail.lines(view.status.attempt) if self._tail is not None else ():
             self._live.console.print(Text(line), soft_wrap=True)
-        # Not to the last column: the ^C echoed there would wrap, and the panel be cleared a line off.
+        # Leave space for the echoed ^C: it would wrap, and the panel would be cleared one line off.
         now = datetime.now(UTC)
         panel = render_live_display(view, now, self._pace.seconds_left(view, now))
         self._live.update(Constrain(panel, self._live.console.width - len("^C")))
 
 
 class StepPace:
-    """How long an attempt's steps take, from the first that was seen of it to the newest."""
+    """Duration of a step of an attempt, from the first observed step to the newest."""
 
     def __init__(self) -> None:
         self._attempt = 0
         self._first = self._newest = (datetime.min.replace(tzinfo=UTC), 0)
 
     def seconds_left(self, view: JobView, now: datetime) -> float | None:
-        """Until the last step, at that pace; None where it is not known."""
+        """Return the estimated time until the last step; None if it is unknown."""
         progress = progress_of(view) or {}
         step, total = progress.get("step"), progress.get("totalSteps")
         if step is None or not total or view.status.state != "Running":
@@ -90,7 +90,7 @@ class StepPace:
 
 
 def render_live_display(view: JobView, now: datetime, seconds_left: float | None = None) -> RenderableType:
-    """The panel. `seconds_left`: until the last step, where that is known."""
+    """Return the panel. `seconds_left`: estimated time until the last step, if it is known."""
     parts = (
         _live_message(view),
         _live_progress_bar(view, seconds_left),
@@ -143,7 +143,7 @@ def _live_progress_bar(view: JobView, seconds_left: float | None) -> RenderableT
 
 
 def _live_progress_numbers(view: JobView) -> RenderableType | None:
-    found = local_progress_numbers(progress_of(view))
+    found = progress_numbers(progress_of(view))
     if not found:
         return None
     return Text("   ").join(Text.assemble((f"{label} ", "dim"), (text, "bold")) for label, text in found)
@@ -163,7 +163,7 @@ def _live_ranks(view: JobView) -> RenderableType | None:
 
 
 def _live_ranks_by_worker(view: JobView, ranks: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A line for each worker with its ranks."""
+    """Return a line for each worker with its ranks."""
     report = view.observed.launcher
     agents = len(report.workers) if report is not None else 0
     slots = max(1, len(ranks) // max(1, agents))

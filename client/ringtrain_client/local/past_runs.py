@@ -1,4 +1,4 @@
-"""What `dtj local` leaves for those who ask later: each run's job with its last status, and its logs."""
+"""Files of ended runs of `dtj local`: each run's job with its last status, and its logs."""
 
 import json
 import os
@@ -14,23 +14,23 @@ JOB_FILE = "job.json"
 
 
 class NoSuchRun(OperatorError):
-    """There is no such local run, or it has no such log; the message says what there is."""
+    """The local run does not exist, or it has no such log. The message lists the existing ones."""
 
 
 @dataclass(frozen=True)
 class PastLocalRun:
-    """One `dtj local`: its directory, and the job as an API server would hold it."""
+    """One run: its directory, and the job as an API server would store it."""
 
     directory: Path
     job: dict[str, Any]
 
     def log(self, rank: int | None, attempt: int | None) -> Path:
-        """The log of a rank, None: of all. Raises NoSuchRun."""
+        """Return the path of the log of a rank, or of all ranks (None). Raises NoSuchRun."""
         folder = self._attempt(attempt)
         path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
         if not path.is_file():
-            there = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
-            raise NoSuchRun(f"{path} is not there; {folder} has {there}")
+            existing = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} does not exist; {folder} has {existing}")
         return path
 
     def _attempt(self, number: int | None) -> Path:
@@ -40,36 +40,36 @@ class PastLocalRun:
         return folder
 
     def pod_log(self, pod: str) -> Path:
-        """What a pod that outlives attempts wrote. Raises NoSuchRun."""
+        """Return the path of the output of a pod that outlives attempts. Raises NoSuchRun."""
         path = self.directory / "pods" / f"{pod}.log"
         if not path.is_file():
-            there = ", ".join(sorted(p.name for p in path.parent.glob("*.log"))) or "nothing"
-            raise NoSuchRun(f"{path} is not there; {path.parent} has {there}")
+            existing = ", ".join(sorted(p.name for p in path.parent.glob("*.log"))) or "nothing"
+            raise NoSuchRun(f"{path} does not exist; {path.parent} has {existing}")
         return path
 
 
 def write_job(run_dir: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
-    """Write the job as it is now, as `name`; whoever reads meanwhile sees a whole one."""
+    """Write the job as file `name`. A concurrent reader sees the old or the new file, never a part."""
     draft = run_dir / f"{name}.tmp"
     draft.write_text(json.dumps(job, indent=1), encoding="utf-8")
     os.replace(draft, run_dir / name)
 
 
 def past_runs(runs: Path) -> list[PastLocalRun]:
-    """All runs under `runs`, the newest first."""
+    """Return all runs under `runs`, the newest first."""
     found = []
     for path in runs.glob(f"*/{JOB_FILE}"):
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            continue  # of a run that is being removed, or not ours
+            continue  # the run is being removed, or the file is not a job
         if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
             found.append(PastLocalRun(path.parent, job))
     return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
 
 
 def newest_run(runs: Path, name: str) -> PastLocalRun:
-    """The newest run of the job `name`. Raises NoSuchRun."""
+    """Return the newest run of the job `name`. Raises NoSuchRun."""
     found = past_runs(runs)
     for run in found:
         if run.job["metadata"]["name"] == name:
@@ -79,8 +79,9 @@ def newest_run(runs: Path, name: str) -> PastLocalRun:
 
 
 def past_run_pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
-    """The lines that a pod of the newest run of `name` wrote, byte for byte, of all processes that it was, or the
-    last `tail` of them. Raises NoSuchRun.
+    """Yield the lines, or the last `tail` lines, that a pod of the newest run of `name` wrote.
+
+    They are unchanged bytes, of all processes of the pod. Raises NoSuchRun.
     """
     yield from _past_run_lines(newest_run(runs, name).pod_log(pod), tail)
 
@@ -95,14 +96,14 @@ def _past_run_lines(path: Path, tail: int | None) -> Iterator[bytes]:
 
 @dataclass
 class PastLocalRunTail:
-    """Reads on in `<root>/<attempt>/job.log`; `root` is the job's directory in the log store."""
+    """Reads new lines of `<root>/<attempt>/job.log`. `root`: the job's directory in the log store."""
 
     root: Path
     attempt: int = 0
     offset: int = 0
 
     def lines(self, attempt: int) -> list[str]:
-        """Whole lines that are new since the last call: first what is left of the attempt before this one."""
+        """Return whole lines that are new since the last call, first those left of the previous attempt."""
         if attempt == self.attempt:
             return self._new_lines()
         left = self._new_lines()

@@ -1,4 +1,4 @@
-"""Where a local job's things are: what is kept under the run directory, what is gone when the job is over."""
+"""Directories and ports of a local job: files that stay in the run directory, and files that are removed at the end."""
 
 import os
 import random
@@ -18,56 +18,62 @@ from .contents import Contents, files_of
 Pod = dict[str, Any]
 
 _LOOPBACK = "127.0.0.1"
-# Volumes that are files, and what has them.
+# Volumes of files, and the kind of object that has them.
 _FILES = {"configMap": "ConfigMap", "secret": "Secret"}
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000
-# Names of volumes and claims are directories here: one level, and not a way out.
+# Names of volumes and claims become directory names: one level, no "..".
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 
 @dataclass(frozen=True)
 class LocalPorts:
-    """Ports of the job's launcher, held by this process for it; everything else registers the port it got."""
+    """Ports of the job's launcher, reserved by open sockets.
 
-    held: tuple[socket.socket, socket.socket]
+    All other processes register their port with the launcher.
+    """
+
+    sockets: tuple[socket.socket, socket.socket]
 
     @property
     def control(self) -> int:
-        """That of the control service."""
-        return _held_local_port_number(self.held[0])
+        """Port of the control service."""
+        return _port_of(self.sockets[0])
 
     @property
     def status(self) -> int:
-        """That of `/status`."""
-        return _held_local_port_number(self.held[1])
+        """Port of `/status`."""
+        return _port_of(self.sockets[1])
 
 
 @dataclass(frozen=True)
 class LocalPlaces:
-    """Directories of one `dtj local` that are kept: its own, and that of claims, which outlive it."""
+    """Directories that one `dtj local` does not remove: the run's, and that of claims, which outlive the run."""
 
     run_dir: Path
     claims_dir: Path
 
     def pod_log(self, pod: str, attempt: str = "") -> Path:
-        """What a pod itself writes, one file an attempt; a pod that outlives attempts has one file."""
+        """Return the path of a pod's output: one file per attempt, or one for a pod that outlives attempts."""
         return self.run_dir / "pods" / (f"{pod}.{attempt}.log" if attempt else f"{pod}.log")
 
     @cached_property
     def ports(self) -> LocalPorts:
-        """The launcher's ports, chosen free: the same in every attempt, as its name is on a cluster. Data workers
-        that outlive one find the next one's launcher there."""
-        return LocalPorts((_held_local_port(), _held_local_port()))
+        """Free ports for the launcher.
+
+        All attempts use the same ones, as a launcher's name on a cluster stays the same.
+        Data workers that outlive an attempt find the next attempt's launcher there.
+        """
+        return LocalPorts((_bound_socket(), _bound_socket()))
 
     def close(self) -> None:
-        """Give the ports up."""
-        for held in self.ports.held:
+        """Release the ports."""
+        for held in self.ports.sockets:
             held.close()
 
 
 def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents) -> Path:
-    """A directory that is `volume`. Raises LocalUnsupported for what needs a cluster."""
+    """Return a directory for `volume`. Raises LocalUnsupported if it needs a cluster."""
     name = str(volume.get("name"))
     if name == VOLUME_LOGS:
         directory = places.run_dir / "logs"
@@ -82,14 +88,14 @@ def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path,
         directory = pod_dir / "volumes" / _directory_name(name, "the volume's name")
         return _written_volume(directory, files_of(_FILES[kinds[0]], volume[kinds[0]] or {}, contents))
     else:
-        source = {kind: given for kind, given in volume.items() if kind != "name"}
-        raise LocalUnsupported(f"volume {name!r}: {shown(source)} cannot be had without a cluster")
+        source = {kind: value for kind, value in volume.items() if kind != "name"}
+        raise LocalUnsupported(f"volume {name!r}: {shown(source)} needs a cluster")
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
 
 
 def _written_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """Files that only this user reads."""
+    """Write files that only this user can read, and return their directory."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     for path, content in files.items():
         target = directory.joinpath(*(_directory_name(part, "the path of a key") for part in str(path).split("/")))
@@ -100,17 +106,17 @@ def _written_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
     return directory
 
 
-def _directory_name(value: object, what: str) -> str:
-    """`value` as the name of something in one directory. Raises LocalUnsupported when it would lie elsewhere."""
+def _directory_name(value: object, subject: str) -> str:
+    """Return `value` if it is a plain file name. Raises LocalUnsupported with `subject` otherwise."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 253:
-        raise LocalUnsupported(f"{what} is {shown(value)}; expected letters, digits, '-', '_' and '.'")
+        raise LocalUnsupported(f"{subject} is {shown(value)}; expected letters, digits, '-', '_' and '.'")
     return value
 
 
-def _held_local_port() -> socket.socket:
-    """A socket bound to a port that only a process that asks for SO_REUSEPORT can take beside it: the launcher.
+def _bound_socket() -> socket.socket:
+    """Return a socket that reserves a port. Only a process with SO_REUSEPORT, the launcher, can also bind it.
 
-    The port is below those that kernels give to connections.
+    The port is below the kernel's range for outgoing connections.
     """
     for _ in range(_PORT_TRIES):
         held = socket.socket()
@@ -124,5 +130,6 @@ def _held_local_port() -> socket.socket:
     raise LocalUnsupported(f"no free port was found in {_PORTS[0]}..{_PORTS[1] - 1}")
 
 
-def _held_local_port_number(held: socket.socket) -> int:
+def _port_of(held: socket.socket) -> int:
+    """Return the port of a bound socket."""
     return int(held.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Pods as process groups of this machine, watched and ended as a kubelet does it."""
+"""Pods as process groups of this machine, started, observed and ended as by a kubelet."""
 
 import contextlib
 import os
@@ -24,18 +24,18 @@ from .orphans import LocalOrphanWatcher, adopt_orphans, die_with_parent, end_orp
 from .places import LocalPlaces, Pod
 from .sandbox import LocalPodCommand, command_of
 
-# How long pods get to end by themselves when everything is over.
+# Grace period of pods when the run is closed.
 CLOSING_GRACE_S = 10.0
-# Between two processes of a pod that starts them again; the first pause is 1 s.
+# Longest backoff between two processes of a restarted pod; the first pause is 1 s.
 LONGEST_PAUSE_S = 60.0
 MARKER = "RINGTRAIN_LOCAL_POD"
-# As a kubelet takes them from the log when the container left no message of its own.
+# A kubelet's limits when it reads the termination message from the log.
 _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
 
 
 @dataclass
 class _LocalPod:
-    """A pod and its process; `status` is what the kubelet would have posted last."""
+    """A pod and its process. `status`: as the kubelet would have posted it last."""
 
     pod: Pod
     marker: str
@@ -46,20 +46,20 @@ class _LocalPod:
     kill_at: float | None = None
     restarts: int = 0
     restart_at: float | None = None
-    ended: dict[str, Any] = field(default_factory=dict)  # how its last process ended that was started again
+    ended: dict[str, Any] = field(default_factory=dict)  # terminated state of the process before the last restart
 
     @property
     def running(self) -> bool:
         return self.process is not None
 
-    def starts_again(self, code: int) -> bool:
-        """Whether the container's own rules have a process that ended so started again in its pod."""
+    def is_restarted(self, code: int) -> bool:
+        """Return whether the container's restart rules restart a process that ended with `code`."""
         rules = self.pod["spec"]["containers"][0].get("restartPolicyRules") or ()
         return self.kill_at is None and any(code in rule["exitCodes"]["values"] for rule in rules)
 
 
 class LocalProcessRunner:
-    """Runs pods as process groups and tells what became of them, as a kubelet does.
+    """Runs pods as process groups and reports their status, as a kubelet does.
 
     Not thread-safe; `close` must be called.
     """
@@ -72,8 +72,11 @@ class LocalProcessRunner:
         adopt_orphans()
 
     def start(self, pod: Pod, contents: Contents) -> None:
-        """Run `pod` in its own process group. One that cannot start is a pod that failed, not an exception, except
-        that LocalUnsupported tells of the first attempt's what no further attempt can have either."""
+        """Run `pod` in its own process group.
+
+        A pod that cannot start becomes a failed pod. In the first attempt, LocalUnsupported is raised instead, because
+        no later attempt could start either.
+        """
         uid = str(uuid.uuid4())
         pod["metadata"]["uid"] = uid
         pod["metadata"]["creationTimestamp"] = format_time(datetime.now(UTC))
@@ -88,20 +91,20 @@ class LocalProcessRunner:
             attempt = pod["metadata"]["labels"].get(contract.LABEL_ATTEMPT)
             if attempt == "1" and isinstance(exc, LocalUnsupported):
                 raise
-            local.status = _local_pod_status(pod, "Failed", _local_terminated_state(128, "StartError", str(exc)))
+            local.status = _pod_status(pod, "Failed", _terminated_state(128, "StartError", str(exc)))
             return
-        local.status = _local_pod_status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
+        local.status = _pod_status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
 
     def pods(self) -> list[Pod]:
-        """Every pod with its status as of now; deleted ones that have ended are gone."""
+        """Return every pod with its present status, without deleted pods that have ended."""
         for name, local in list(self._pods.items()):
-            self._look_after(local)
+            self._reap(local)
             if local.kill_at is not None and not local.running:
                 del self._pods[name]
         return [{**local.pod, "status": local.status} for local in self._pods.values()]
 
     def delete(self, name: str, grace_s: int | None) -> None:
-        """SIGTERM now, SIGKILL after the grace period (None: the pod's own)."""
+        """Send SIGTERM now and SIGKILL after the grace period (None: the pod's own)."""
         local = self._pods[name]
         own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
         grace = own if grace_s is None else grace_s
@@ -112,15 +115,15 @@ class LocalProcessRunner:
         local.kill_at = min(local.kill_at, time.monotonic() + grace)
         if local.process is not None:
             with contextlib.suppress(ProcessLookupError):
-                local.process.send_signal(signal.SIGTERM)  # as a kubelet: only the container's first process
+                local.process.send_signal(signal.SIGTERM)  # a kubelet also signals only the container's first process
 
     @property
     def status_url(self) -> str:
-        """Where the launcher serves /status."""
+        """URL of the launcher's /status."""
         return f"http://127.0.0.1:{self._places.ports.status}/status"
 
     def close(self) -> None:
-        """End all pods and remove everything but logs and claims. Ctrl-C, whenever it comes, ends them at once."""
+        """End all pods and remove everything but logs and claims. Ctrl-C ends the pods at once."""
         grace_s = CLOSING_GRACE_S
         while True:
             try:
@@ -130,7 +133,7 @@ class LocalProcessRunner:
                 grace_s = 0.0
 
     def _end_all(self, grace_s: float) -> None:
-        """May be broken off anywhere, and done once more."""
+        """End all pods. Safe to repeat after an interrupt at any point."""
         for name in list(self._pods):
             self.delete(name, int(grace_s))
         while any(local.running for local in self._pods.values()):
@@ -140,36 +143,36 @@ class LocalProcessRunner:
         self._watcher.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _look_after(self, local: _LocalPod) -> None:
-        """Reap the pod's first process if it ended, and all that it left; kill what overstays."""
+    def _reap(self, local: _LocalPod) -> None:
+        """Reap the pod's first process if it ended, and its descendants; kill it after its grace period."""
         process = local.process
         if process is None:
-            self._start_again(local)
+            self._restart_if_due(local)
             return
         if process.poll() is None:
             if local.kill_at is not None and time.monotonic() >= local.kill_at:
-                _kill_local_group(process.pid)
+                _kill_group(process.pid)
             return
-        _kill_local_group(process.pid)
+        _kill_group(process.pid)
         end_orphans(local.marker)
         local.process = None
         assert local.command is not None
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        message = _local_termination_of(local.command, code)
+        message = _termination_message(local.command, code)
         reason = "Completed" if code == 0 else "Error"
-        if local.starts_again(code):
+        if local.is_restarted(code):
             local.restart_at = time.monotonic() + min(2.0**local.restarts, LONGEST_PAUSE_S)
-            local.ended = _local_terminated_state(code, reason, message)
+            local.ended = _terminated_state(code, reason, message)
             waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
-            local.status = _local_pod_status(local.pod, "Running", waiting, local.restarts, local.ended)
+            local.status = _pod_status(local.pod, "Running", waiting, local.restarts, local.ended)
             return
-        local.status = _local_pod_status(
-            local.pod, "Failed" if code else "Succeeded", _local_terminated_state(code, reason, message)
+        local.status = _pod_status(
+            local.pod, "Failed" if code else "Succeeded", _terminated_state(code, reason, message)
         )
         shutil.rmtree(local.directory, ignore_errors=True)
 
-    def _start_again(self, local: _LocalPod) -> None:
-        """Start a process of a pod whose rules say so, when its pause is over."""
+    def _restart_if_due(self, local: _LocalPod) -> None:
+        """Restart the process of a pod whose backoff has ended."""
         if local.restart_at is None or time.monotonic() < local.restart_at or local.kill_at is not None:
             return
         assert local.command is not None
@@ -177,7 +180,7 @@ class LocalProcessRunner:
         local.command.termination_path.unlink(missing_ok=True)
         local.process = self._spawn(local.command, local.pod["metadata"]["uid"])
         running = {"running": {"startedAt": format_time(datetime.now(UTC))}}
-        local.status = _local_pod_status(local.pod, "Running", running, local.restarts, local.ended)
+        local.status = _pod_status(local.pod, "Running", running, local.restarts, local.ended)
 
     def _spawn(self, command: LocalPodCommand, uid: str) -> subprocess.Popen[bytes]:
         command.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ class LocalProcessRunner:
             )
 
 
-def _local_pod_status(
+def _pod_status(
     pod: Pod, phase: str, state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     container = {
@@ -207,13 +210,13 @@ def _local_pod_status(
     return {"phase": phase, "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "containerStatuses": [container]}
 
 
-def _local_terminated_state(code: int, reason: str, message: str) -> dict[str, Any]:
+def _terminated_state(code: int, reason: str, message: str) -> dict[str, Any]:
     finished = format_time(datetime.now(UTC))
     return {"terminated": {"exitCode": code, "reason": reason, "message": message, "finishedAt": finished}}
 
 
-def _local_termination_of(command: LocalPodCommand, code: int) -> str:
-    """The termination message, or the end of the log of a process that failed without one."""
+def _termination_message(command: LocalPodCommand, code: int) -> str:
+    """Return the termination message, or the end of the log if the process failed without one."""
     with contextlib.suppress(OSError):
         message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
         if message:
@@ -226,6 +229,6 @@ def _local_termination_of(command: LocalPodCommand, code: int) -> str:
     return ""
 
 
-def _kill_local_group(group: int) -> None:
+def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`dtj local` without its command line: run one manifest on this machine."""
+"""Runs one manifest on this machine: the function behind `dtj local`."""
 
 import secrets
 from datetime import datetime
@@ -13,8 +13,8 @@ from ringtrain_operator.status.model import JobStatus, parse_status
 from ringtrain_operator.status.situation import counted
 
 from .cluster import LocalCluster
-from .contents import contents_beside
-from .detached import driving_local_run
+from .contents import read_contents
+from .detached import locked_run
 from .documents import read_documents
 from .driver import LocalDriver
 from .manifest import LocalManifestFile, load_job
@@ -23,7 +23,7 @@ from .past_runs import PastLocalRunTail, write_job
 from .process import CLOSING_GRACE_S, LocalProcessRunner
 from .summary import LocalRunResults, read_local_results
 from .templates import LocalTemplates
-from .wording import wrapped_display_text
+from .wording import wrapped_text
 
 
 def run_local(
@@ -36,34 +36,34 @@ def run_local(
 ) -> tuple[JobStatus, LocalRunResults]:
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
-    `plain`: lines are shown meanwhile, no panel. `output`: what the ranks write is shown, too.
-    `ui`: the link to the job's page is shown first. `templates`: in addition to those of the file. After Ctrl-C the
-    results say that the job was stopped. Raises ManifestUnreadable or Invalid before anything is started.
+    `plain`: print lines instead of a panel. `output`: also print the output of ranks. `ui`: print the link to the job's
+    page first. `templates`: in addition to those of the file. After Ctrl-C, `stopped` of the results is True. Raises
+    ManifestUnreadable or Invalid before anything is started.
     """
     templates = templates or LocalTemplates()
     job = load_job(manifest, templates)
     file = LocalManifestFile(manifest, templates)
-    beside = contents_beside(read_documents(manifest), job["metadata"]["namespace"])
+    contents = read_contents(read_documents(manifest), job["metadata"]["namespace"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec
     world = f"{counted(spec.worker.replicas, 'worker')} x {counted(spec.slots, 'rank')}"
-    print(wrapped_display_text(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
+    print(wrapped_text(f"{name}: {world} on this machine, logs in {run_dir / 'logs'}", Console()), flush=True)
     tail = PastLocalRunTail(run_dir / "logs" / namespace / name) if output else None
     runner = LocalProcessRunner(run_dir, claims_dir=runs / "claims")
     page_secret = secrets.token_hex(32) if ui else ""
     if ui:
         address = runner.status_url.removesuffix("status")
         print(f"page: {address}?token={page_token(page_secret)}", flush=True)
-    cluster = LocalCluster(job, runner, keep=partial(write_job, run_dir), page_secret=page_secret, beside=beside)
+    cluster = LocalCluster(job, runner, store=partial(write_job, run_dir), page_secret=page_secret, contents=contents)
     stopped = False
     try:
-        with driving_local_run(run_dir), job_display(plain, tail) as display:
+        with locked_run(run_dir), job_display(plain, tail) as display:
             status = LocalDriver(cluster, display, file).run()
     except KeyboardInterrupt:
         ranks = counted(spec.worker.replicas * spec.slots, "rank")
         stopping = f"stopping {ranks} ({CLOSING_GRACE_S:g} s; press Ctrl-C again to kill them)"
-        print(wrapped_display_text(stopping, Console()), flush=True)
+        print(wrapped_text(stopping, Console()), flush=True)
         status, stopped = parse_status(cluster.status), True
     finally:
         runner.close()
@@ -71,7 +71,7 @@ def run_local(
 
 
 def new_directory(runs: Path, name: str) -> Path:
-    """`runs/NAME-TIME`, a number added when it is taken."""
+    """Create and return `runs/NAME-TIME`, with a number added if it exists."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         directory = runs / f"{name}-{stamp}{suffix}"

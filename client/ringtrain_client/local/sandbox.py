@@ -1,4 +1,4 @@
-"""From a pod to a command on this machine: environment resolved, volumes and ports mapped, the image ignored."""
+"""Translates a pod to a command on this machine: environment, volumes and ports. Images are ignored."""
 
 import os
 import re
@@ -16,9 +16,9 @@ from .contents import Contents, value_of, variables_from
 from .places import LocalPlaces, Pod, volume_directory
 
 _LOOPBACK = "127.0.0.1"
-# Variables of the caller's own world, not of the pod's: a rank must not find itself in another job.
+# Variables of the caller's job that a pod must not inherit: its ranks would join that job.
 _FOREIGN = re.compile(r"^(RINGTRAIN_|OMPI_|PMI|PMIX_|SLURM_|TF_CONFIG$|RANK$|WORLD_SIZE$|LOCAL_|MASTER_|GROUP_RANK$)")
-# What may stand before and after a path in a word or in a script: `$HOME/data` and `/data-2` are no `/data`.
+# Characters allowed before and after a path in a word or script: `$HOME/data` and `/data-2` do not match `/data`.
 _BEFORE, _AFTER = r"(^|[\s=:,;&|<>(\"'`\[])", r"(?=$|[^\w.-])"
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 
@@ -35,20 +35,20 @@ class LocalPodCommand:
 
 
 def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents) -> LocalPodCommand:
-    """What to run for `pod`'s main container. Raises LocalUnsupported for what needs a cluster."""
+    """Return the command of `pod`'s main container. Raises LocalUnsupported if it needs a cluster."""
     spec, metadata = pod["spec"], pod["metadata"]
     main = spec["containers"][0]
     termination = pod_dir / "termination-log"
-    paths = _local_mounts(spec, main, places, pod_dir, contents)
+    paths = _mounts(spec, main, places, pod_dir, contents)
     paths[main["terminationMessagePath"]] = termination
-    declared = _declared_local_variables(pod, main, contents)
-    declared.update(_local_declared_ports(declared, places))
-    declared.update(_local_temporary_folders(declared, pod_dir))
-    env = {name: _mapped_local_paths(value, paths) for name, value in declared.items()}
-    argv = [_mapped_local_paths(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
+    declared = _declared_variables(pod, main, contents)
+    declared.update(_port_variables(declared, places))
+    declared.update(_temporary_folder_variable(declared, pod_dir))
+    env = {name: _with_local_paths(value, paths) for name, value in declared.items()}
+    argv = [_with_local_paths(expand(part, env), paths) for part in [*main["command"], *main.get("args", [])]]
     attempt = metadata["labels"].get(contract.LABEL_ATTEMPT, "")
-    # Also where the template has a PATH of its own, as that of its image.
-    env["PATH"] = _sandbox_programs_first(env.get("PATH", os.environ.get("PATH", os.defpath)))
+    # Also if the template defines PATH, for example as in its image.
+    env["PATH"] = _search_path(env.get("PATH", os.environ.get("PATH", os.defpath)))
     return LocalPodCommand(
         argv=tuple(argv),
         env={**{name: value for name, value in os.environ.items() if not _FOREIGN.match(name)}, **env},
@@ -59,7 +59,7 @@ def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents)
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced as a kubelet does: unknown names stay, `$$` is `$`."""
+    """Replace `$(NAME)` as a kubelet does: unknown names stay, `$$` becomes `$`."""
 
     def replacement(match: re.Match[str]) -> str:
         if match.group(1) == "$":
@@ -69,15 +69,13 @@ def expand(text: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
-def _declared_local_variables(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
-    """The container's `envFrom` and `env`, in its order, each value seeing those before it."""
+def _declared_variables(pod: Pod, main: Mapping[str, Any], contents: Contents) -> dict[str, str]:
+    """Return the variables of `envFrom` and `env`, in order. A value can refer to earlier variables."""
     env = variables_from(main.get("envFrom") or (), contents)
     for variable in main.get("env") or ():
         name, source = _env_name(variable), variable.get("valueFrom")
         value = (
-            _sourced_local_variable(pod, name, source, contents)
-            if source
-            else expand(str(variable.get("value") or ""), env)
+            _sourced_variable(pod, name, source, contents) if source else expand(str(variable.get("value") or ""), env)
         )
         if value is not None:
             env[name] = value
@@ -87,19 +85,20 @@ def _declared_local_variables(pod: Pod, main: Mapping[str, Any], contents: Conte
 def _env_name(variable: Mapping[str, Any]) -> str:
     name = variable.get("name")
     if not name or "=" in name:
-        raise LocalUnsupported(f"env: a variable's name is {shown(name)}; expected a text without '='")
+        raise LocalUnsupported(f"env: a variable's name is {shown(name)}; expected a string without '='")
     return str(name)
 
 
-def _sourced_local_variable(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
+def _sourced_variable(pod: Pod, name: str, source: Mapping[str, Any], contents: Contents) -> str | None:
+    """Return the value of a variable with `valueFrom`; None if it is optional and absent."""
     for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
         if field in source:
             return value_of(kind, source[field] or {}, contents)
-    return _local_field_value(pod, name, source)
+    return _field_value(pod, name, source)
 
 
-def _local_field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
-    """A value of the downward API."""
+def _field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
+    """Return a value of the downward API. Raises LocalUnsupported."""
     path = str((source.get("fieldRef") or {}).get("fieldPath"))
     metadata = pod["metadata"]
     known = {
@@ -114,12 +113,12 @@ def _local_field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
     for kind in ("labels", "annotations"):
         known.update({f"metadata.{kind}['{key}']": value for key, value in (metadata.get(kind) or {}).items()})
     if path not in known:
-        raise LocalUnsupported(f"env {name!r}: {dict(source)} cannot be had without a cluster")
+        raise LocalUnsupported(f"env {name!r}: {dict(source)} needs a cluster")
     return str(known[path])
 
 
-def _local_declared_ports(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
-    """The contract's port variables, rewritten so that jobs on one machine never meet."""
+def _port_variables(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
+    """Return the contract's port variables with ports that no other job on this machine uses."""
     ports = places.ports
     local = {
         contract.ENV_LAUNCHER_PORT: str(ports.control),
@@ -137,21 +136,23 @@ def _local_declared_ports(declared: Mapping[str, str], places: LocalPlaces) -> d
     return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
 
 
-def _local_temporary_folders(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
-    """A directory for temporary files that goes with the pod, as a container's: pods of an elastic job, and those
-    that outlive attempts, are killed while the job runs on, and leave what they had there."""
-    lasting = contract.ENV_ATTEMPT not in declared
-    if not (lasting or contract.ENV_ELASTIC in declared) or "TMPDIR" in declared:
+def _temporary_folder_variable(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
+    """Return TMPDIR with a directory that is removed with the pod, like a container's.
+
+    Only for pods that are killed while the job runs: those of an elastic job, and those that outlive attempts.
+    """
+    outlives_attempts = contract.ENV_ATTEMPT not in declared
+    if not (outlives_attempts or contract.ENV_ELASTIC in declared) or "TMPDIR" in declared:
         return {}
     directory = pod_dir / "tmp"
     directory.mkdir(mode=0o700, exist_ok=True)
     return {"TMPDIR": str(directory)}
 
 
-def _local_mounts(
+def _mounts(
     spec: Mapping[str, Any], main: Mapping[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents
 ) -> dict[str, Path]:
-    """Directories of this machine by their path in the container. /dev/shm is this machine's own."""
+    """Return directories of this machine by their path in the container. /dev/shm is this machine's."""
     volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}
     paths: dict[str, Path] = {}
     for mount in main.get("volumeMounts") or ():
@@ -176,21 +177,20 @@ def _sub_path(mount: Mapping[str, Any]) -> Path:
     return path
 
 
-def _mapped_local_paths(text: str, paths: Mapping[str, Path]) -> str:
-    """`text`, a word or a script, with every path of the container in it replaced by this machine's, longest
-    first."""
+def _with_local_paths(text: str, paths: Mapping[str, Path]) -> str:
+    """Return `text` with every path of the container replaced by this machine's, the longest first."""
     for path in sorted(paths, key=len, reverse=True):
         here = str(paths[path]).replace("\\", r"\\")
         text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", rf"\g<1>{here}", text)
     return text
 
 
-def _sandbox_programs_first(path: str) -> str:
-    """`python` and `ringtrain` are those beside dtj."""
+def _search_path(path: str) -> str:
+    """Return `path` with the directory of `python` and `ringtrain` of this interpreter first."""
     return os.pathsep.join([str(Path(sys.executable).parent), path])
 
 
 def _working_directory(main: Mapping[str, Any]) -> Path:
-    """The container's directory where it exists on this machine, else the caller's."""
+    """Return the container's directory if it exists on this machine, else the caller's."""
     wanted = main.get("workingDir")
     return Path(wanted) if wanted and Path(wanted).is_dir() else Path.cwd()

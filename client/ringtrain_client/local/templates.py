@@ -1,4 +1,4 @@
-"""Templates from files, and the jobs of files laid over them."""
+"""Templates from files, and merges of jobs over them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,42 +21,45 @@ Json = dict[str, Any]
 
 @dataclass
 class LocalTemplates:
-    """Templates by kind and name. `ask`: who knows the one that a job names and no file has."""
+    """Templates by kind and name. `lookup`: returns the template of a job whose template is in no file."""
 
     known: dict[tuple[str, str], Template] = field(default_factory=dict)
-    ask: Callable[[Json], Template] | None = None
+    lookup: Callable[[Json], Template] | None = None
 
     @classmethod
-    def of_files(cls, files: Iterable[Path], ask: Callable[[Json], Template] | None = None) -> "LocalTemplates":
-        """All of these files. Raises ManifestUnreadable, also for a file that holds none, and Invalid."""
-        made = cls(ask=ask)
+    def of_files(cls, files: Iterable[Path], lookup: Callable[[Json], Template] | None = None) -> "LocalTemplates":
+        """Return the templates of all files. Raises Invalid, and ManifestUnreadable, also if a file has no template."""
+        made = cls(lookup=lookup)
         for path in files:
-            if not made.take(read_documents(path)):
-                raise ManifestUnreadable(f"{path}: holds no TrainingTemplate and no ClusterTrainingTemplate")
+            if not made.add(read_documents(path)):
+                raise ManifestUnreadable(f"{path}: has no TrainingTemplate and no ClusterTrainingTemplate")
         return made
 
-    def take(self, documents: Iterable[Any]) -> list[Template]:
-        """Add those among the documents, which are returned. Raises Invalid, which names the template."""
+    def add(self, documents: Iterable[Any]) -> list[Template]:
+        """Add the templates among the documents and return them. Raises Invalid with the template's name."""
         found = [_read_local_template(document) for document in documents if is_template(document)]
         for template in found:
             if self.known.setdefault(template.key, template).spec != template.spec:
-                raise Invalid([Problem(str(template), "is given twice, and not as the same; keep one")])
+                raise Invalid([Problem(str(template), "appears twice with different specs; remove one")])
         return found
 
     def merged_with_template(self, job: Json) -> Json:
-        """The job laid over the template that it names, if it names one. Raises Invalid."""
+        """Return the job merged over the template that it names, if it names one. Raises Invalid."""
         named = named_template(job)
         if named is None:
             return job
-        if named not in self.known and self.ask is not None:
-            self.known[named] = self.ask(job)
+        if named not in self.known and self.lookup is not None:
+            self.known[named] = self.lookup(job)
         if named not in self.known:
-            message = f"{' '.join(named)} is in none of the files; put it beside the job, name its file with "
-            raise Invalid([Problem("spec.templateRef.name", f"{message}--templates, or ask a cluster: --server")])
+            message = f"{' '.join(named)} is in none of the files; add it to the job's file, name its file with "
+            raise Invalid(
+                [Problem("spec.templateRef.name", f"{message}--templates, or read it from a cluster: --server")]
+            )
         return resolved_job_spec(job, self.known[named])
 
 
 def _read_local_template(document: Json) -> Template:
+    """Return the template of `document`. Raises Invalid with its name."""
     try:
         return read_template(document)
     except Invalid as exc:

@@ -1,4 +1,4 @@
-"""What every display says in the same words: a rank's state, a rate, a duration, where training is."""
+"""Texts shared by all displays: states, rates, durations, progress."""
 
 import textwrap
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from ringtrain_operator.status.model import JobStatus, Progress
 
 from .driver import JobView
 
-# As bright as they are urgent.
 STATE_STYLES = {
     "Pending": "yellow",
     "Queued": "yellow",
@@ -27,13 +26,13 @@ STATE_STYLES = {
 
 
 def job_name(view: JobView) -> str:
-    """namespace/name."""
+    """Return namespace/name."""
     metadata = view.job["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}"
 
 
 def local_state_reason(status: JobStatus) -> str:
-    """Why the job is where it is, in a sentence."""
+    """Return the reason for the job's state as a sentence, or an empty string."""
     for kind in ("Failed", "Succeeded", "Suspended", "Restarting", "Running", "Accepted"):
         condition = status.condition(kind)
         if condition is not None and (condition.status == "True" or kind == "Running") and condition.message:
@@ -41,8 +40,8 @@ def local_state_reason(status: JobStatus) -> str:
     return ""
 
 
-def local_progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Loss, rate and metrics of a progress report as label and text."""
+def progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return loss, rate and metrics of a progress report as pairs of label and text."""
     if not progress:
         return []
     found = []
@@ -60,26 +59,26 @@ def local_progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str
 
 
 def progress_of(view: JobView) -> Mapping[str, Any] | None:
-    """The launcher's progress, else what the status last kept of this attempt."""
+    """Return the launcher's progress, or else the last progress of this attempt in the status."""
     report: LauncherReport | None = view.observed.launcher
     if report is not None and report.attempt == view.status.attempt:
         return report.progress
-    kept: Progress | None = view.status.progress
-    return kept.model_dump(by_alias=True) if kept is not None else None
+    stored: Progress | None = view.status.progress
+    return stored.model_dump(by_alias=True) if stored is not None else None
 
 
 def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:
-    """Every rank's state; before the launcher answers, as many waiting ranks as there will be."""
+    """Return every rank's state; an empty tuple before the launcher reports them."""
     report = view.observed.launcher
     if report is not None and report.attempt == view.status.attempt and report.ranks:
         return report.ranks
     return ()
 
 
-def wrapped_display_text(text: str, console: Console, indent: str = "") -> str:
-    """`text` as lines that fit a terminal, behind `indent` from the second on; words, and so paths, stay whole.
+def wrapped_text(text: str, console: Console, indent: str = "") -> str:
+    """Return `text` wrapped for a terminal, with `indent` from the second line on. Words and paths stay whole.
 
-    A pipe gets every line as it is.
+    A pipe gets every line unchanged.
     """
     if not console.is_terminal:
         return text
@@ -89,7 +88,7 @@ def wrapped_display_text(text: str, console: Console, indent: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 20 s`, `1 h 5 min`."""
+    """Return a duration such as `42 s`, `3 min 20 s` or `1 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -21,7 +21,7 @@ from torchx.specs.api import AppDef, AppDryRunInfo, AppState, Role, VolumeMount,
 from ringtrain_client.jobs.backends import ClusterBackend
 from ringtrain_client.jobs.blocking import Client
 from ringtrain_client.jobs.local_backend import LocalBackend
-from ringtrain_client.jobs.manifest import Training, unique_job_name, manifest_of
+from ringtrain_client.jobs.manifest import Training, manifest_of, unique_job_name
 from ringtrain_convert.kubeflow import lines_of
 from ringtrain_convert.torchrun import read_torchrun
 from ringtrain_operator.cluster.api.errors import NotFound

@@ -418,10 +418,11 @@ def test_runtimes_become_templates() -> None:
     whole = {name_in_metadata(obj["metadata"]): obj for obj in yaml.safe_load_all(plain.stdout) if is_job(obj)}
     documents = list(yaml.safe_load_all(named.stdout))
     templates = LocalTemplates()
-    assert {found.name for found in templates.take(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
+    assert {found.name for found in templates.add(documents)} >= {"torch-distributed", "mpi-distributed", "plain"}
     jobs = {name_in_metadata(obj["metadata"]): obj for obj in documents if is_job(obj)}
     assert jobs.keys() == whole.keys()
     assert len([job for job in jobs.values() if "templateRef" in job["spec"]]) >= 10
     for name, job in jobs.items():
-        assert parse_job(templates.merged_with_template(job)).spec.frozen_digest == parse_job(whole[name]).spec.frozen_digest
+        merged = parse_job(templates.merged_with_template(job))
+        assert merged.spec.frozen_digest == parse_job(whole[name]).spec.frozen_digest
         assert len(str(job)) <= len(str(whole[name])) + 70

@@ -84,7 +84,7 @@ def test_what_the_jobs_file_lacks(start: Start) -> None:
     template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["true"]}]}}
     template["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "absent"}}]
     output = start("true", worker={"replicas": 2, "template": template}).finish(1)
-    assert "ConfigMap 'absent' is not in the job's file; put it there, beside the job" in output
+    assert "ConfigMap 'absent' is not in the job's file; add it to the file" in output
     assert "Pending" not in output
 
 

@@ -78,7 +78,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
 
             await c.api.patch(OF_NAMESPACE, ns, "small", {"spec": template("small", "train:2")["spec"]})
             assert (
-                f"TrainingTemplate small has changed since: the job stays with what it was accepted with "
+                f"TrainingTemplate small has changed since: the job uses the version of its acceptance "
                 f"({kept['hash']})" in "".join(await read_causes(session, "digits"))
             )
             await c.api.patch(JOBS, ns, "digits", {"spec": {"runPolicy": {"suspend": True}}})

@@ -140,7 +140,8 @@ def test_no_launcher() -> None:
     """Nothing is printed, and where the log is, or that it is gone, is told."""
     assert read(4, None) == (
         b"",
-        "digits has no launcher now; its logs were deleted with its pod, because spec.logs names neither a claim nor a uri",
+        "digits has no launcher now; its logs were deleted with its pod, because "
+        "spec.logs names neither a claim nor a uri",
     )
     out, error = read(4, 0, attempt=1, pod=launcher(attempt=2, **TOTAL), logs=CLAIM)
     assert (out, error.partition(";")[0]) == (b"", "the launcher of digits is of attempt 2")

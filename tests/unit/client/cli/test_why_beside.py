@@ -97,7 +97,7 @@ def test_local_logs_of_pods_beside_the_ranks(tmp_path: Path, monkeypatch: pytest
     assert runner.invoke(main, ["logs", "digits", "--local", "--evaluator"]).stdout == "accuracy 0.9\n"
     absent = runner.invoke(main, ["logs", "digits", "--local", "--data-worker=7"])
     assert absent.exit_code == 1
-    assert "digits-data-7.log is not there" in absent.stderr
+    assert "digits-data-7.log does not exist" in absent.stderr
     assert "digits-data-1.log, digits-evaluator.log" in absent.stderr
     both = runner.invoke(main, ["logs", "digits", "--local", "--rank=0", "--evaluator"])
     assert both.exit_code == 2

@@ -27,7 +27,7 @@ def test_a_launcher_that_ends_in_the_middle_of_its_answer(answer):
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/status"
         cluster = LocalCluster({"status": {}}, SimpleNamespace(status_url=url, pods=list))
-        report, reason = cluster._ask_launcher()
+        report, reason = cluster._read_launcher_report()
         thread.join(60)
     assert report is None
     assert url in reason

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.jobs import job
 
-from ringtrain_client.local.contents import Contents, contents_beside
+from ringtrain_client.local.contents import Contents, read_contents
 from ringtrain_client.local.places import LocalPlaces
 from ringtrain_client.local.sandbox import LocalPodCommand, command_of, expand
 from ringtrain_operator import build, contract
@@ -133,7 +133,7 @@ def test_references_expand_as_a_kubelet_does(text: str, expanded: str) -> None:
 
 def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
     """ConfigMaps and Secrets of the file, as variables and as files, as a kubelet has them."""
-    beside = contents_beside(
+    beside = read_contents(
         [
             {
                 "kind": "ConfigMap",
@@ -202,7 +202,7 @@ def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
 def test_what_the_api_server_would_refuse_is_said(document: dict[str, Any], says: str) -> None:
     """With the field, and what it should be; `dtj validate` and `dtj local` print the line."""
     with pytest.raises(Invalid, match=says):
-        contents_beside([{"metadata": {"name": "s"}, **document}], "default")
+        read_contents([{"metadata": {"name": "s"}, **document}], "default")
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:

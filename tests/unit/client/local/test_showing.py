@@ -18,7 +18,7 @@ from ringtrain_client.local.past_runs import PastLocalRunTail
 from ringtrain_client.local.plain import PlainLocalDisplay
 from ringtrain_client.local.process import LocalProcessRunner
 from ringtrain_client.local.summary import LocalRunResults, print_local_summary, read_local_results
-from ringtrain_client.local.wording import local_progress_numbers
+from ringtrain_client.local.wording import progress_numbers
 from ringtrain_operator.errors import Invalid
 
 
@@ -102,12 +102,12 @@ def test_lines_say_what_changed() -> None:
 def test_small_and_large_numbers_are_told() -> None:
     """A slow model's rate and a small loss are not 0, and a loss that has left all bounds is no 300 digits."""
     told = [("loss", "0.0004123"), ("samples/s", "0.42"), ("lr", "1e-05")]
-    assert local_progress_numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
-    assert local_progress_numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [
+    assert progress_numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
+    assert progress_numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [
         ("loss", "1e+300"),
         ("samples/s", "12,346"),
     ]
-    assert local_progress_numbers({"loss": 0.0}) == [("loss", "0.0000")]
+    assert progress_numbers({"loss": 0.0}) == [("loss", "0.0000")]
 
 
 def test_the_summary_of_a_failure() -> None:
@@ -188,14 +188,14 @@ def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
     ("text", "says"),
     [
         pytest.param("a: [", "not YAML", id="not-yaml"),
-        pytest.param("kind: Pod", "holds no DistributedTrainingJob, but Pod", id="no-job"),
-        pytest.param("", "holds no DistributedTrainingJob, but nothing with a kind", id="empty"),
+        pytest.param("kind: Pod", "has no DistributedTrainingJob, but Pod", id="no-job"),
+        pytest.param("", "has no DistributedTrainingJob, but nothing with a kind", id="empty"),
         pytest.param(
             "{kind: MPIJob, metadata: {name: pi}}",
-            "holds no DistributedTrainingJob, but MPIJob pi; dtj convert makes a job of it",
+            "has no DistributedTrainingJob, but MPIJob pi; dtj convert converts it to a job",
             id="to-be-converted",
         ),
-        pytest.param(yaml.safe_dump_all([job("a"), job("b")]), "holds 2 jobs", id="two-jobs"),
+        pytest.param(yaml.safe_dump_all([job("a"), job("b")]), "has 2 jobs", id="two-jobs"),
     ],
 )
 def test_a_manifest_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None:
@@ -222,16 +222,16 @@ def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
     assert file.refresh(obj) is obj
     path.write_text("a: [")
     assert file.refresh(obj) is obj
-    assert file.complaint == ""  # it may be half-saved
+    assert file.refusal == ""  # it may be half-saved
     assert file.refresh(obj) is obj
-    assert "not YAML" in file.complaint
+    assert "not YAML" in file.refusal
     path.write_text(yaml.safe_dump(job(backend="mpi")))
     assert file.refresh(obj)["spec"].get("backend") is None
-    assert file.complaint.startswith("spec.backend: backend can change only while the job is suspended")
+    assert file.refusal.startswith("spec.backend: backend can change only while the job is suspended")
     path.write_text(yaml.safe_dump(job(workers=5)))
     changed = file.refresh(obj)
     assert (changed["spec"]["worker"]["replicas"], changed["metadata"]["generation"]) == (5, 2)
-    assert file.complaint == ""
+    assert file.refusal == ""
 
 
 def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
@@ -248,4 +248,4 @@ def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
     runner.close()
     (refusal,) = [line for line in out.getvalue().splitlines() if line.startswith("ChangeRefused")]
     assert "spec.slotsPerWorker: is 'two'" in refusal
-    assert refusal.endswith("; the job goes on as it was")
+    assert refusal.endswith("; the job continues without the change")
