@@ -1,1 +1,1 @@
-"""The page of a run: everything that its log store tells, as one HTML file."""
+"""Page of a run: all data of its log store as one HTML file, or served live."""

@@ -1,4 +1,4 @@
-"""Who may see a launcher's page: whoever shows the page's token, which gives nothing but the page."""
+"""Access to a launcher's page by a token that gives no other right."""
 
 import hashlib
 import hmac
@@ -16,8 +16,10 @@ from ringtrain_job.logs.layout import AttemptFiles
 
 
 def page_token(secret: str) -> str:
-    """The token of the page, of a launcher with the token `secret`: it opens the page, and neither `/status` nor
-    `/workers`, and `secret` does not follow from it."""
+    """Return the page's token for a launcher with the token `secret`.
+
+    It opens the page, but neither `/status` nor `/workers`. `secret` cannot be computed from it.
+    """
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
@@ -27,16 +29,16 @@ def page_link(port: int, secret: str, path: str = "/") -> str:
 
 
 def started_run_lines(environment: Mapping[str, str]) -> list[str]:
-    """Return what `ringtrain run` prints when its launcher has started: the link, if the page is served."""
+    """Return the lines that `ringtrain run` prints when its launcher has started: the link if the page is served."""
     token = environment.get(contract.ENV_STATUS_TOKEN)
     return [f"page: {page_link(int(environment[contract.ENV_STATUS_PORT]), token)}"] if token else []
 
 
 class PageAccess:
-    """Knows the page's tokens. `job`: what is the same in all launchers of a job, and in no other job's.
+    """Checks the page's tokens. `job`: a text that all launchers of a job share, and that differs between jobs.
 
-    Browsers send a cookie to every port of a host: its name is the job's own, so that two pages do not take each
-    other's, and its value is the page's token, so that who else listens there gets no more than the page.
+    Browsers send a cookie to every port of a host. So its name depends on the job, and its value is the page's token:
+    pages do not use each other's cookie, and another program on a port of the host gets only access to the page.
     """
 
     def __init__(self, secrets: Sequence[str], job: str) -> None:
@@ -44,36 +46,36 @@ class PageAccess:
         self._cookie = f"ringtrain-{hashlib.sha256(job.encode()).hexdigest()[:8]}"
 
     def has(self, shown: str) -> bool:
-        """Whether `shown` is a token of the page, in a time that says nothing about them."""
+        """Return whether `shown` is a token of the page, in constant time."""
         return is_one_of(shown, self._tokens)
 
     def admits(self, authorization: str, cookies: str) -> bool:
-        """Whether the headers Authorization and Cookie hold a token of the page."""
+        """Return whether the header Authorization or Cookie has a token of the page."""
         if self.has(bearer(authorization)):
             return True
-        # Not SimpleCookie: it gives none at all where one is not to its taste, and others on this host set theirs.
+        # Not SimpleCookie: it returns no cookie if one is malformed, and other programs on this host set theirs.
         found = (cookie.strip().partition("=") for cookie in cookies.split(";"))
         return any(name == self._cookie and self.has(value) for name, _, value in found)
 
     def set_cookie(self, token: str) -> str:
-        """The header Set-Cookie for who has shown `token`. Lax: a link elsewhere can be followed."""
+        """Return the header Set-Cookie for a client with `token`. Lax: links from other pages work."""
         return f"{self._cookie}={token}; HttpOnly; SameSite=Lax; Path=/"
 
 
-def keep_page(files: AttemptFiles, link: str, ranks: int | None) -> None:
-    """Leave for `ringtrain ui`, readable by this user alone, where the page of a run that goes on is.
+def write_page_file(files: AttemptFiles, link: str, ranks: int | None) -> None:
+    """Write the link to a running run's page into a file for `ringtrain ui`, readable by this user only.
 
-    `ranks`: how many it has; None: that changes.
+    `ranks`: number of ranks; None if it changes.
     """
-    with suppress(OSError):  # the run goes on, whether or not the disk is full
+    with suppress(OSError):  # a full disk must not end the run
         files.page.unlink(missing_ok=True)
         opened = os.open(files.page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(opened, "w") as file:
             json.dump({"host": socket.gethostname(), "link": link, "worldSize": ranks}, file)
 
 
-def kept_page(files: AttemptFiles) -> dict[str, Any]:
-    """What was left, `link` and `worldSize`; empty where there is nothing, or the launcher is another host's."""
+def read_page_file(files: AttemptFiles) -> dict[str, Any]:
+    """Return the page file's content, `link` and `worldSize`; empty if it does not exist or is another host's."""
     try:
         found = json.loads(files.page.read_text())
         return found if found["host"] == socket.gethostname() else {}

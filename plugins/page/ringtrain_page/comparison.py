@@ -1,4 +1,4 @@
-"""Runs side by side: a row for each run, a column for each fact and for each setting that differs."""
+"""Comparison of runs: a row for each run, a column for each fact and for each setting that differs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,12 +7,12 @@ from ringtrain_job.cli.runs import Run
 from ringtrain_job.logs.about import read_run_description
 from ringtrain_page.summary import summarize_page
 
-# Colours that can be told apart.
+# Number of colours that a reader can distinguish.
 MOST_COMPARED: Final = 12
 
 
-def compare_page_runs(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what the page shows of several runs: a table, and curves with a line for each run."""
+def comparison_document(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the data of a page with several runs: a table, and curves with a line for each run."""
     documents = [summarize_page(run.files) for run in runs]
     curves: dict[str, dict[str, Any]] = {}
     for run, document in zip(runs, documents, strict=True):
@@ -32,19 +32,19 @@ def compare_page_runs(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def differing_settings(runs: Sequence[Run], config_only: bool) -> dict[str, list[str]]:
-    """Return by name the settings in which runs differ, with a text for each run; empty where one has none.
+    """Return by name the settings in which the runs differ: a text for each run, empty if it has no value.
 
-    `config_only`: what programs gave to ringtrain.report_config, without command, image, commit and versions.
+    `config_only`: only the settings passed to ringtrain.report_config, without command, image, commit and versions.
     """
-    abouts = [_flat_run_config(read_run_description(run.files), config_only) for run in runs]
+    abouts = [_settings_of(read_run_description(run.files), config_only) for run in runs]
     names = dict.fromkeys(name for about in abouts for name in about)
     rows = {name: [about.get(name, "") for about in abouts] for name in names}
     rows = {name: values for name, values in rows.items() if len(set(values)) > 1}
-    return {name: _differing_words(values) if name == "command" else values for name, values in rows.items()}
+    return {name: _distinct_words(values) if name == "command" else values for name, values in rows.items()}
 
 
-def _differing_words(commands: Sequence[str]) -> list[str]:
-    """Return the words of each command between those with which all begin and all end; the option before them."""
+def _distinct_words(commands: Sequence[str]) -> list[str]:
+    """Return the words of each command without the common first and last words; keep the option before them."""
     split = [command.split() for command in commands]
     most = min(map(len, split))
     first = next((i for i in range(most) if len({words[i] for words in split}) > 1), most)
@@ -53,7 +53,8 @@ def _differing_words(commands: Sequence[str]) -> list[str]:
     return [" ".join(words[first : len(words) - last]) for words in split]
 
 
-def _flat_run_config(about: dict[str, Any], config_only: bool) -> dict[str, str]:
+def _settings_of(about: dict[str, Any], config_only: bool) -> dict[str, str]:
+    """Return a run's settings as texts by name."""
     config = {name: str(value) for name, value in about.get("config", {}).items()}
     if config_only:
         return config

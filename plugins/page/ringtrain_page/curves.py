@@ -1,10 +1,10 @@
-"""A curve of any number of points in a bounded number of bins."""
+"""Curve of any number of points in a bounded number of bins."""
 
 import math
 from dataclasses import dataclass, field
 
 MOST_BINS = 1000
-# Sums of no more than so large values, and differences of their means, are numbers that JSON and a page have.
+# Sums of values up to this limit, and differences of their means, are finite in JSON and in the page.
 _LARGEST = 1e300
 
 
@@ -12,14 +12,14 @@ _LARGEST = 1e300
 class PageCurve:
     """Means of values by position (0 and above), in at most `MOST_BINS` bins of equal width.
 
-    A bin that would be one too many makes every bin twice as wide; so memory does not grow with the run.
+    When one more bin would be needed, every bin doubles its width, so memory does not grow with the run.
     """
 
     width: float = 1.0
     _bins: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def add(self, position: float, value: float | None) -> None:
-        """Take in `value` at `position`; None, NaN, infinities and what is nearly one are left out."""
+        """Add `value` at `position`. None, NaN, infinities and values beyond 1e300 are ignored."""
         if value is None or not abs(value) <= _LARGEST:
             return
         total, count = self._bins.get(key := int(position / self.width), (0.0, 0))
@@ -28,19 +28,23 @@ class PageCurve:
             self._widen()
 
     def _widen(self) -> None:
+        """Double the width of all bins."""
         self.width *= 2
         before, self._bins = self._bins, {}
         for key, (total, count) in before.items():
-            others, so_far = self._bins.get(key // 2, (0.0, 0))
-            self._bins[key // 2] = (others + total, so_far + count)
+            other_total, other_count = self._bins.get(key // 2, (0.0, 0))
+            self._bins[key // 2] = (other_total + total, other_count + count)
 
     def means(self) -> list[list[float]]:
-        """[position of the bin's beginning, mean of its values], by position."""
+        """Return [start of the bin, mean of its values], ordered by position."""
         return [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
 
     def rates(self, count: int, length: float) -> list[list[float]]:
-        """[position, sum of values by length] of `count` equal parts of the positions from 0 to `length`, the last
-        one that was added: where nothing was added, the rate is 0. A bin's values count evenly in all of it."""
+        """Return [position, sum of values divided by length] of `count` equal parts of 0 to `length`.
+
+        `length` is the last added position. A part without values has rate 0. A bin's values are spread evenly over the
+        bin.
+        """
         if not self._bins or length <= 0:
             return []
         part, sums = length / count, [0.0] * count

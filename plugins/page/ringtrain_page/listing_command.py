@@ -1,4 +1,4 @@
-"""`ringtrain list` and `ringtrain compare`: runs side by side."""
+"""Commands `ringtrain list` and `ringtrain compare`."""
 
 import json
 import shutil
@@ -11,14 +11,14 @@ from typing import Any, Final
 import click
 
 from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
-from ringtrain_page.comparison import MOST_COMPARED, compare_page_runs
+from ringtrain_page.comparison import MOST_COMPARED, comparison_document
 from ringtrain_page.document import page
 
 _COLUMNS: Final = ("name", "state", "ranks", "steps", "loss", "took", "when")
-# Left out in this order if a terminal has no room for them.
+# Columns to omit, in this order, if the terminal is too narrow.
 _LESS_IMPORTANT: Final = ("ranks", "took", "when", "loss")
 _BETWEEN: Final = "  "
-# Of a cell on a terminal, so that one long value leaves room for others.
+# Width of a cell on a terminal, so that one long value does not use the whole line.
 _MOST_CHARACTERS: Final = 40
 
 
@@ -42,10 +42,13 @@ def list_runs(runs: Path, output: str) -> None:
         for run in found:
             click.echo(run.name)
     else:
-        rows = [{"name": run.name, **run.summary.shown, "when": _began_text(run)} for run in found]
+        rows = [{"name": run.name, **run.summary.shown, "when": _start_text(run)} for run in found]
         columns = list(_COLUMNS)
         for name in _LESS_IMPORTANT:
-            if sum(max(map(len, [one, *(row[one] for row in rows)])) + len(_BETWEEN) for one in columns) > _columns():
+            if (
+                sum(max(map(len, [one, *(row[one] for row in rows)])) + len(_BETWEEN) for one in columns)
+                > _terminal_width()
+            ):
                 columns.remove(name)
         _print_table([columns, *([row[name] for name in columns] for row in rows)])
 
@@ -55,18 +58,18 @@ def list_runs(runs: Path, output: str) -> None:
 @runs_option
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file with curves.")
 def compare_runs(names: tuple[str, ...], runs: Path, html: Path | None) -> None:
-    """Compare runs, each a name that `ringtrain list` prints or a folder.
+    """Compare runs. RUN is a name that `ringtrain list` prints, or a folder.
 
-    A row has a run's state, steps, loss, speed and duration, and the settings in which the runs differ: those that
-    programs gave to ringtrain.report_config, command, image, git's commit and versions.
+    A row has a run's state, steps, loss, speed and duration, and the settings in which the runs differ: those passed
+    to ringtrain.report_config, command, image, git's commit and versions.
     """
     if not 2 <= len(names) <= MOST_COMPARED:
         raise click.UsageError(f"{len(names)} run(s) to compare; expected 2 to {MOST_COMPARED}")
-    found = compare_page_runs([find_run(name, runs) for name in names])
+    found = comparison_document([find_run(name, runs) for name in names])
     rows = [[name, *row] for name, row in zip(found["runs"], found["rows"], strict=True)]
     _print_table([["name", *found["columns"]], *rows])
     if not found["differ"]:
-        click.echo("the runs have the same settings, as far as these are known")
+        click.echo("the runs have the same known settings")
     if html is not None:
         try:
             html.write_text(page({"compare": found}), encoding="utf-8", errors="replace")
@@ -76,11 +79,11 @@ def compare_runs(names: tuple[str, ...], runs: Path, html: Path | None) -> None:
 
 
 def _print_data(data: list[dict[str, Any]], form: str) -> None:
-    """Print `data`, objects of plain values, as `form`: json or yaml."""
+    """Print `data`, a list of objects with plain values, as json or yaml."""
     if form == "json":
         click.echo(json.dumps(data, indent=2))
         return
-    # A value that JSON writes is one that YAML reads, and so this needs no library for YAML.
+    # JSON values are valid YAML, so no YAML library is needed.
     for entry in data:
         for at, (name, value) in enumerate(entry.items()):
             click.echo(f"{'  ' if at else '- '}{name}: {json.dumps(value)}")
@@ -88,20 +91,23 @@ def _print_data(data: list[dict[str, Any]], form: str) -> None:
         click.echo("[]")
 
 
-def _began_text(run: Run) -> str:
+def _start_text(run: Run) -> str:
+    """Return the start time of a run as a text, or an empty string."""
     began = run.summary.began
     return "" if began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(began))
 
 
-def _columns() -> int:
-    """Return how many characters a line has room for; a pipe has no limit."""
+def _terminal_width() -> int:
+    """Return the width of the terminal; a pipe has no limit."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print `rows`, the first of which is the head. On a terminal, columns that do not fit follow below, each part
-    with the first column."""
-    room = _columns()
+    """Print `rows`; the first one is the header.
+
+    On a terminal, columns that do not fit are printed below as further parts, each of which repeats the first column.
+    """
+    room = _terminal_width()
     if room < sys.maxsize:
         cut = _MOST_CHARACTERS
         rows = [[row[0], *(cell if len(cell) <= cut else f"{cell[: cut - 1]}…" for cell in row[1:])] for row in rows]
@@ -120,6 +126,6 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _cell(column: str, text: str, width: int, is_head: bool) -> str:
-    """Return a cell of `width` characters, a state in its colour."""
+    """Return a cell of `width` characters. A state is coloured."""
     colour = STATE_COLOURS.get(text) if column == "state" and not is_head else None
     return (click.style(text, colour) if colour else text) + " " * (width - len(text))

@@ -1,4 +1,4 @@
-"""The data of a running job's page, from the launcher's own state."""
+"""Data of a running job's page, from the launcher's own state."""
 
 import json
 import threading
@@ -13,14 +13,14 @@ from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
-from ringtrain_page.summary import other_attempts, page_heads, page_start_parts
+from ringtrain_page.summary import earlier_attempt_summaries, page_header, start_part_durations
 
-# States of a rank on the page, by the launcher's words.
+# States of a rank on the page, by the launcher's phase.
 _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPhase.RUNNING: "Running"}
 
 
 class PageFigures(Protocol):
-    """Figures that the page draws; hold `lock` to read them."""
+    """Figures that the page draws. Acquire `lock` to read them."""
 
     lock: threading.Lock
     metrics: PageMetrics
@@ -28,14 +28,14 @@ class PageFigures(Protocol):
 
 
 class LivePage:
-    """Documents as those of `summary.py`, of an attempt that has not ended. Safe to call from many threads."""
+    """Documents like those of `summary.py` for a running attempt. Safe to call from several threads."""
 
     def __init__(self, snapshot: StatusSnapshot, figures: PageFigures) -> None:
         self._snapshot, self._figures = snapshot, figures
-        self._others = other_attempts(snapshot.store.files)
+        self._others = earlier_attempt_summaries(snapshot.store.files)
 
     def document(self) -> dict[str, Any]:
-        """Return what the page shows, without the log. NaN and infinities are None."""
+        """Return the data of the page without the log. NaN and infinities become None."""
         snapshot = self._snapshot
         verdict, files = snapshot.verdict, snapshot.store.files
         with self._figures.lock, snapshot.reports as reports:
@@ -66,7 +66,7 @@ class LivePage:
         summary = summarize_attempt(files, now)
         return {
             "live": True,
-            **page_heads(summary),
+            **page_header(summary),
             "files": self._files(),
             "attempts": [*self._others, summary.document()],
             "left": left,
@@ -82,17 +82,18 @@ class LivePage:
             "elastic": snapshot.backend_status().get("elastic"),
             "logs": {"lines": snapshot.store.lines, "dropped": snapshot.store.dropped},
             "events": (events := read_log_events(files)),
-            "start": page_start_parts(events),
+            "start": start_part_durations(events),
         }
 
     def _files(self) -> list[str]:
+        """Return the names of the files to download."""
         files, timeline = self._snapshot.store.files, self._snapshot.config.timeline
         known = files.downloads()
         here = timeline is not None and timeline.is_file() and files.timeline.name not in known
         return [*known, files.timeline.name] if here else known
 
     def encoded(self) -> bytes:
-        """`document` as JSON."""
+        """Return `document` as JSON."""
         return json.dumps(clean_json(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
             errors="replace"
         )

@@ -1,4 +1,4 @@
-"""Parts of a merged log that grows: its newest lines, those before them, and those that were added."""
+"""Windows of a growing merged log: its newest lines, lines before a window, and lines added after it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,32 +7,32 @@ from pathlib import Path
 from typing import Any, Final
 
 _CHUNK: Final = 1 << 20
-# One look into a log reads no more: a rare text in a log of GiB is found by several looks.
+# Limit of one search: a rare text in a log of several GiB is found by several searches.
 MOST_READ: Final = 16 << 20
 WINDOW_LINES: Final = 1000
-# Of a line, which may be 64 KiB long: the log itself has it whole.
+# Limit of a line on the page; the log has lines of up to 64 KiB.
 LINE_CHARS: Final = 2000
 
 
 @dataclass(frozen=True)
 class WantedPageLines:
-    """Which lines: those of `rank` (None: of all), that hold `text` in upper or lower case."""
+    """Filter of lines: those of `rank` (None: of all) that contain `text`, ignoring case."""
 
     rank: int | None = None
     text: str = ""
 
     @property
     def matches(self) -> Callable[[str], bool]:
-        """Whether a line of the merged log is one of them."""
+        """A function that returns whether a line of the merged log passes the filter."""
         mark, text = "" if self.rank is None else f"[{self.rank}] ", self.text.lower()
         return lambda line: line.startswith(mark) and text in line.lower()
 
 
 @dataclass(frozen=True)
 class PageLogWindow:
-    """Lines of a log from byte `begin` to byte `end`. `begin` 0: there are none before them.
+    """Lines of a log from byte `begin` to byte `end`. `begin` 0: no earlier lines exist.
 
-    `skipped`: so many bytes between the window before and this one were not looked at.
+    `skipped`: number of bytes between the previous window and this one that were not searched.
     """
 
     lines: tuple[str, ...]
@@ -41,14 +41,14 @@ class PageLogWindow:
     skipped: int = 0
 
     def json(self) -> dict[str, Any]:
-        """As the page takes it."""
+        """Return the window in the page's format."""
         return {"lines": self.lines, "before": self.begin, "skipped": self.skipped}
 
 
 def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
-    """The last wanted lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
+    """Return the last matching lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
 
-    Reads at most MOST_READ bytes: the window may be empty, and begin long after the log's begin.
+    Reads at most MOST_READ bytes. So the window may be empty although earlier lines match.
     """
     if not path.exists():
         return PageLogWindow((), 0, 0)
@@ -56,7 +56,7 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
     matches = wanted.matches
     with path.open("rb") as log:
         position = log.seek(0, 2)
-        end = _last_log_break(log, position) if end is None else min(end, position)
+        end = _last_line_end(log, position) if end is None else min(end, position)
         begin, rest = end, b""
         while begin > 0 and end - begin < MOST_READ:
             size = min(_CHUNK, begin)
@@ -68,14 +68,14 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
             lines = whole.split(b"\n")[:-1]
             for number in range(len(lines) - 1, -1, -1):
                 if matches(line := lines[number].decode(errors="replace")):
-                    found.appendleft(page_log_line(line))
+                    found.appendleft(shortened_line(line))
                     if len(found) == WINDOW_LINES:
                         return PageLogWindow(tuple(found), begin + cut + sum(map(len, lines[:number])) + number, end)
     return PageLogWindow(tuple(found), begin + len(rest), end)
 
 
 def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
-    """What is wanted of whole lines from byte `begin` on. Who is far behind gets the newest alone."""
+    """Return matching whole lines from byte `begin` on. If too many bytes follow, only the newest are read."""
     if not path.exists():
         return PageLogWindow((), begin, begin)
     with path.open("rb") as log:
@@ -91,7 +91,7 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
     found, position = [], start
     for raw in data[: end - start].split(b"\n")[:-1]:
         if matches(line := raw.decode(errors="replace")):
-            found.append((position, page_log_line(line)))
+            found.append((position, shortened_line(line)))
         position += len(raw) + 1
     if len(found) > WINDOW_LINES:
         found = found[-WINDOW_LINES:]
@@ -99,13 +99,13 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
     return PageLogWindow(tuple(line for _, line in found), start, end, start - begin)
 
 
-def page_log_line(line: str) -> str:
-    """What a page has of a line."""
+def shortened_line(line: str) -> str:
+    """Return at most LINE_CHARS characters of a line, and the number of the others."""
     return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
 
 
-def _last_log_break(log: Any, position: int) -> int:
-    """Where the last whole line before `position` ends."""
+def _last_line_end(log: Any, position: int) -> int:
+    """Return the position after the last whole line before `position`."""
     while position > 0:
         size = min(_CHUNK, position)
         log.seek(position - size)

@@ -1,4 +1,4 @@
-"""What a page shows of the machines of one attempt, in bounded memory, from agents' samples."""
+"""Use of machines in one attempt, from agents' samples, in bounded memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,16 +6,19 @@ from typing import Any
 from ringtrain_job.logs.samples import MachineSample, RankUse
 from ringtrain_page.curves import PageCurve
 
-# Of more workers those with the fullest memory are listed.
+# Limit of listed workers: those with the fullest memory.
 _MOST_WORKERS = 64
-# Totals go over all workers: not for each sample of each.
+# Interval of totals: they read all workers, so they are not computed for each sample.
 _EVERY_S = 1.0
 
 
 @dataclass
 class PageMachines:
-    """`latest`: sample by worker; `most`: the most memory that each has used. `ranks`: cores that each rank used
-    last, and the most bytes that it had resident."""
+    """Newest samples and maxima of workers and ranks.
+
+    `latest`: newest sample by worker. `most`: highest memory use by worker. `ranks`: CPU cores that each rank used
+    last, and its highest resident memory in bytes.
+    """
 
     latest: dict[int, MachineSample] = field(default_factory=dict)
     most: dict[int, float] = field(default_factory=dict)
@@ -25,7 +28,7 @@ class PageMachines:
     _curves: dict[str, PageCurve] = field(default_factory=dict)
 
     def add(self, sample: MachineSample) -> None:
-        """Take in one sample."""
+        """Add one sample."""
         self.first = sample.time if self.first is None else self.first
         self.latest[sample.worker] = sample
         self.most[sample.worker] = max(sample.memory, self.most.get(sample.worker, 0.0))
@@ -39,7 +42,7 @@ class PageMachines:
             self._curves.setdefault(name, PageCurve()).add(max(0.0, sample.time - self.first), value)
 
     def totals(self) -> dict[str, float]:
-        """Figures of the whole job by the newest samples: what adds up is a sum, of the rest the worst counts."""
+        """Return figures of the whole job by the newest samples: sums, or else the worst worker's value."""
         all_ = list(self.latest.values())
         if not all_:
             return {}
@@ -58,7 +61,7 @@ class PageMachines:
         return found
 
     def document(self) -> dict[str, Any] | None:
-        """What the page draws; None without a sample."""
+        """Return the data of the page; None without a sample."""
         if not self.latest:
             return None
         drawn = [(name, curve.means()) for name, curve in self._curves.items()]

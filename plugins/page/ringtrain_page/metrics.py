@@ -1,4 +1,4 @@
-"""What a page shows of the reports of one attempt, in bounded memory, while they come or from their file."""
+"""Curves and states from the reports of one attempt, in bounded memory."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -7,19 +7,22 @@ from typing import Any, Final
 from ringtrain_job.logs.step_times import StepTimes
 from ringtrain_page.curves import PageCurve
 
-# Parts of a run for which a speed is drawn: no more, and none of fewer reports, which would show how reports fall.
+# Maximum number of points of the speed curve, and minimum number of reports for each of them.
 _MOST_PARTS, _REPORTS_OF_A_PART = 60, 4
-# A report's samples were processed since the report before it: they count at so many places of that time.
+# A report's samples are spread over this many points of the time since the report before it.
 _PLACES: Final = 8
-# Curves of a user's own metrics: each holds up to some hundred KB.
+# Limit of curves of a user's own metrics: each needs up to some hundred KB.
 MOST_OWN: Final = 30
 
 
 @dataclass
 class PageMetrics:
-    """Curves, and where each rank is. `seconds`, `epochs`: when each step was reported, and in which epoch; `bad`:
-    by name the steps at which a value was not finite. `times`: where ranks' time goes. `reported`: when each rank
-    reported last, and how often. `left_out`: names of metrics beyond `MOST_OWN`, of which no curve is kept."""
+    """Curves, and the state of each rank.
+
+    `seconds`, `epochs`: time and epoch of each step's report. `bad`: by name, the steps with a value that was not
+    finite. `times`: parts of the ranks' time. `reported`: time of each rank's last report, and the number of its
+    reports. `left_out`: whether there are metrics beyond `MOST_OWN`, which have no curve.
+    """
 
     loss: PageCurve = field(default_factory=PageCurve)
     samples: PageCurve = field(default_factory=lambda: PageCurve(width=0.01))
@@ -36,7 +39,7 @@ class PageMetrics:
     unit: str = "samples"
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Take in one report of `rank`. Raises KeyError, TypeError or ValueError for what is none."""
+        """Add one report of `rank`. Raises KeyError, TypeError or ValueError if it is not a report."""
         step, time = int(report["step"]), float(report["time"])
         if report.get("startedFrom") is not None:
             return
@@ -59,12 +62,12 @@ class PageMetrics:
                 self.left_out = True
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Forget where other ranks were, and where their time went: they are not in the world any more."""
+        """Remove the steps and times of ranks that are not in `ranks`: they have left the world."""
         self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
         self.times.keep(ranks)
 
     def _add_samples(self, rank: int, time: float, first: float, samples: float | None) -> None:
-        """How long a rank's first step took is not known: its samples count nowhere."""
+        """Add samples to the speed curve, except those of a rank's first report, whose duration is unknown."""
         before, count = self.reported.get(rank, (time, 0))
         self.reported[rank] = time, count + 1
         if count and samples is not None:
@@ -73,7 +76,7 @@ class PageMetrics:
                 self.samples.add(max(0.0, at - first), samples / _PLACES)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Name, axis and points of every curve that has two points."""
+        """Return name, axis and points of every curve with at least two points."""
         reports = max((count for _, count in self.reported.values()), default=1) - 1
         parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
         drawn = [
@@ -88,5 +91,5 @@ class PageMetrics:
         ]
 
     def axes(self) -> dict[str, list[list[float]]]:
-        """For each step when it was reported, in seconds from the first report on, and its epoch."""
+        """Return for each step the time of its report, in seconds since the first report, and its epoch."""
         return {"s": self.seconds.means(), "epoch": self.epochs.means()}

@@ -1,4 +1,4 @@
-"""The page of a run: served while the run goes on, and written as one file when it has ended."""
+"""Observer that serves a run's page while the run lasts, and writes it as one file at the end."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.samples import MachineSample, read_samples
-from ringtrain_page.access import PageAccess, keep_page, page_link
+from ringtrain_page.access import PageAccess, page_link, write_page_file
 from ringtrain_page.live import LivePage
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 
 class PageObserver(AttemptObserver):
-    """Collects what the page draws, serves it, and writes the report."""
+    """Collects the data of the page, serves it, and writes the report."""
 
     order = 60  # the report lists the timeline
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._link_is_kept = False
+        self._has_page_file = False
         self.lock = threading.Lock()
         self._choice = PrintedReportsChoice()
         self.metrics = PageMetrics()
@@ -48,10 +48,10 @@ class PageObserver(AttemptObserver):
 
     def listening(self, port: int) -> None:
         config = self._attempt.config
-        if config.ports_held and config.tokens:  # a run of this machine: not in pods
+        if config.ports_held and config.tokens:  # a run on this machine, not in pods
             link = page_link(port, config.tokens[0])
-            keep_page(self._attempt.files, link, None if config.elastic else config.world_size)
-            self._link_is_kept = True
+            write_page_file(self._attempt.files, link, None if config.elastic else config.world_size)
+            self._has_page_file = True
 
     def reported(self, rank: int, report: dict[str, Any]) -> None:
         if report.get("startedFrom") is not None:
@@ -80,7 +80,7 @@ class PageObserver(AttemptObserver):
             _write_report(files, None if self._attempt.is_over else self.metrics)
 
     def close(self) -> None:
-        if self._link_is_kept:
+        if self._has_page_file:
             with suppress(OSError):
                 self._attempt.files.page.unlink(missing_ok=True)
 
@@ -92,10 +92,10 @@ def open_page(attempt: Attempt) -> PageObserver | None:
 
 
 def _write_report(files: AttemptFiles, metrics: PageMetrics | None) -> None:
-    """Write the report; a full disk changes nothing of how the attempt ended."""
+    """Write the report. A full disk does not change the outcome of the attempt."""
     try:
         write_report(files, metrics)
     except OSError as exc:
         log.error("%s could not be written: %s", files.report, exc)
     else:
-        log.info("the attempt as a page: %s", files.report)
+        log.info("wrote the attempt's page: %s", files.report)

@@ -1,4 +1,4 @@
-"""`ringtrain report`: a run as one HTML file."""
+"""Command `ringtrain report`: a run as one HTML file."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ringtrain_page.summary import summarize_page
 @click.option(
     "--to",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write [default: report.html beside the attempt's logs].",
+    help="File to write [default: report.html in the folder of the logs].",
 )
 def report(run: str | None, runs: Path, attempt: int | None, to: Path | None) -> None:
     """Write the newest run, or RUN, as one HTML file.
@@ -27,8 +27,8 @@ def report(run: str | None, runs: Path, attempt: int | None, to: Path | None) ->
     try:
         shown = summarize_page(files)
         if place.resolve().parent != files.directory.resolve():
-            shown["files"] = []  # links to what lies beside the page
+            shown["files"] = []  # the links are relative to the page
         place.write_text(page(shown), encoding="utf-8", errors="replace")
     except OSError as exc:
-        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another file") from exc
+        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); name another file with --to") from exc
     click.echo(place)

@@ -1,4 +1,4 @@
-"""Pages in a browser: nothing is served without their token. The page of a launcher: `/` and `/page/...`."""
+"""HTTP server of pages, which needs the page's token. A launcher's page has the paths `/` and `/page/...`."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from ringtrain_page.access import PageAccess
 from ringtrain_page.document import live_page
 from ringtrain_page.log_window import PageLogWindow, WantedPageLines, log_window_after, log_window_before
 
-# Pages that are open, searches and downloads, all together: each has a thread and holds at most some MiB.
+# Limit of open pages, searches and downloads together: each has a thread and needs up to some MiB.
 _MOST_AT_ONCE: Final = 12
 _EVERY_S: Final = 1.0
-# Documents with many curves or ranks come less often, so that an open page costs at most this.
+# Limit for each open page: large documents are sent less often.
 _BYTES_PER_S: Final = 200_000
 _NAMES: Final = re.compile(r"job\.log|(metrics|machine|events)\.jsonl|(run|timeline)\.json|rank-\d{4,9}\.log")
 _HEADERS: Final = {
@@ -30,22 +30,22 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _REFUSED: Final = (
-    b"this page asks for the token in its link: dtj ui JOB, ringtrain ui, or --ui of the command that runs it, "
-    b"prints it\n"
+    b"the token is missing; open the link that dtj ui JOB, ringtrain ui, or --ui of the command that started "
+    b"the run prints\n"
 )
 
 
 class LauncherPageRoutes(Protocol):
-    """What a page server shows to who has shown the token."""
+    """Paths of a page server that need the token."""
 
     def serves(self, path: str) -> bool:
-        """Whether `path` is one of these."""
+        """Return whether `path` is one of these."""
 
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
         """Answer one request."""
 
     def close(self, timeout_s: float) -> None:
-        """Have open pages show the last state, for at most `timeout_s`."""
+        """Send the last state to open pages, within at most `timeout_s`."""
 
 
 class LauncherPageServer:
@@ -59,22 +59,22 @@ class LauncherPageServer:
         self.close = routes.close
 
     def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
-        """Answer one request; `admitted` is called once it has shown the token."""
+        """Answer one request. Call `admitted` once the token has been checked."""
         url = urlsplit(request.path)
         query = parse_qs(url.query)
         token = query.get("token", [""])[0]
         if url.path.endswith("/") and token and self._access.has(token):
-            # The token leaves the address, and with it the history and what is copied from there.
-            begin_page_response(
+            # Redirect without the token, so that it is neither in the history nor in copied addresses.
+            begin_response(
                 request, 303, "text/plain", {"Location": url.path, "Set-Cookie": self._access.set_cookie(token)}
             )
             return
         headers = request.headers
         if not self._access.admits(headers.get("Authorization") or "", headers.get("Cookie") or ""):
-            answer_page_request(request, 401, "text/plain", _REFUSED)
+            send_whole_response(request, 401, "text/plain", _REFUSED)
             return
         if not self._room.acquire(blocking=False):
-            answer_page_request(request, 503, "text/plain", b"enough pages are open; close one\n")
+            send_whole_response(request, 503, "text/plain", b"too many pages are open; close one\n")
             return
         try:
             admitted()
@@ -84,11 +84,14 @@ class LauncherPageServer:
 
 
 class LauncherRunPage:
-    """The page of a run that goes on."""
+    """Page of a running run."""
 
     def __init__(self, document: Callable[[], bytes], files: AttemptFiles, timeline: Path | None = None) -> None:
-        """`document`: what the page shows, without the log, as JSON in one line. `timeline`: where ranks of this
-        machine write theirs, until it is among `files`."""
+        """Create the page.
+
+        `document`: returns its data without the log as JSON in one line. `timeline`: file to which ranks of this
+        machine write, until it is among `files`.
+        """
         self._document = document
         self._files = files
         self._timeline = timeline
@@ -97,11 +100,11 @@ class LauncherRunPage:
         self._changed = threading.Condition()
 
     def serves(self, path: str) -> bool:
-        """Whether `path` is one of the page's."""
+        """Return whether `path` belongs to the page."""
         return path == "/" or path.startswith("/page/")
 
     def close(self, timeout_s: float) -> None:
-        """Have open pages show the last state, for at most `timeout_s`."""
+        """Send the last state to open pages, within at most `timeout_s`."""
         self._closing.set()
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, timeout_s)
@@ -109,14 +112,14 @@ class LauncherRunPage:
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
         """Answer one request."""
         if path == "/":
-            answer_page_request(request, 200, "text/html; charset=utf-8", live_page().encode())
+            send_whole_response(request, 200, "text/html; charset=utf-8", live_page().encode())
         elif path == "/page/events":
-            self._stream(request, _wanted_page_lines(query))
+            self._stream(request, _requested_lines(query))
         elif path == "/page/log":
             before = query.get("before", [""])[0]
             end = int(before) if before.isdecimal() else None
-            found = log_window_before(self._files.job_log, _wanted_page_lines(query), end)
-            answer_page_request(request, 200, "application/json", json.dumps(found.json()).encode())
+            found = log_window_before(self._files.job_log, _requested_lines(query), end)
+            send_whole_response(request, 200, "application/json", json.dumps(found.json()).encode())
         else:
             self._download(request, path.removeprefix("/page/files/"))
 
@@ -124,7 +127,7 @@ class LauncherRunPage:
         with self._changed:
             self._open += 1
         try:
-            begin_page_response(request, 200, "text/event-stream; charset=utf-8")
+            begin_response(request, 200, "text/event-stream; charset=utf-8")
             for name, data in self._events(wanted):
                 request.wfile.write(b"event: %s\ndata: %s\n\n" % (name, data))
         finally:
@@ -133,9 +136,9 @@ class LauncherRunPage:
                 self._changed.notify_all()
 
     def _events(self, wanted: WantedPageLines) -> Iterator[tuple[bytes, bytes]]:
-        """The document and the log's newest lines, then what changes; at last how it was at the end."""
+        """Yield the document and the log's newest lines, then their changes, and last the final state."""
         window = log_window_before(self._files.job_log, wanted)
-        yield b"log", _page_window_json(window, reset=True)
+        yield b"log", _window_json(window, reset=True)
         next_document = 0.0
         over = False
         while True:
@@ -145,9 +148,9 @@ class LauncherRunPage:
                 next_document = time.monotonic() + max(_EVERY_S, len(document) / _BYTES_PER_S) - 0.05
             window = log_window_after(self._files.job_log, wanted, window.end)
             if window.lines or window.skipped:
-                yield b"log", _page_window_json(window)
+                yield b"log", _window_json(window)
             else:
-                yield b"alive", b"{}"  # who is gone is noticed by a write alone
+                yield b"alive", b"{}"  # only a write detects a closed connection
             if over:
                 yield b"over", b"{}"
                 return
@@ -158,17 +161,17 @@ class LauncherRunPage:
         if path == self._files.timeline and self._timeline is not None and not path.exists():
             path = self._timeline
         if not _NAMES.fullmatch(name) or not path.is_file():
-            answer_page_request(
+            send_whole_response(
                 request,
                 404,
                 "text/plain",
-                b"files here are job.log, rank-0000.log, {metrics,machine,events}.jsonl, {run,timeline}.json\n",
+                b"the files are job.log, rank-0000.log, {metrics,machine,events}.jsonl, {run,timeline}.json\n",
             )
             return
         left = path.stat().st_size
         disposition = f'attachment; filename="{self._files.directory.parent.name}-{name}"'
         more = {"Content-Disposition": disposition, "Content-Length": str(left)}
-        begin_page_response(request, 200, "text/plain; charset=utf-8", more)
+        begin_response(request, 200, "text/plain; charset=utf-8", more)
         for chunk in read_log_from(path, 0):
             request.wfile.write(chunk[:left])
             left -= min(left, len(chunk))
@@ -176,26 +179,25 @@ class LauncherRunPage:
                 return
 
 
-def _wanted_page_lines(query: dict[str, list[str]]) -> WantedPageLines:
+def _requested_lines(query: dict[str, list[str]]) -> WantedPageLines:
+    """Return the filter of the query."""
     rank = query.get("rank", [""])[0]
     return WantedPageLines(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
 
 
-def _page_window_json(window: PageLogWindow, *, reset: bool = False) -> bytes:
+def _window_json(window: PageLogWindow, *, reset: bool = False) -> bytes:
     return json.dumps({**window.json(), "reset": reset}).encode()
 
 
-def begin_page_response(
-    request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None
-) -> None:
-    """Send the status and the headers, `more` among them; nothing is stored, framed or told to others."""
+def begin_response(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
+    """Send the status and the headers, with those of `more`. They forbid caching, framing and referrers."""
     request.send_response(code)
     for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
         request.send_header(name, value)
     request.end_headers()
 
 
-def answer_page_request(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
-    """Send a whole answer."""
-    begin_page_response(request, code, kind, {"Content-Length": str(len(body))})
+def send_whole_response(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
+    """Send a whole response."""
+    begin_response(request, code, kind, {"Content-Length": str(len(body))})
     request.wfile.write(body)

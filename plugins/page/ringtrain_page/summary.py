@@ -1,4 +1,4 @@
-"""The data of a run's page, read from the files that its launcher wrote."""
+"""Data of a run's page, read from the files that its launcher wrote."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,7 +12,7 @@ from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members, read_outcome
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_page.document import page
-from ringtrain_page.log_window import page_log_line
+from ringtrain_page.log_window import shortened_line
 from ringtrain_page.machine import PageMachines
 from ringtrain_page.metrics import PageMetrics
 
@@ -20,14 +20,17 @@ LOG_LINES = 5000
 
 
 def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
-    """Write the attempt of `files` as one page beside its logs; `metrics`: if they are known already. OSError."""
+    """Write the attempt of `files` as one page next to its logs. Raises OSError.
+
+    `metrics`: those of the attempt, if already read.
+    """
     replace_whole(files.report, page(summarize_page(files, metrics)))
 
 
 def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
-    """Everything about the job of `files`, as JSON: of all its attempts in short, and of this attempt in full.
+    """Return the page's data as JSON: all attempts of the job in short, and the attempt of `files` in full.
 
-    `metrics`: of this attempt, if they are known already.
+    `metrics`: those of the attempt, if already read.
     """
     metrics = metrics or read_page_metrics(files, PrintedReportsChoice())
     members, summary = read_log_members(files), summarize_attempt(files)
@@ -37,24 +40,24 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
     for sample in read_samples(files.machine):
         machines.add(sample)
     return {
-        **page_heads(summary),
+        **page_header(summary),
         "files": files.downloads(),
-        "attempts": [*other_attempts(files), summary.document()],
+        "attempts": [*earlier_attempt_summaries(files), summary.document()],
         "curves": metrics.curves(),
         "axes": metrics.axes(),
         "leftOut": metrics.left_out,
         "machine": machines.document(),
         "about": read_run_description(files),
         "ranks": _page_ranks(files, metrics, summary, members),
-        "straggler": page_straggler_json(metrics),
+        "straggler": straggler_document(metrics),
         "events": (events := read_log_events(files)),
-        "start": page_start_parts(events),
+        "start": start_part_durations(events),
         "log": _page_log(files),
     }
 
 
-def page_heads(summary: AttemptSummary) -> dict[str, Any]:
-    """Return what stands at the top of a page: which attempt it shows, and that in short."""
+def page_header(summary: AttemptSummary) -> dict[str, Any]:
+    """Return the head of a page: the names of job and attempt, and the attempt in short."""
     job = summary.files.directory.parent
     return {
         "job": job.name,
@@ -64,8 +67,8 @@ def page_heads(summary: AttemptSummary) -> dict[str, Any]:
     }
 
 
-def page_straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
-    """The rank that the others have waited for in the whole attempt, if they lost a good part of their time."""
+def straggler_document(metrics: PageMetrics) -> dict[str, Any] | None:
+    """Return the rank for which the others waited in the whole attempt, if they lost much of their time."""
     found = metrics.times.straggler()
     return None if found is None else vars(found)
 
@@ -73,7 +76,7 @@ def page_straggler_json(metrics: PageMetrics) -> dict[str, Any] | None:
 def _page_ranks(
     files: AttemptFiles, metrics: PageMetrics, summary: AttemptSummary, members: frozenset[int]
 ) -> list[dict[str, Any]]:
-    """Return every known rank, with its last step, the length of its log, and how it ended if that is known.
+    """Return every known rank with its last step, the length of its log, and its final state if known.
 
     `members`: of the last world of an elastic job; the other ranks wait.
     """
@@ -95,18 +98,18 @@ def _page_ranks(
     ]
 
 
-def other_attempts(files: AttemptFiles) -> list[dict[str, Any]]:
-    """Return the attempts of the same job before that of `files`, in short, if their files are there."""
-    beside = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
-    earlier = [other for other in beside if other.number < files.number]
+def earlier_attempt_summaries(files: AttemptFiles) -> list[dict[str, Any]]:
+    """Return summaries of the job's earlier attempts whose files exist."""
+    attempts = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
+    earlier = [other for other in attempts if other.number < files.number]
     return [summarize_attempt(other).document() for other in sorted(earlier, key=lambda other: other.number)]
 
 
 def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> PageMetrics:
-    """Return the figures of the reports that were stored; `choice` has heard them then."""
+    """Return the figures of the stored reports. `choice` is updated with them."""
     metrics = PageMetrics()
     for report in read_reports(files.metrics):
-        with suppress(KeyError, TypeError, ValueError):  # a line that was cut off when the disk was full
+        with suppress(KeyError, TypeError, ValueError):  # a line that is incomplete because the disk was full
             counts, is_first = choice.choose(rank := int(report["rank"]), report)
             metrics = PageMetrics() if is_first else metrics
             if counts:
@@ -117,15 +120,15 @@ def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> Page
 def _page_log(files: AttemptFiles) -> dict[str, Any]:
     position, lines, rest = log_tail_position(files.job_log, LOG_LINES), [], b""
     for chunk in read_log_from(files.job_log, position):
-        *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may hold other ends of a line
-        lines += [page_log_line(line.decode(errors="replace")) for line in whole]
+        *whole, rest = (rest + chunk).split(b"\n")  # not splitlines: a line may contain other line separators
+        lines += [shortened_line(line.decode(errors="replace")) for line in whole]
     return {
-        "lines": [*lines, page_log_line(rest.decode(errors="replace"))] if rest else lines,
+        "lines": [*lines, shortened_line(rest.decode(errors="replace"))] if rest else lines,
         "before": position,
     }
 
 
-# The part of a start that each event ends, in their order. `Pulled` is of the pod that started last.
+# The part of a start that ends with each event, in order. `Pulled` is of the pod that started last.
 _PARTS: Final = {
     "Created": "queued",
     "Scheduled": "scheduled",
@@ -138,10 +141,10 @@ _PARTS: Final = {
 }
 
 
-def page_start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Each part of the start that is known, with its seconds; empty before the ranks were started.
+def start_part_durations(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """Return the known parts of the start with their seconds; empty before the ranks were started.
 
-    `events`: of one attempt. A start begins when the job was asked for, where Kubernetes tells, else with the
+    `events`: of one attempt. The start begins when the job was created, if Kubernetes events show it, else with the
     launcher.
     """
     first: dict[str, float] = {}
@@ -150,7 +153,7 @@ def page_start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, flo
     formed = first.get("Running")
     if formed is None:
         return []
-    if first.get("Joined", formed) > formed:  # an elastic job begins with fewer than all
+    if first.get("Joined", formed) > formed:  # an elastic job may start with fewer workers
         del first["Joined"]
     before = first.get("Queued", first.get("Created", first.get("Launcher", formed)))
     found = []
@@ -158,6 +161,6 @@ def page_start_parts(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, flo
         time = first.get(kind)
         if time is None or (kind == "Created" and "Queued" not in first):
             continue
-        found.append((part, max(0.0, time - before)))  # clocks of two machines
+        found.append((part, max(0.0, time - before)))  # negative if clocks of two machines differ
         before = max(before, time)
     return found

@@ -1,4 +1,4 @@
-"""`ringtrain ui [RUN]`: runs below a folder as pages in a browser."""
+"""Command `ringtrain ui [RUN]`: pages of the runs below a folder in a browser."""
 
 import json
 import secrets
@@ -16,10 +16,10 @@ from ringtrain.shared.ports import PortTaken
 from ringtrain_job.cli.runs import Run, find_run, find_runs, runs_option
 from ringtrain_job.launcher.http import HttpServer
 from ringtrain_job.launcher.summary import RUNNING
-from ringtrain_page.access import PageAccess, kept_page, page_link
-from ringtrain_page.comparison import MOST_COMPARED, compare_page_runs, differing_settings
+from ringtrain_page.access import PageAccess, page_link, read_page_file
+from ringtrain_page.comparison import MOST_COMPARED, comparison_document, differing_settings
 from ringtrain_page.document import page, runs_page
-from ringtrain_page.server import LauncherPageServer, answer_page_request, begin_page_response
+from ringtrain_page.server import LauncherPageServer, begin_response, send_whole_response
 from ringtrain_page.summary import summarize_page
 
 _HTML: Final = "text/html; charset=utf-8"
@@ -34,19 +34,19 @@ _PREFIX: Final = "/runs/"
 def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
     """Print the link to a page of all runs, or to that of RUN, and serve it until Ctrl-C.
 
-    RUN is a name that `ringtrain list` prints, or a folder. While a run of this machine goes on, its own launcher
-    serves its page; the page of any other run is made from its files. The link works on this machine, for any
+    RUN is a name that `ringtrain list` prints, or a folder. The page of a run that is running on this machine is
+    served by its launcher; the page of any other run is made from its files. The link works on this machine, for any
     program that has it.
     """
     shown = None if run is None else find_run(run, runs)
     secret = secrets.token_hex(32)
     pages = LauncherPageServer(PageAccess([secret], secret), RunsPages(runs, run))
     try:
-        server = HttpServer(port, _refuse_ui, _refuse_change, [pages])
+        server = HttpServer(port, _not_found, _not_allowed, [pages])
     except PortTaken as exc:
-        raise click.ClickException(f"--port: {exc}; leave it out for a free one") from exc
+        raise click.ClickException(f"--port: {exc}; omit it to use a free port") from exc
     try:
-        path = "/" if shown is None else _run_page_path(shown)
+        path = "/" if shown is None else _run_path(shown)
         link = page_link(server.port, secret, path)
         click.echo(link)
         if opens:
@@ -60,23 +60,23 @@ def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
     click.echo("the page is no longer served", err=True)
 
 
-def _refuse_ui(*_: str) -> tuple[int, str, bytes]:
+def _not_found(*_: str) -> tuple[int, str, bytes]:
     return 404, "text/plain", b"/ lists the runs; /runs/NAME/ is one; /compare?run=A&run=B is two side by side\n"
 
 
-def _refuse_change(*_: object) -> tuple[int, str, bytes]:
-    return 405, "text/plain", b"nothing here can be changed\n"
+def _not_allowed(*_: object) -> tuple[int, str, bytes]:
+    return 405, "text/plain", b"this server is read-only\n"
 
 
-def _run_page_path(run: Run) -> str:
+def _run_path(run: Run) -> str:
     return f"{_PREFIX}{quote(run.name)}/"
 
 
 class RunsPages:
-    """Serve the list of the runs below `directory`, each one, and several side by side.
+    """Serves the list of the runs below `directory`, each run's page, and comparisons.
 
-    Paths: `/`, `/runs.json`, `/runs/NAME/`, `/compare?run=NAME&run=NAME`. `shown`: name or folder of a run that may
-    be elsewhere; it wins over another of its name.
+    Paths: `/`, `/runs.json`, `/runs/NAME/`, `/compare?run=NAME&run=NAME`. `shown`: name or folder of a run that may be
+    elsewhere; it has priority over another run of the same name.
     """
 
     def __init__(self, directory: Path, shown: str | None = None) -> None:
@@ -95,7 +95,7 @@ class RunsPages:
         if path == "/":
             _answer_page(request, runs_page(str(self._directory.absolute())))
         elif path == "/runs.json":
-            answer_page_request(request, 200, "application/json", self._runs_json())
+            send_whole_response(request, 200, "application/json", self._runs_json())
         elif path == "/compare":
             self._answer_comparison(request, query.get("run", []))
         else:
@@ -108,7 +108,7 @@ class RunsPages:
             {
                 **run.document(),
                 "config": {name: values[at] for name, values in settings.items()},
-                "link": _run_page_path(run),
+                "link": _run_path(run),
             }
             for at, run in enumerate(runs)
         ]
@@ -119,22 +119,22 @@ class RunsPages:
         unknown = [name for name in names if name not in known]
         if unknown or not 2 <= len(names) <= MOST_COMPARED:
             text = f"no run {unknown[0]}" if unknown else f"{len(names)} runs; expected 2 to {MOST_COMPARED}"
-            answer_page_request(request, 404, "text/plain", f"{text}; / lists the runs\n".encode(errors="replace"))
+            send_whole_response(request, 404, "text/plain", f"{text}; / lists the runs\n".encode(errors="replace"))
             return
-        found = compare_page_runs([known[name] for name in names])
-        links = [_run_page_path(known[name]) for name in names]
+        found = comparison_document([known[name] for name in names])
+        links = [_run_path(known[name]) for name in names]
         _answer_page(request, page({"compare": {**found, "links": links}, "up": "/"}))
 
     def _answer_run(self, request: BaseHTTPRequestHandler, name: str) -> None:
         shown = () if self._shown is None else (find_run(self._shown, self._directory),)
         found = next((run for run in (*shown, *find_runs(self._directory)) if run.name == name), None)
         if found is None:
-            answer_page_request(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
-        elif found.summary.state == RUNNING and (link := kept_page(found.files).get("link")):
-            begin_page_response(request, 303, "text/plain", {"Location": link})
-        else:  # a run that goes on on another host: its files as they are now
+            send_whole_response(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
+        elif found.summary.state == RUNNING and (link := read_page_file(found.files).get("link")):
+            begin_response(request, 303, "text/plain", {"Location": link})
+        else:  # for example a run on another host: use its files
             _answer_page(request, page({**summarize_page(found.files), "up": "/"}))
 
 
 def _answer_page(request: BaseHTTPRequestHandler, text: str) -> None:
-    answer_page_request(request, 200, _HTML, text.encode(errors="replace"))
+    send_whole_response(request, 200, _HTML, text.encode(errors="replace"))

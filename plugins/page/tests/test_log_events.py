@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ringtrain_job.logs.events import EventsFile, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_page.summary import brief_attempt, page_start_parts
+from ringtrain_page.summary import brief_attempt, start_part_durations
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_parts_of_a_start(tmp_path: Path) -> None:
     def events(**found: float) -> list[dict[str, object]]:
         return [{"time": float(time), "kind": kind, "text": ""} for kind, time in found.items()]
 
-    assert page_start_parts(events(**times, **later)) == [
+    assert start_part_durations(events(**times, **later)) == [
         ("queued", 3.0), ("scheduled", 0.0), ("prepared", 1.0), ("pulled", 40.0), ("started", 1.0),
         ("joined", 1.0), ("formed", 1.0), ("first step", 5.0),
     ]  # fmt: skip
-    assert page_start_parts(events(Launcher=1, **later)) == [("joined", 45.0), ("formed", 1.0), ("first step", 5.0)]
-    assert page_start_parts(events(Launcher=1, Running=3, Joined=9)) == [("formed", 2.0)]
-    assert page_start_parts(events(**times, Joined=46)) == []
+    assert start_part_durations(events(Launcher=1, **later)) == [("joined", 45.0), ("formed", 1.0), ("first step", 5.0)]
+    assert start_part_durations(events(Launcher=1, Running=3, Joined=9)) == [("formed", 2.0)]
+    assert start_part_durations(events(**times, Joined=46)) == []
