@@ -21,7 +21,7 @@ from .session import ClusterAccess
 
 _MOST_HEAD = 64 << 10  # the launcher's limit: browsers send the cookies of all programs on this host
 _HEAD_S = 10.0
-_REFUSED = "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nopen the link with its token\n"
+_REFUSED = "HTTP/1.0 401 Unauthorized\r\nContent-Type: text/plain\r\n\r\nthis page needs the token in its link\n"
 _TOKEN = re.compile(rb"\b[0-9a-f]{64}\b")
 
 

@@ -1,4 +1,4 @@
-"""Pytrees that each rank trains alone, and whose changes ranks average once in many steps."""
+"""DiLoCo for pytrees: each rank trains alone, and ranks average the changes of many steps at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class _PytreeLeaves:
-    """Weights that are the leaves of a pytree: those of now, by name."""
+    """Weights that are the leaves of a pytree. `now`: the present leaves by name."""
 
     def __init__(self, leaves: dict[str, Any]) -> None:
         self.now = leaves
@@ -29,7 +29,7 @@ class _PytreeLeaves:
 
 
 class _InnerPytree:
-    """The inner optimizer's state: a pytree, of which leaves are sent. `now`: the one of the last step."""
+    """The inner optimizer's state, a pytree whose leaves are sent. `now`: the state after the last step."""
 
     def __init__(self, now: Any) -> None:
         self.now = now
@@ -43,7 +43,7 @@ class _InnerPytree:
 
 
 class DiLoCo(OnHostDiLoCo):
-    """Train a pytree on each rank alone, and average over ranks what many steps have changed.
+    """Train a pytree on each rank alone, and average the changes of many steps over the ranks.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
         params = diloco.params()                        # rank 0's
@@ -52,18 +52,18 @@ class DiLoCo(OnHostDiLoCo):
             params = diloco.step(params)
         params = diloco.finish(params)                  # the same on all ranks
 
-    `params`: a pytree of floating-point arrays. `options`: as of `ringtrain.diloco.DiLoCo` (outer, sync_every,
-    fragments, overlap_steps, mix, compression, bucket_bytes, sites). `outer`: that object, with the outer weights
-    by their paths in the tree, and what it tells of synchronizations.
+    `params`: a pytree of floating-point arrays. `options`: those of `ringtrain.diloco.DiLoCo` (outer, sync_every,
+    fragments, overlap_steps, mix, compression, bucket_bytes, sites). The attribute `outer` is that object: it has the
+    outer weights by their paths in the tree, and the state of synchronizations.
 
-    With `elastic=True` give it to a `ringtrain.elastic.State`, and where `due` is True after a step call
-    `state.commit()` of that, and take `params()`. Pass the inner optimizer's state (`inner`, a pytree) at the start
-    and at each step: a commit copies it. Begin the function that `elastic.run` enters with `params()` and `inner`:
-    those of the commit that this rank goes on from.
+    With `elastic=True`, pass this object to a `ringtrain.elastic.State`. If `due` is True after a step, call the
+    state's `commit()`, then use `params()`. Pass the inner optimizer's state (`inner`, a pytree) at the start and at
+    each step: a commit copies it. Begin the function of `elastic.run` with `params()` and `inner`, which are those of
+    the commit from which this rank continues.
 
-    Nothing here is for compiled code: call it between steps. The state of the inner optimizer is this rank's own.
-    Collective: every rank makes it of the same tree with the same arguments, and makes as many steps, else
-    MismatchError. Maturity: Experimental.
+    Call these methods between compiled steps, not inside of them. Each rank has its own inner optimizer state.
+    Collective: every rank creates it with the same tree and arguments and takes the same number of steps, else
+    MismatchError is raised. Maturity: Experimental.
     """
 
     _host: Any
@@ -82,8 +82,10 @@ class DiLoCo(OnHostDiLoCo):
         return jax.tree.unflatten(self._structure, self._leaves.now.values())
 
     def average(self, gradients: Any) -> Any:
-        """Return `gradients`, a pytree of arrays, averaged over the ranks of this rank's site, for its inner step;
-        as they are where the rank trains alone. Collective in the site."""
+        """Return `gradients`, a pytree of arrays, averaged over the ranks of this rank's site, for the inner step.
+
+        If the rank trains alone, they are returned unchanged. Collective in the site.
+        """
         if self.outer.site is None:
             return gradients
         leaves, structure = jax.tree.flatten(gradients)
@@ -93,53 +95,59 @@ class DiLoCo(OnHostDiLoCo):
 
     @property
     def inner(self) -> Any:
-        """The inner optimizer's state of the last step, or of the commit that this rank went back to."""
+        """The inner optimizer's state after the last step, or of the commit to which this rank returned."""
         return self._state.now
 
     def step(self, params: Any, samples: float = 1, inner: Any = None) -> Any:
-        """Return `params` after an inner step that was just taken, on so many samples, with what is due
-        synchronized. `inner`: the inner optimizer's state after it.
+        """Synchronize if due after an inner step on `samples` samples; return the present parameters.
 
-        Raises ConfigurationError for another tree, or where the inner optimizer's state is missing, PeerLost when
-        the ring failed, MismatchError where ranks took other numbers of steps.
+        `params`: the parameters after the inner step. `inner`: the inner optimizer's state after it.
+
+        Raises ConfigurationError for another tree or a missing state of the inner optimizer, PeerLost if the ring
+        failed, MismatchError if ranks took different numbers of steps.
         """
         if self._is_elastic and inner is None and jax.tree.leaves(self._state.now):
             raise ConfigurationError(
-                "DiLoCo: step() got no state of the inner optimizer, and DiLoCo was made with one; pass inner=..., "
-                "as at the start"
+                "DiLoCo: step() was called without the state of the inner optimizer that DiLoCo was created with; "
+                "pass inner=..."
             )
         self._take(params)
         self._state.now = self._state.now if inner is None else inner
         return self.params() if self.outer.step(samples) else params
 
     def finish(self, params: Any) -> Any:
-        """Return the outer weights, with all that inner steps have changed until `params`. Collective, at the end
-        of training and before an evaluation."""
+        """Synchronize all changes of inner steps until `params`, and return the outer weights.
+
+        Collective. Call it at the end of training and before an evaluation.
+        """
         self._take(params)
         self.outer.finish()
         return self.params()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank goes on from, to the bit, its parameters included; the inner optimizer's state is
-        yours to save. Every rank saves its own. Collective."""
+        """Return this rank's state, parameters included, from which training continues bit for bit.
+
+        Save the inner optimizer's state separately. Every rank saves its own state. Collective.
+        """
         return self.outer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """Go on from what this rank's `state_dict()` gave; return its parameters. Not collective."""
+        """Load the result of this rank's `state_dict()` and return its parameters. Not collective."""
         self.outer.load_state_dict(state)
         return self.params()
 
     def close(self) -> None:
-        """Give memory and descriptors back."""
+        """Release memory and file descriptors."""
         self.outer.close()
 
     def _take(self, params: Any) -> None:
+        """Store `params` as the present leaves. Raises ConfigurationError for another tree, shape or dtype."""
         leaves, structure = jax.tree.flatten(params)
         if structure != self._structure:
             raise ConfigurationError(
-                f"DiLoCo: the parameters are {structure}; expected the tree it was made of, {self._structure}"
+                f"DiLoCo: the parameters are {structure}; expected the tree that it was created with, {self._structure}"
             )
-        leaves = [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 to JAX
+        leaves = [jnp.asarray(leaf) for leaf in leaves]  # JAX converts float64 of NumPy to float32
         for name, leaf in zip(self._leaves.now, leaves, strict=True):
             if (leaf.shape, leaf.dtype) != (self._leaves.now[name].shape, self._leaves.now[name].dtype):
                 raise ConfigurationError(

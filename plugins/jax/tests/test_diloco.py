@@ -126,7 +126,7 @@ def test_parameters_of_numpy_are_what_jax_makes_of_them():
 
 def test_what_diloco_refuses():
     diloco = begun()
-    with pytest.raises(ConfigurationError, match="expected the tree it was made of"):
+    with pytest.raises(ConfigurationError, match="expected the tree that it was created with"):
         diloco.step({"w": jnp.zeros(2)})
     with pytest.raises(ConfigurationError, match=r"layer0'\]\['b'\] is float16\[8\]; expected float32\[8\]"):
         diloco.step(jax.tree.map(lambda leaf: leaf.astype("float16"), model()))

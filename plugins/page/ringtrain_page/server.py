@@ -30,7 +30,7 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _REFUSED: Final = (
-    b"the token is missing; open the link that dtj ui JOB, ringtrain ui, or --ui of the command that started "
+    b"this page needs the token in its link, which dtj ui JOB, ringtrain ui, or --ui of the command that started "
     b"the run prints\n"
 )
 

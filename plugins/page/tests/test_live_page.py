@@ -289,7 +289,5 @@ async def test_a_page_says_why_it_is_refused(waiting: GangProcesses, tmp_path: P
         waiting.pods[0].kill()
         await tab.until("document.getElementById('link').innerText.startsWith('No connection to the launcher')")
         await asyncio.to_thread(waiting.launcher, RINGTRAIN_STATUS_TOKEN="another")
-        await tab.until(
-            "document.getElementById('link').innerText.startsWith('this page asks for the token in its link')"
-        )
+        await tab.until("document.getElementById('link').innerText.startsWith('this page needs the token in its link')")
         assert "this is the last state" in await tab.value("document.getElementById('link').innerText")

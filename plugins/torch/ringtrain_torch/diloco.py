@@ -1,4 +1,4 @@
-"""A torch optimizer that steps on each rank alone, and averages what many steps have changed."""
+"""DiLoCo for torch: each rank takes optimizer steps alone, and ranks average the changes of many steps at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _DiLoCoTensors:
 
 
 class _TorchInnerState:
-    """The inner optimizer's state, read into host memory, and loaded into the objects that are there."""
+    """The inner optimizer's state: copied to host memory, and loaded into the existing objects."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self._inner = inner
@@ -50,7 +50,7 @@ class _TorchInnerState:
 
 
 class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
-    """Train on each rank alone with an optimizer of torch, and average over ranks what many steps have changed.
+    """Train on each rank alone with a torch optimizer, and average the changes of many steps over the ranks.
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         optimizer = DiLoCo(model, inner=inner, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -60,29 +60,29 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             optimizer.zero_grad()
         optimizer.finish()                  # all ranks have the same weights
 
-    `model`: the module whose parameters `inner` has, on the CPU or a device; they name them, and rank 0's
-    parameters and buffers are sent to all ranks. `inner`: this rank's optimizer of torch, whose groups this one
-    shares: schedulers of either work. Its state stays this rank's own. `options`: as of `ringtrain.diloco.DiLoCo`
-    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites).
-    `outer`: that object, with the outer weights, and what it tells of synchronizations.
+    `model`: the module with the parameters of `inner`, on the CPU or a device. It gives their names. Rank 0's
+    parameters and buffers are sent to all ranks. `inner`: this rank's torch optimizer. Both share parameter groups, so
+    schedulers of either work. Each rank has its own inner state. `options`: those of `ringtrain.diloco.DiLoCo` (outer,
+    sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites). The attribute
+    `outer` is that object: it has the outer weights and the state of synchronizations.
 
-    In a site of several ranks `inner` steps on the mean of the site's gradients, which is made during the backward
-    pass, as `DistributedOptimizer` does. To clip that mean, call `synchronize()` before, and `step()` inside
-    `skip_synchronize()`; both do nothing where a rank trains alone.
+    In a site of several ranks, `inner` uses the mean of the site's gradients, computed during the backward pass as by
+    `DistributedOptimizer`. To clip that mean, call `synchronize()`, clip, then call `step()` inside
+    `skip_synchronize()`. Both do nothing if a rank trains alone.
 
-    With `elastic=True` give it to an `elastic.TorchState`, and call `state.commit()` where `due` is True: that
-    synchronizes. A commit copies the state of `inner` to host memory, and a rank that goes back to a commit loads it
-    again. A newcomer's begins anew.
+    With `elastic=True`, pass this object to an `elastic.TorchState`, and call `state.commit()` if `due` is True: that
+    synchronizes. A commit copies the state of `inner` to host memory, and a rank that returns to the commit loads it.
+    A joining rank starts with a new inner state.
 
-    A parameter that requires no gradient is sent once, with rank 0's other values, and never again; one that has a
-    gradient later is refused. Buffers, as the averages of BatchNorm, are each rank's own between the start and
-    `finish()`, which gives all ranks rank 0's. Weights are written in place.
+    A parameter without `requires_grad` is sent once, at the start. If it has a gradient later, `step()` raises. Each
+    rank updates its own buffers, such as the averages of BatchNorm, until `finish()` sends rank 0's to all ranks.
+    Weights are written in place.
 
-    `step()` counts. Where it is not called, because a GradScaler has left a step out, call `count_step()` in its
-    place: `optimizer.synchronize()`, `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
+    `step()` counts steps. If a GradScaler may skip it, call `count_step()` instead: `optimizer.synchronize()`,
+    `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
 
-    Collective: every rank makes it of the same model with the same arguments, else MismatchError, and takes as
-    many steps. Maturity: Experimental.
+    Collective: every rank creates it with the same model and arguments and takes the same number of steps, else
+    MismatchError is raised. Maturity: Experimental.
     """
 
     _host: Any
@@ -108,7 +108,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)
         self._is_made = True
         self.param_groups, self.state = inner.param_groups, inner.state
-        self.trained = frozenset(trained)  # names that a state keeps by this optimizer
+        self.trained = frozenset(trained)  # names that an elastic state stores by this optimizer
         self.outer = self._host = ArrayDiLoCo(local, initial=initial, inner=_TorchInnerState(inner), **options)
         if self.outer.site is not None:
             self._inner = DistributedOptimizer(inner, params.items(), process_set=self.outer.site)
@@ -117,25 +117,25 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
 
     def step(self, closure: Callable[[], Any] | None = None, samples: float = 1) -> Any:
-        """Take a step of `inner`, on so many samples, and synchronize what is due. Returns what
-        `inner.step(closure)` returned.
+        """Take a step of `inner` on `samples` samples and synchronize if due.
 
-        Raises PeerLost when the ring failed, MismatchError where ranks took other numbers of steps.
+        Return the result of `inner.step(closure)`.
+        Raises PeerLost if the ring failed, MismatchError if ranks took different numbers of steps.
         """
         thawed = [name for name, param in self._frozen.items() if param.grad is not None]
         if thawed:
             raise ConfigurationError(
-                f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was made, and has one now; '
-                "each rank would train it alone: make DiLoCo after requires_grad_()"
+                f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was created, and has one now; '
+                "ranks would never average it: create DiLoCo after requires_grad_()"
             )
         result = self._inner.step(closure)
         self.count_step(samples)
         return result
 
     def count_step(self, samples: float = 1) -> None:
-        """Count a step of `inner` that was taken elsewhere, or left out on this rank; synchronize what is due.
+        """Count a step of `inner` that was taken elsewhere or skipped on this rank; synchronize if due.
 
-        Raises ConfigurationError where the site's gradients were not averaged before that step.
+        Raises ConfigurationError if the site's gradients were not averaged before that step.
         """
         if (sync := self._sync) is not None and sync.begun and not sync.is_alone:
             raise ConfigurationError(
@@ -145,61 +145,65 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         self.outer.step(samples)
 
     def synchronize(self) -> None:
-        """Wait until gradients are the means of this site's ranks; then they may be changed."""
+        """Wait until gradients are the means of this site's ranks. After that they may be modified."""
         if self._sync is not None:
             self._inner.synchronize()
 
     def skip_synchronize(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which `step()` takes the gradients as they are, which `synchronize()` has averaged."""
+        """Return a context in which `step()` does not average gradients, because `synchronize()` already has."""
         skipped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         return skipped if self._sync is None else self._inner.skip_synchronize()
 
     def finish(self) -> None:
-        """Synchronize all that steps have changed since; all ranks have the same parameters and buffers then.
-        Collective: at the end of training, and before an evaluation."""
+        """Synchronize all changes; all ranks then have the same parameters and buffers.
+
+        Collective. Call it at the end of training and before an evaluation.
+        """
         self.outer.finish()
         broadcast_parameters(dict(self.model.named_buffers()), 0)
 
     @property
     def _sync(self) -> Any:
-        """What averages gradients in this site."""
+        """The object that averages gradients in this site; None if the rank trains alone."""
         return getattr(self._inner, "sync", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of torch."""
+        """Reset gradients, as torch's method does."""
         self._inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: parameters are cut into fragments once."""
+        """Raise ConfigurationError: parameters are divided into fragments only once."""
         if self._is_made:
-            raise ConfigurationError("DiLoCo: a parameter group was added; add it to inner, and make DiLoCo then")
+            raise ConfigurationError("DiLoCo: a parameter group was added; add it to inner before creating DiLoCo")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank goes on from, to the bit: the state of `inner` as torch has it, and under
-        "ringtrain" this rank's weights and all of the outer optimizer. Every rank saves its own; buffers are the
-        model's to save. Collective."""
+        """Return this rank's state, from which training continues bit for bit.
+
+        It has the state of `inner` in torch's format, and under "ringtrain" this rank's weights and the outer
+        optimizer. Every rank saves its own. Save the model's buffers separately. Collective.
+        """
         own = map_tensor_leaves(
             self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf
         )
         return {**self._inner.state_dict(), OWN: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what this rank's `state_dict()` gave, weights included. Not collective.
+        """Load the result of this rank's `state_dict()`, weights included. Not collective.
 
         Raises ConfigurationError for the state of another optimizer, rank, size or model.
         """
         if OWN not in state_dict:
             raise ConfigurationError(
-                f"DiLoCo: load_state_dict was given {sorted(map(str, state_dict))}, without {OWN!r}; expected "
-                "what state_dict() has returned; load a state of torch's own optimizer into inner"
+                f"DiLoCo: load_state_dict got {sorted(map(str, state_dict))} without {OWN!r}; expected "
+                "the result of state_dict(); load a state of torch's own optimizer into inner"
             )
         self.outer.load_state_dict(TorchHostState.arrays_of(state_dict[OWN]))
         with in_place(self._inner):
             self._inner.load_state_dict({name: value for name, value in state_dict.items() if name != OWN})
 
     def close(self) -> None:
-        """Give memory and descriptors back; the model keeps this rank's weights."""
+        """Release memory and file descriptors. The model keeps this rank's weights."""
         self.outer.close()
 
     def __getstate__(self) -> NoReturn:

@@ -252,7 +252,7 @@ def test_what_it_can_not_train_is_refused_in_words() -> None:
     optimizer = hvd.DiLoCo(model, inner=inner)
     model.frozen.requires_grad_(True)
     backward(model, 0, 0)
-    with pytest.raises(ConfigurationError, match=r'"frozen.weight" required no gradient when DiLoCo was made'):
+    with pytest.raises(ConfigurationError, match=r'"frozen.weight" required no gradient when DiLoCo was created'):
         optimizer.step()
     with pytest.raises(ConfigurationError, match="a parameter group was added"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
