@@ -1,1 +1,1 @@
-"""The command `dtj`, also installed as `kubectl-dtj`: one subcommand a file."""
+"""Command `dtj`, also installed as `kubectl-dtj`. Each subcommand has one file."""

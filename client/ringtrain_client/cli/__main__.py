@@ -1,4 +1,4 @@
-"""`python -m ringtrain_client.cli`: the command `dtj`."""
+"""Entry point of `python -m ringtrain_client.cli`: the command `dtj`."""
 
 from .main import main
 

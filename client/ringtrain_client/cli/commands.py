@@ -1,13 +1,19 @@
-"""The commands of `dtj`. A distribution adds commands by an entry point of the group `dtj.commands` that names a table
-like this one. `dtj --help` reads the tables only; a command's module is imported when the command runs."""
+"""Table of the commands of `dtj`.
+
+A distribution adds commands by an entry point of the group `dtj.commands` that names a table like this one. `dtj
+--help` reads the tables only; a command's module is imported when the command runs.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """One line of the table. `load`: `module:name` of the click command. `help`: its text in the list, at most 60
-    characters. `meant`: names that other tools have for it. `hidden`: not in the list."""
+    """One line of the table.
+
+    `load`: `module:name` of the click command. `help`: its text in the list, at most 60 characters. `meant`: names of
+    the command in other tools. `hidden`: not in the list.
+    """
 
     name: str
     load: str
@@ -22,8 +28,8 @@ COMMANDS = (
     LazyCommand("delete", f"{_CLI}.changing:delete", "Delete jobs and their pods.", ("rm",)),
     LazyCommand("list", f"{_CLI}.listing:list_jobs", "List jobs with their state and progress.", ("ls", "ps", "get")),
     LazyCommand("local", f"{_CLI}.local:local", "Run a job on this machine, its pods as processes.", ("run",)),
-    LazyCommand("logs", f"{_CLI}.logs:logs", "Print what a job's ranks wrote."),
-    LazyCommand("render", f"{_CLI}.render:render", "Print what the operator would create for a job."),
+    LazyCommand("logs", f"{_CLI}.logs:logs", "Print the output of a job's ranks."),
+    LazyCommand("render", f"{_CLI}.render:render", "Print the objects that the operator creates for a job."),
     LazyCommand("resume", f"{_CLI}.changing:resume", "Start suspended jobs again.", ("start",)),
     LazyCommand("submit", f"{_CLI}.submit:submit", "Check jobs and create them.", ("create", "apply")),
     LazyCommand("suspend", f"{_CLI}.changing:suspend", "Delete jobs' pods until they are resumed.", ("stop",)),
@@ -32,7 +38,5 @@ COMMANDS = (
     LazyCommand("ui", f"{_CLI}.ui:ui", "Show a job's page in a browser."),
     LazyCommand("validate", f"{_CLI}.validate:validate", "Check jobs and name each problem.", ("check",)),
     LazyCommand("watch", f"{_CLI}.watch:watch", "Show a job's state and progress until it ends.", ("wait", "top")),
-    LazyCommand(
-        "why", f"{_CLI}.listing:why", "Say why a job is in the state it is in.", ("describe", "status", "events")
-    ),
+    LazyCommand("why", f"{_CLI}.listing:why", "Print the causes of a job's state.", ("describe", "status", "events")),
 )

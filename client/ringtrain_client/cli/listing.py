@@ -1,4 +1,4 @@
-"""`dtj list`: jobs of a namespace or of all. `dtj why JOB`: why a job waits or has failed."""
+"""Commands `dtj list` (jobs of one namespace or of all) and `dtj why JOB` (the causes of a job's state)."""
 
 import asyncio
 import json
@@ -21,9 +21,9 @@ from ..local.documents import write_documents
 from ..local.wording import STATE_STYLES, wrapped_text
 from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
-# A person looks at it, and a list is one request.
-_LOOKS_EVERY_S = 2.0
-# State, workers, restarts, age, and the first word of progress, with the space between.
+# Short enough for a person, long enough for the API server: a list is one request.
+_POLL_S = 2.0
+# Width of state, workers, restarts, age and the first word of progress, with gaps.
 _OTHER_COLUMNS = 54
 
 
@@ -36,7 +36,7 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
     """List jobs with their state and progress."""
     columns = JobColumns(all_namespaces, output == "wide")
     if watch and output not in ("table", "wide"):
-        raise click.UsageError(f"--watch shows a table; leave -o {output} or --watch out")
+        raise click.UsageError(f"--watch shows a table; remove -o {output} or --watch")
     if watch:
         with suppress(KeyboardInterrupt):
             with_client(cluster, lambda client: _watch_jobs(client, columns))
@@ -52,7 +52,7 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
 
 
 def print_data(data: Any, form: str) -> None:
-    """Print `data` as `form`: json or yaml."""
+    """Print `data` as json or yaml."""
     click.echo(f"{json.dumps(data, indent=2)}\n" if form == "json" else write_documents([data]), nl=False)
 
 
@@ -74,13 +74,13 @@ def print_jobs(jobs: list[Json], columns: JobColumns = JobColumns()) -> None:
 
 
 def _table_console(columns: JobColumns) -> Console:
-    """Return the console of tables. A wide table, and one in a pipe, has a line for each job, whatever its length."""
+    """Return the console of tables. A wide table, or one in a pipe, does not wrap lines."""
     console = Console()
     return console if console.is_terminal and not columns.wide else Console(width=1000)
 
 
 def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
-    """Return a table of at most `width`: it breaks progress first, then names that are too long, and cuts nothing."""
+    """Return a table of at most `width` characters. Progress is wrapped first, then long names; nothing is cut."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = [*(["NAMESPACE"] if columns.namespace else []), "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
     longest = max((sum(map(len, _name_cells(job, columns))) for job in jobs), default=0)
@@ -88,7 +88,7 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
     for name in [*names, *(["BACKEND", "IMAGE", "REASON"] if columns.wide else [])]:
         table.add_column(name, no_wrap=name not in breaks, overflow="fold")
     for job in jobs:
-        more = _more_of_job(job) if columns.wide else ()
+        more = _wide_cells(job) if columns.wide else ()
         table.add_row(*_name_cells(job, columns), *_job_row(job), *more)
     return table
 
@@ -99,7 +99,7 @@ def _name_cells(job: Json, columns: JobColumns) -> list[str]:
 
 
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
-    """Redraw the table on a terminal; print the rows that have changed elsewhere."""
+    """Redraw the table on a terminal; elsewhere print the changed rows."""
     console = _table_console(columns)
     shown: list[Json] = []
     with Live(console=console) if console.is_terminal else nullcontext() as live:
@@ -110,7 +110,7 @@ async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
             elif changed := [job for job in jobs if job not in shown]:
                 console.print(_jobs_table(changed, columns, console.width))
             shown = jobs
-            await asyncio.sleep(_LOOKS_EVERY_S)
+            await asyncio.sleep(_POLL_S)
 
 
 def _job_row(job: Json) -> tuple[str | Text, ...]:
@@ -125,7 +125,7 @@ def _job_row(job: Json) -> tuple[str | Text, ...]:
     )
 
 
-def _more_of_job(job: Json) -> tuple[str, ...]:
+def _wide_cells(job: Json) -> tuple[str, ...]:
     template = job["spec"]["worker"].get("template") or {}
     containers = containers_of(template) or [{}]
     return (
@@ -136,7 +136,7 @@ def _more_of_job(job: Json) -> tuple[str, ...]:
 
 
 def job_age(created: str, now: datetime) -> str:
-    """Return how long ago it was, in at most two units, as kubectl does."""
+    """Return the time since `created` in at most two units, as kubectl prints it."""
     seconds = max(0, int((now - datetime.fromisoformat(created.replace("Z", "+00:00"))).total_seconds()))
     for size, unit, below, inner in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= size:
@@ -150,7 +150,7 @@ def job_age(created: str, now: datetime) -> str:
 @output_option("text", "json", "yaml", help="Format; json and yaml have the lines as a list.")
 @local_or_cluster_options
 def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
-    """Say why a job waits or has failed: its conditions, pods, last warnings and last failure."""
+    """Print why a job waits or has failed: its conditions, pods, last warnings and last failure."""
     found = with_client(cluster, lambda client: client.backend.causes(name))
     if output != "text":
         print_data(found, output)

@@ -33,7 +33,7 @@ def local(
     if the job succeeded, 1 if it failed, 130 after Ctrl-C.
     """
     if str(manifest) == "-":
-        raise click.UsageError("local looks at the job's file while it runs; write the job into a file")
+        raise click.UsageError("local reads the job's file again while the job runs; write the job into a file")
     from ..local.run import run_local
     from ..local.summary import print_local_summary
 
@@ -43,7 +43,7 @@ def local(
     with errors_reported(f"{manifest}: "):
         try:
             status, results = run_local(manifest, earlier or runs, plain, logs, ui, templates)
-        except KeyboardInterrupt:  # before anything was started
+        except KeyboardInterrupt:  # before any process was started
             sys.exit(130)
     print_local_summary(Console(), status, results)
     sys.exit(130 if results.stopped else 0 if status.is_true("Succeeded") else 1)

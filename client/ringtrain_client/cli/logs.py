@@ -64,7 +64,7 @@ def logs(
     """
     if data_worker is not None or evaluator:
         if rank is not None or attempt is not None or (evaluator and data_worker is not None):
-            raise click.UsageError("give one of --rank/--attempt, --data-worker and --evaluator")
+            raise click.UsageError("use one of --rank/--attempt, --data-worker and --evaluator")
         _print_pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
         return
     wanted = WantedLauncherOutput(name, rank, attempt, follow, tail)
@@ -82,7 +82,9 @@ def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
     """Print the output of a data worker or the evaluator."""
     if cluster is None:
         if wanted.follow:
-            raise click.UsageError("--follow is for a cluster; dtj local --logs shows what ranks write as it comes")
+            raise click.UsageError(
+                "--follow works on a cluster only; dtj local --logs prints the output of ranks while the job runs"
+            )
         with errors_reported():
             sys.stdout.buffer.writelines(past_run_pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
             sys.stdout.buffer.flush()

@@ -63,5 +63,5 @@ def completion(shell: str) -> None:
     """Print the completion script of SHELL. For bash: source <(dtj completion bash)."""
     found = get_completion_class(shell)
     if found is None:
-        raise click.ClickException(f"click knows no completion for {shell}")
+        raise click.ClickException(f"click has no completion for {shell}")
     click.echo(found(main, {}, "dtj", "_DTJ_COMPLETE").source())

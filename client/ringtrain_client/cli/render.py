@@ -1,4 +1,4 @@
-"""`dtj render FILE`: the objects that the operator would create."""
+"""Command `dtj render FILE`: the objects that the operator would create."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,8 +47,10 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
 
 
 def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:
-    """Return the objects of the job's first attempt. The Secret has no values and the launcher no token: every job
-    gets new ones."""
+    """Return the objects of the job's first attempt.
+
+    The Secret has no values and the launcher no token, because every job gets new ones.
+    """
     job = replace(job, uid=job.uid or PLACEHOLDER_UID)
     settings = replace(settings or build.BuildSettings(), token=str)
     secret = build.build_secret(job, dict.fromkeys(contract.SECRET_KEYS, b""))
@@ -79,6 +81,6 @@ def _installation_arguments(path: Path) -> Sequence[str]:
             if any(word.startswith(_OF_OPERATORS) for word in arguments):
                 return arguments
     raise ManifestUnreadable(
-        f"{path}: holds no Deployment of the operator (a container with {_OF_OPERATORS}…); expected what "
-        "`helm template` or `kubectl get deployment --output=yaml` prints"
+        f"{path}: has no Deployment of the operator (a container with {_OF_OPERATORS}…); expected the output of "
+        "`helm template` or `kubectl get deployment --output=yaml`"
     )

@@ -1,4 +1,4 @@
-"""Shared by commands that use a cluster: options that choose it, a client, and printed errors."""
+"""Parts of the commands that use a cluster: options that select it, a client, and printed errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..jobs.backends import Backend
     from ..jobs.runs import AsyncClient
 
-# Where `dtj local` keeps its runs unless told otherwise.
+# Default folder of the runs of `dtj local`.
 RUNS = Path("runs")
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Cluster and namespace. Empty values: those of the kubeconfig."""
+    """Cluster and namespace. An empty value selects the kubeconfig's."""
 
     namespace: str = ""
     context: str = ""
@@ -55,7 +55,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `cluster_options` and --local to a command. `cluster` is None for the jobs under runs/.
 
-    They are when they are asked for, and where there is a runs/ and nothing that names a cluster.
+    Those are selected by --local, and also if runs/ exists and no option or variable names a cluster.
     """
 
     @cluster_options
@@ -125,7 +125,7 @@ def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -
     try:
         given = {field.name: ctx.params.get(field.name) or "" for field in fields(ClusterOptions)}
         found = with_client(ClusterOptions(**given), names)
-    except Exception:  # a shell that completes must not be disturbed, whatever is wrong with the cluster
+    except Exception:  # completion must never print an error, whatever the cluster's problem is
         return []
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 

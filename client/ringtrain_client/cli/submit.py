@@ -26,7 +26,7 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
     for path in files:
         with errors_reported(f"{path}: "):
             for obj in load_jobs(path):
-                if named_template(obj) is None:  # else the cluster has the rest of it
+                if named_template(obj) is None:  # with a template, the cluster merges and checks the job
                     parse_job(obj, templates=False)
                 found.append((path, obj))
     sys.exit(with_client(cluster, lambda client: _submit(client, found, wait)))
@@ -34,7 +34,7 @@ def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None
 
 async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: bool) -> int:
     """Create the jobs, wait for them if `wait`, and return the exit code."""
-    for path, job in found:  # all of them before any is created
+    for path, job in found:  # check all before any is created
         with errors_reported(f"{path}: "):
             await client.backend.check(job)
     made = [await client.submit(job) for _, job in found]
@@ -51,8 +51,8 @@ async def _submitted_run_succeeds(run: AsyncRun) -> bool:
         await run.wait()
     except JobFailed as exc:
         ended = exc.status.condition("Accepted" if exc.status.state == "Rejected" else "Failed")
-        why = f": {ended.reason}: {ended.message}" if ended is not None else ""
-        click.echo(f"{run.namespace}/{run.name}: {exc.status.state}{why}")
+        reason = f": {ended.reason}: {ended.message}" if ended is not None else ""
+        click.echo(f"{run.namespace}/{run.name}: {exc.status.state}{reason}")
         return False
     except NotFound:
         click.echo(f"{run.namespace}/{run.name}: Deleted")

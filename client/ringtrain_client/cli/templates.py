@@ -1,4 +1,4 @@
-"""`dtj templates`, and the options of commands that lay a file's jobs over templates."""
+"""Command `dtj templates`, and options of commands that merge a file's jobs over templates."""
 
 import functools
 from collections.abc import Callable
@@ -40,11 +40,11 @@ def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> Loc
     """Return the templates of files, and of the cluster unless it is None."""
     with errors_reported():
         return LocalTemplates.of_files(
-            files, functools.partial(_ask_cluster_template, cluster) if cluster is not None else None
+            files, functools.partial(_read_cluster_template, cluster) if cluster is not None else None
         )
 
 
-def _ask_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
+def _read_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
     """Return the template that a job names, from the cluster."""
     from ringtrain_operator.cluster.templates import read_named_template
 
@@ -77,7 +77,7 @@ def templates(output: str, cluster: ClusterOptions) -> None:
 
 
 async def _listed_templates(session: ClusterAccess) -> list[Json]:
-    """Return the templates of the cluster, then of the namespace; print which ones may not be read."""
+    """Return the templates of the cluster, then of the namespace; print the kinds that may not be read."""
     from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
     from ringtrain_operator.cluster.api.resources import TEMPLATES
 

@@ -1,4 +1,4 @@
-"""`dtj tensorboard JOB`: reports of the job's ranks in a TensorBoard on this machine."""
+"""Command `dtj tensorboard JOB`: reports of the job's ranks in a TensorBoard on this machine."""
 
 import asyncio
 import shutil
@@ -18,7 +18,7 @@ from ..jobs.cluster_logs import read_reports
 from ..local.past_runs import newest_run
 from .session import RUNS, ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, with_session
 
-# Of the runtime: only that knows TensorBoard's files.
+# The runtime's program, which writes TensorBoard's files.
 _PROGRAM = "ringtrain"
 
 
@@ -37,14 +37,14 @@ def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptio
     """
     program = shutil.which(_PROGRAM)
     if program is None:
-        raise click.ClickException("the runtime is not installed here: pip install 'ringtrain[tensorboard]'")
+        raise click.ClickException("the runtime is not installed on this machine: pip install 'ringtrain[tensorboard]'")
     command = [program, "tensorboard", f"--port={port}"]
     if cluster is None:
         with errors_reported():
             log = newest_run(RUNS, name).log(None, attempt)
         sys.exit(subprocess.run([*command, str(log.parent)], check=False).returncode)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the server, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the server, too
 
     async def work(session: ClusterAccess) -> int:
         return await _show_tensorboard(session, name, attempt, command)
@@ -63,14 +63,14 @@ async def _show_tensorboard(session: ClusterAccess, name: str, attempt: int | No
         directory = Path(folder) / session.namespace / name / str(attempt or 1)
         directory.mkdir(parents=True)
         (directory / "job.log").touch()
-        with (directory / "metrics.jsonl").open("wb", buffering=0) as kept:
+        with (directory / "metrics.jsonl").open("wb", buffering=0) as file:
             async with aclosing(read_reports(session, name, attempt)) as chunks:
-                first = await anext(chunks, b"")  # what is wrong is told before a server starts
-                kept.write(first)
+                first = await anext(chunks, b"")  # errors are raised before the server starts
+                file.write(first)
                 server = await asyncio.create_subprocess_exec(*command, str(directory))
                 try:
                     ended = asyncio.create_task(server.wait())
-                    copying = asyncio.create_task(_copy_event_files(chunks, kept.write))
+                    copying = asyncio.create_task(_copy_event_files(chunks, file.write))
                     await asyncio.wait((ended, copying), return_when=asyncio.FIRST_COMPLETED)
                     if not ended.done():
                         copying.result()

@@ -1,4 +1,4 @@
-"""`dtj ui [JOB]`: the job's page in a browser, or a list of jobs."""
+"""Command `dtj ui [JOB]`: the job's page in a browser, or a list of jobs."""
 
 import asyncio
 
@@ -26,25 +26,25 @@ from .session import (
 def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions) -> None:
     """Print the link to the job's page and forward it until Ctrl-C.
 
-    The link works on this machine, for any program that has it, and as long as this command runs; it shows the
-    attempts that follow, too. Needs the right to pods/portforward, which Kubernetes' roles edit and admin have.
-    Without JOB the jobs are listed. `ringtrain ui` shows the jobs that `dtj local` runs or has run.
+    The link works on this machine, for any program that has it, as long as this command runs. It also shows later
+    attempts. You need the right to pods/portforward, which Kubernetes' roles edit and admin have. Without JOB, the
+    command lists jobs. `ringtrain ui` shows the jobs of `dtj local`.
     """
     if name is None:
         print_jobs(with_client(cluster, lambda client: client.backend.select(everywhere=False)))
-        click.echo("dtj ui JOB opens the page of one", err=True)
+        click.echo("run dtj ui JOB for the page of one job", err=True)
         return
 
-    async def hold(session: ClusterAccess) -> None:
+    async def forward(session: ClusterAccess) -> None:
         try:
             async with serving_page(session, name, port) as link:
                 _show_page_link(link, opens)
                 await asyncio.Event().wait()
         except OSError as exc:
-            raise OperatorError(f"--port {port} cannot be listened on: {exc.strerror or exc}") from exc
+            raise OperatorError(f"--port {port} cannot be opened: {exc.strerror or exc}") from exc
 
     try:
-        with_session(cluster, hold)
+        with_session(cluster, forward)
     except KeyboardInterrupt:
         click.echo("the page is no longer forwarded", err=True)
 

@@ -1,4 +1,4 @@
-"""`dtj validate FILE…`: problems of manifests, found without a cluster."""
+"""Command `dtj validate FILE…`: problems of manifests, found without a cluster."""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from ..local.templates import LocalTemplates
 from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
 from .templates import template_files, templates_of
 
-WAY_OUT = "; if your cluster has it, ask the cluster: --server"
+WAY_OUT = "; if your cluster has it, check with --server"
 
 
 @click.command()
@@ -56,7 +56,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         found = templates.add(documents)
         jobs = jobs_among(documents, path) if not found else [doc for doc in documents if is_job(doc)]
     except OperatorError as exc:
-        about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # it names the file itself
+        about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # its message already names the file
         yield from (f"{about}{line}" for line in problem_lines(exc))
         return
     for template in found:
@@ -67,31 +67,32 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
     for obj in jobs:
         try:
             job = parse_job(templates.merged_with_template(obj), schema=schema)
-            found_beside = list(reference_problems(job, documents))
+            references = list(reference_problems(job, documents))
         except OperatorError as exc:
             yield from (f"{path}: {line}" for line in problem_lines(exc))
             continue
-        yield from (f"{path}: {job.name}: {said}" for is_certain, said in found_beside if is_certain)
-        if any(is_certain for is_certain, _ in found_beside):
+        yield from (f"{path}: {job.name}: {text}" for is_certain, text in references if is_certain)
+        if any(is_certain for is_certain, _ in references):
             continue
-        _tell_manifest_valid(path, job)
-        for _, said in found_beside:
-            click.echo(f"{path}: {job.name}: {said}")
+        _print_valid(path, job)
+        for _, text in references:
+            click.echo(f"{path}: {job.name}: {text}")
 
 
-def _tell_manifest_valid(path: Path, job: Job) -> None:
+def _print_valid(path: Path, job: Job) -> None:
     size = f"{counted(job.num_workers, 'worker')}, {counted(job.world_size, 'rank')}"
     click.echo(f"{path}: {job.name} is valid: {size}")
     if trains := describe_training_container(job.spec.worker.template):
         click.echo(f"{path}: {job.name}: {trains}")
     if job.queue and job.spec.run_policy.suspend:
         click.echo(
-            f"{path}: {job.name}: runPolicy.suspend is true, so that it waits for you and not in its queue "
-            f"{job.queue}; remove it, or set it to false to let the job wait there"
+            f"{path}: {job.name}: runPolicy.suspend is true, so it waits for you and does not enter its queue "
+            f"{job.queue}; remove it, or set it to false, to enter the queue"
         )
 
 
 async def _server_schema(session: ClusterAccess) -> PodSchema:
+    """Return the cluster's schema of pods."""
     from ringtrain_operator.cluster.pod_schema import read_pod_schema
 
     return await read_pod_schema(session.api)

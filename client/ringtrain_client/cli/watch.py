@@ -1,4 +1,4 @@
-"""`dtj watch JOB`: the panel of `dtj local` for a job, until it has ended."""
+"""Command `dtj watch JOB`: the panel of `dtj local` for a job until its end."""
 
 import asyncio
 import sys
@@ -18,19 +18,19 @@ from ..local.panel import PanelDisplay, job_display
 from ..local.summary import LocalRunResults, print_local_summary
 from .session import ClusterOptions, job_argument, local_or_cluster_options, with_client
 
-# How often the panel shows the time since the start, and each rank's state.
+# Interval of the panel's updates of the time since the start and each rank's state.
 _REDRAW_S = 2.0
 
 
 @click.command()
 @job_argument
-@click.option("--plain", is_flag=True, help="Lines instead of a panel; a pipe gets lines anyway.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a panel, as in a pipe.")
 @local_or_cluster_options
 def watch(name: str, plain: bool, cluster: ClusterOptions | None) -> None:
     """Show a job's state and progress until it has ended.
 
-    Ctrl-C ends the display only; the job goes on. Exit code: 0 when the job succeeded, 1 when it failed.
-    The panel has each rank's state where the user has the right to pods/portforward.
+    Ctrl-C ends the display only; the job continues. Exit code: 0 if the job succeeded, 1 if it failed.
+    The panel has each rank's state if you have the right to pods/portforward.
     """
 
     async def work(client: AsyncClient) -> JobStatus:
@@ -46,7 +46,7 @@ def watch(name: str, plain: bool, cluster: ClusterOptions | None) -> None:
 
 
 async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay) -> JobStatus:
-    """Return the final status. Raises NotFound when there is no such job, or when it is deleted."""
+    """Return the final status. Raises NotFound if the job does not exist or is deleted."""
     shown: list[JobView] = []
     redrawing = asyncio.create_task(_redraw(client, display, shown))
     try:
@@ -60,11 +60,11 @@ async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay)
                     return status
     finally:
         redrawing.cancel()
-    raise NotFound(f"there is no job {name}{', it was deleted' if shown else '; dtj list shows those that exist'}")
+    raise NotFound(f"job {name} {'was deleted' if shown else 'does not exist; dtj list shows the existing jobs'}")
 
 
 async def _redraw(client: AsyncClient, display: LocalDisplay, shown: list[JobView]) -> None:
-    """Show the newest view again and again, on a terminal with what the launcher says of each rank."""
+    """Show the newest view repeatedly; on a terminal with each rank's state from the launcher."""
     while True:
         await asyncio.sleep(_REDRAW_S)
         if not shown:

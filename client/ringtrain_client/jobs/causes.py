@@ -100,7 +100,7 @@ def explain_job(
     status = job.get("status") or {}
     name, state = job["metadata"]["name"], status.get("state")
     if not state:
-        yield f"{name} has no status yet: no operator has looked at it"
+        yield f"{name} has no status yet: no operator has processed it"
         yield from _unseen_job_causes(job)
         return
     yield f"{name} is {state}"
@@ -110,7 +110,7 @@ def explain_job(
         yield f"    {place}"
     yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
-        yield f"  training last went on from {started}"
+        yield f"  training last continued from {started}"
     yield from (
         f"  {line}"
         for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_auxiliary_pod_causes(status))
@@ -140,7 +140,7 @@ def _unseen_job_causes(job: Json) -> Iterator[str]:
     """Yield possible reasons for a job that has no status."""
     owner = job["spec"].get("managedBy")
     if not is_ours(owner):
-        yield f"  spec.managedBy is {owner!r}: the operator leaves it to that controller"
+        yield f"  spec.managedBy is {owner!r}: that controller manages the job, not the operator"
     else:
         yield "  is the operator running, and does it serve this namespace? See"
         yield "  kubectl get pods --all-namespaces --selector app.kubernetes.io/name=ringtrain-operator"
@@ -174,7 +174,7 @@ def _pod_causes(pods: list[Json]) -> Iterator[str]:
         if pod.wait.reason:
             yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
         elif pod.disrupted.reason:
-            yield f"pod {pod.id.name} was taken away: {pod.disrupted.reason}"
+            yield f"pod {pod.id.name} was evicted: {pod.disrupted.reason}"
         elif pod.deletion_time:
             yield f"pod {pod.id.name} on {pod.place.node or 'no node'} is ending"
         elif pod.phase == "Failed":
@@ -207,8 +207,8 @@ def _loss_causes(status: Json) -> Iterator[str]:
         seconds = world.get("lastRecoverySeconds")
         took = f", the last within {seconds:g} s" if seconds is not None else ""
         yield (
-            f"{counted(world['lostWorkers'], 'worker')} lost so far, {counted(world.get('lostSteps', 0), 'step')} "
-            f"done again; went on {counted(world.get('recoveries', 0), 'time')}{took}"
+            f"{counted(world['lostWorkers'], 'worker')} lost, {counted(world.get('lostSteps', 0), 'step')} "
+            f"repeated; recovered {counted(world.get('recoveries', 0), 'time')}{took}"
         )
     losses = Incarnations.model_validate((status.get("ledger") or {}).get("incarnations") or {}).losses
     for loss in losses[-LOSSES_SHOWN:]:
@@ -233,7 +233,7 @@ def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
     if message and not any(message == f"{note.pod} {note.cause}" for note in notes):
         yield f"the evaluator is {evaluator.get('state')}: {message}"
     if evaluator.get("failures"):
-        yield f"the evaluator failed {counted(evaluator['failures'], 'time')}, which fails nothing else"
+        yield f"the evaluator failed {counted(evaluator['failures'], 'time')}; the job does not fail because of it"
 
 
 def _warning_causes(events: list[Json]) -> Iterator[str]:

@@ -162,7 +162,7 @@ class AsyncRun:
         """Patch the spec of a job that has not ended. Raises JobEnded."""
         state = state_of(await self.job())
         if state in ENDED:
-            raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); submit it anew to run it again")
+            raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); submit it again to run it again")
         await self._backend.patch(self.name, spec)
 
     async def delete(self) -> None:

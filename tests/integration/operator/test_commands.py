@@ -159,7 +159,7 @@ async def test_watch_ends_with_the_job(tmp_path: Path) -> None:
         code, output = await watching
         assert (code, "First failure of attempt 1: rank 3 (digits-worker-1)" in output) == (1, True), output
         code, output = await dtj(c, tmp_path, "watch", "nosuch", "-n", ns)
-        assert (code, "there is no job nosuch" in output) == (1, True), output
+        assert (code, "job nosuch does not exist" in output) == (1, True), output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

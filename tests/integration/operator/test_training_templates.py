@@ -88,7 +88,7 @@ async def test_a_job_goes_on_when_its_template_comes_and_keeps_it(open_cluster: 
             assert await image_of(c, ns, "digits-worker-1") == "train:1"
             found = await c.api.get(JOBS, ns, "digits")
             assert found["status"]["template"] == kept
-            assert "TrainingTemplate small is gone" in "".join(await read_causes(session, "digits"))
+            assert "TrainingTemplate small was deleted" in "".join(await read_causes(session, "digits"))
 
 
 async def test_a_template_that_makes_no_valid_job_is_said(open_cluster: OpenCluster) -> None:

@@ -101,7 +101,7 @@ def test_a_file_without_an_installation(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(job()))
     result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
     assert result.exit_code == 1
-    assert f"{path}: holds no Deployment of the operator" in result.output
+    assert f"{path}: has no Deployment of the operator" in result.output
 
 
 TEMPLATE = {
@@ -229,7 +229,7 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
 def test_a_suspended_job_of_a_queue_is_said_to_wait_for_its_user() -> None:
     made = job(scheduling={"queue": "research"}, runPolicy={"suspend": True})
     said = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output
-    assert "runPolicy.suspend is true, so that it waits for you and not in its queue research" in said
+    assert "runPolicy.suspend is true, so it waits for you and does not enter its queue research" in said
 
 
 def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:

@@ -21,7 +21,7 @@ def test_why_tells_the_losses() -> None:
     told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "Degraded=True" in told
     assert "2 of 3 ranks train: digits-worker-1" in told
-    assert "1 worker lost so far, 1 step done again; went on 1 time, the last within 1.5 s" in told
+    assert "1 worker lost, 1 step repeated; recovered 1 time, the last within 1.5 s" in told
     assert f"{VICTIM} (incarnation 1) on node node-of-{VICTIM} was disrupted (TerminationByKubelet)" in told
 
 

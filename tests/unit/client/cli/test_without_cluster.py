@@ -68,7 +68,7 @@ def test_output_is_a_format_everywhere(folder: Path) -> None:
 def test_pages_are_those_of_a_cluster(folder: Path) -> None:
     """`dtj ui` has no --local: `ringtrain ui` shows runs of this machine, and the help says so."""
     assert "--local" not in (shown := dtj("ui", "--help").output)
-    assert "`ringtrain ui` shows the jobs that `dtj local` runs or has run" in " ".join(shown.split())
+    assert "`ringtrain ui` shows the jobs of `dtj local`" in " ".join(shown.split())
 
 
 def test_the_newest_run_is_explained(folder: Path) -> None:
