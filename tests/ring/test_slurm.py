@@ -160,7 +160,7 @@ def test_a_run_that_srun_starts_twice_says_so(slurm: Cluster, tmp_path: Path) ->
     run = ["ringtrain", "run", "-np", "1", "--log-dir", str(tmp_path / "runs"), "true"]
     done = slurm.run("srun", "-n2", "-N1", *run)
     assert done.returncode == 0, done.stderr
-    assert (done.stdout + done.stderr).count("srun has started this command 2 times, and each is a run of its own") == 2
+    assert (done.stdout + done.stderr).count("srun has started this command 2 times, and each is a separate run") == 2
 
 
 def test_a_task_that_never_comes_is_named(slurm: Cluster) -> None:
@@ -191,7 +191,9 @@ def test_tasks_of_nodes() -> None:
 
 def test_nodes_and_tasks_that_do_not_fit_together_are_said() -> None:
     """No node is left out in silence."""
-    with pytest.raises(click.UsageError, match=r"SLURM_TASKS_PER_NODE is 2 for 2 nodes; or say with -np and -H"):
+    with pytest.raises(
+        click.UsageError, match=r"SLURM_TASKS_PER_NODE is 2 for 2 nodes; or define the hosts with -np and -H"
+    ):
         allocated_hosts({"SLURM_JOB_NODELIST": "a[0-1]", "SLURM_TASKS_PER_NODE": "2"})
 
 

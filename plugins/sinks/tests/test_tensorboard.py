@@ -85,4 +85,4 @@ def test_no_run_is_an_error(words: tuple[str, ...], tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1
-    assert "`ringtrain run -np 2 python train.py` makes one" in done.output
+    assert "`ringtrain run -np 2 python train.py` creates one" in done.output

@@ -1,1 +1,1 @@
-"""The `ringtrain` command."""
+"""Commands of `ringtrain`, one module each."""

@@ -1,4 +1,7 @@
-"""`ringtrain bench allreduce`: one point on this machine. `make bench` compares many with the peers."""
+"""Command `ringtrain bench allreduce`: one measurement on this machine.
+
+`make bench` compares many with other libraries.
+"""
 
 import json
 import os
@@ -18,19 +21,19 @@ _DEADLINE_S = 600
 
 @click.group()
 def bench() -> None:
-    """Measure on this machine."""
+    """Measure collectives on this machine."""
 
 
 @bench.command()
 @click.option("-np", "--np", "ranks", type=click.IntRange(1, 1024), default=2, show_default=True)
-@click.option("--size", default="64MiB", show_default=True, help="Of the tensor: 4KiB, 64MiB, 1GiB, 1000.")
+@click.option("--size", default="64MiB", show_default=True, help="Size of the tensor, as 4KiB, 64MiB, 1GiB or 1000.")
 @click.option("--transport", type=click.Choice(["auto", "shm", "grpc"]), default="auto", show_default=True)
 @click.option("--repetitions", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: bool) -> None:
-    """Time an allreduce of float32 between ranks on this machine; the slowest rank counts."""
+    """Print the time of a float32 allreduce on this machine, by the slowest rank."""
     nbytes = parse_size(size)
-    os.environ.update(MALLOC)  # the C library of a rank reads it when that starts
+    os.environ.update(MALLOC)  # a rank's C library reads these variables when the rank starts
     env = {contract.ENV_TRANSPORT: transport}
     measured = rt.run(measure, (nbytes, repetitions), np=ranks, env=env, timeout_s=_DEADLINE_S)
     result = {"ranks": ranks, "bytes": nbytes, "transport": transport, **measured[0]}
@@ -38,7 +41,7 @@ def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: 
 
 
 def parse_size(text: str) -> int:
-    """Return "64MiB" in bytes, as whole float32 elements. Raises click.UsageError."""
+    """Return a size such as "64MiB" in bytes, rounded down to whole float32 elements. Raises click.UsageError."""
     found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if found is None or found[2] not in _UNITS or int(found[1]) == 0:
         raise click.UsageError(f'--size is "{text}"; expected a number with {", ".join(filter(None, _UNITS))} or none')

@@ -1,4 +1,4 @@
-"""The CA and certificates of one run over several hosts, made with the system's `openssl`."""
+"""CA and certificates of one run over several hosts, created with the system's `openssl`."""
 
 import secrets
 import shutil
@@ -13,9 +13,9 @@ from ringtrain.shared import contract
 from ringtrain.shared.secrets import dns_name
 from ringtrain.shared.tls import CERTIFICATE_FILES
 
-# What a role's directory has: the names in RINGTRAIN_SECRET_DIR.
+# Files in a role's directory, with the names that RINGTRAIN_SECRET_DIR requires.
 SECRET_FILES: Final = (*CERTIFICATE_FILES, "token")
-# As the operator's: longer than any run, and from a day before now on, since clocks of hosts differ.
+# As in the operator: longer than any run. It begins a day ago, because clocks of hosts differ.
 _VALIDITY: Final = timedelta(days=3650)
 _CLOCK_SKEW: Final = timedelta(days=1)
 _DEADLINE_S: Final = 60
@@ -47,10 +47,10 @@ authorityKeyIdentifier = keyid
 
 
 def write_secrets(directory: Path, uid: str) -> None:
-    """Write the secrets of the run `uid` into `directory`, which must be its user's alone: a directory for each
-    role, with the files that the operator's Secret has. The CA's key is not kept.
+    """Write the secrets of the run `uid` into `directory`, which only this user may read.
 
-    Raises ConfigurationError where openssl is missing or fails.
+    Each role gets a directory with the files of the operator's Secret. The CA's key is deleted. Raises
+    ConfigurationError if openssl is missing or fails.
     """
     roles = (contract.ROLE_LAUNCHER, contract.ROLE_WORKER)
     token = secrets.token_hex(32)
@@ -72,6 +72,7 @@ def write_secrets(directory: Path, uid: str) -> None:
 
 
 def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -> None:
+    """Create a key and a certificate of `name`, signed as the arguments `signer` say."""
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{file}.key")
     _run_openssl(work, "req", "-new", "-config", "settings", *new_key, "-subj", f"/CN={name}", "-out", f"{file}.csr")
     now = datetime.now(UTC)
@@ -84,6 +85,7 @@ def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -
 
 
 def _run_openssl(work: Path, *words: str) -> None:
+    """Run openssl in `work`. Raises ConfigurationError if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             ["openssl", *words],
@@ -97,11 +99,11 @@ def _run_openssl(work: Path, *words: str) -> None:
         )
     except FileNotFoundError as exc:
         raise ConfigurationError(
-            "a run over several hosts encrypts what launcher and agents say, and needs `openssl` on this machine "
+            "a run over several hosts encrypts its control connections, and needs `openssl` on this machine "
             "for its certificates: PATH has no program of this name; install it (apt install openssl)"
         ) from exc
     except subprocess.TimeoutExpired as exc:
         raise ConfigurationError(f"openssl {words[0]} took longer than {_DEADLINE_S} s") from exc
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ConfigurationError(f"openssl {words[0]} exited with {done.returncode}: {said}")

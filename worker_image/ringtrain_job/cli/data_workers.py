@@ -1,4 +1,4 @@
-"""`--data-workers N`: data workers of a run, beside its launcher and agent, each started again when it ends."""
+"""Option `--data-workers N`: data workers of a run, which are restarted when they end."""
 
 import logging
 import os
@@ -14,30 +14,28 @@ from ringtrain.shared import contract
 from ringtrain.shared.processes import end_child, is_stopped
 from ringtrain_job.cli.run_processes import start_run_process
 
-_LOOK_S: Final = 0.5
-# A data worker that ends sooner waits before it is started again, each time twice as long, at most this long.
-_LASTS_S: Final = 30.0
+_POLL_S: Final = 0.5
+# A data worker that ends sooner is restarted with exponential backoff, which has the same upper limit.
+_MIN_LIFE_S: Final = 30.0
 _STOPPED_S: Final = 5.0
 
 log = logging.getLogger(__name__)
 
 
 def start_data_workers(stack: ExitStack, environment: Mapping[str, str], command: Sequence[str], level: str) -> None:
-    """Keep RINGTRAIN_DATA_WORKERS data workers running until `stack` is left; none where it is not set.
+    """Run RINGTRAIN_DATA_WORKERS data workers until `stack` is left; none if the variable is not set.
 
-    They import what the script of `command` can: its own directory is in their path.
+    The directory of the script in `command` is in their PYTHONPATH, so that they can import its modules.
     """
     count = int(environment.get(contract.ENV_DATA_WORKERS) or 0)
     if count:
         stack.callback(
-            _DataWorkerCommands(
-                count, {**environment, "PYTHONPATH": _data_worker_path(environment, command)}, level
-            ).close
+            _DataWorkerCommands(count, {**environment, "PYTHONPATH": _python_path(environment, command)}, level).close
         )
 
 
 class _DataWorkerCommands:
-    """`count` processes, which are started by one thread and end with it."""
+    """Thread that starts, restarts and ends `count` processes."""
 
     def __init__(self, count: int, environment: Mapping[str, str], level: str) -> None:
         self._count = count
@@ -48,7 +46,7 @@ class _DataWorkerCommands:
         self._thread.start()
 
     def close(self) -> None:
-        """End all."""
+        """End all processes."""
         self._closed.set()
         self._thread.join()
 
@@ -57,9 +55,9 @@ class _DataWorkerCommands:
             workers = [_RestartedCommand(index, self._start) for index in range(self._count)]
             for worker in workers:
                 stack.callback(worker.close)
-            while not self._closed.wait(_LOOK_S):
+            while not self._closed.wait(_POLL_S):
                 for worker in workers:
-                    worker.look()
+                    worker.restart_if_due()
 
     def _start(self, index: int, stack: ExitStack) -> "subprocess.Popen[bytes]":
         own = {
@@ -72,8 +70,10 @@ class _DataWorkerCommands:
 
 
 class _RestartedCommand:
-    """A process that is started again when it ends: at once, and after a pause if it did not last. One that is
-    stopped by a signal is ended."""
+    """Process that is restarted when it ends: at once, or after a backoff if it was short-lived.
+
+    A process that a signal has stopped is killed first.
+    """
 
     def __init__(self, index: int, begin: Callable[[int, ExitStack], "subprocess.Popen[bytes]"]) -> None:
         self._index = index
@@ -82,14 +82,14 @@ class _RestartedCommand:
         self._pause_s = 0.0
         self._start()
 
-    def look(self) -> None:
-        """Start the process again if it has ended and it is time."""
+    def restart_if_due(self) -> None:
+        """Restart the process if it has ended and its backoff is over."""
         now = time.monotonic()
         self._kill_if_stopped(now)
         if self._process.poll() is None or now < self._started + self._pause_s:
             return
-        quick = now - self._started < _LASTS_S
-        self._pause_s = min(max(_LOOK_S, 2 * self._pause_s), _LASTS_S) if quick else 0.0
+        quick = now - self._started < _MIN_LIFE_S
+        self._pause_s = min(max(_POLL_S, 2 * self._pause_s), _MIN_LIFE_S) if quick else 0.0
         self.close()
         self._start()
 
@@ -103,7 +103,7 @@ class _RestartedCommand:
         elif self._stopped_since is None:
             self._stopped_since = now
         elif now - self._stopped_since >= _STOPPED_S:
-            log.warning("data worker %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S)
+            log.warning("data worker %d: killing it, because a signal has stopped it for %g s", self._index, _STOPPED_S)
             end_child(self._process)
 
     def _start(self) -> None:
@@ -111,7 +111,8 @@ class _RestartedCommand:
         self._process = self._begin(self._index, self._own)
 
 
-def _data_worker_path(environment: Mapping[str, str], command: Sequence[str]) -> str:
+def _python_path(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return PYTHONPATH with the directory of the command's script first."""
     script = next((word for word in command if word.endswith(".py")), None)
     found = [str(Path(script).resolve().parent)] if script else []
     return os.pathsep.join([*found, *filter(None, [environment.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""The options of `ringtrain run` for a world that changes while its ranks run."""
+"""Options of `ringtrain run` for elastic runs, whose world changes while the ranks run."""
 
 import functools
 import os
@@ -21,15 +21,15 @@ from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostCoolDown, parse_h
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Newcomers of one machine come together: the script has named them in one go.
+# Time for joining ranks to collect: those of one machine start together.
 _JOIN_DELAY_S = 2
-# Slots of all places for hosts: the launcher looks at each of them.
+# Limit of the slots of all hosts: the launcher examines each of them.
 _MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True)
 class ElasticCommandOptions:
-    """What was given on the command line; None: not given."""
+    """Values on the command line; None: not specified."""
 
     min_ranks: int | None = None
     max_ranks: int | None = None
@@ -40,14 +40,17 @@ class ElasticCommandOptions:
 
     @property
     def given(self) -> bool:
-        """Whether the job is elastic: any of the options says so."""
+        """Whether the run is elastic: at least one option is specified."""
         return any(value is not None for value in vars(self).values())
 
 
 @dataclass(frozen=True)
 class ElasticCommandRun:
-    """An elastic run of at most `slots` ranks, and what launcher and agent are told. `first`: slots by host name
-    at the beginning; `hosts`: how others are reached, None on this machine alone. `words`: the launcher's."""
+    """An elastic run of at most `slots` ranks.
+
+    `variables`: of launcher and agents. `first`: slots by host name at the start. `hosts`: access to other hosts; None
+    on this machine only. `words`: arguments of the launcher.
+    """
 
     slots: int
     variables: dict[str, str]
@@ -57,13 +60,13 @@ class ElasticCommandRun:
 
     @property
     def log_slots(self) -> int:
-        """How many slots have a log."""
+        """Number of slots that have a log."""
         return self.slots if self.hosts is None else self.hosts.workers * self.hosts.slots
 
     def reach(self, values: HorovodrunValues, fixed: Sequence[Host]) -> "ElasticCommandRun":
-        """This run on `fixed` hosts, or on those of its script, if one of them is another one or may be.
+        """Return this run with access to the hosts `fixed`, or to those of its script, unless all are this machine.
 
-        Raises a usage error for what cannot be.
+        Raises a usage error if the options contradict each other.
         """
         sites = {LOCAL if host.is_here else host.name: host.site for host in fixed if host.site}
         per_host, cooldown = values.of("slots_per_host") or 1, values.of("blacklist_cooldown_range")
@@ -72,8 +75,8 @@ class ElasticCommandRun:
         if not values.ssh.interfaces and all(name in own_names() for name in first):
             if sites:
                 raise click.UsageError(
-                    f"-H names sites ({', '.join(sites.values())}), and all hosts of the elastic run are this "
-                    "machine, which is at one site; leave sites out"
+                    f"-H names sites ({', '.join(sites.values())}), but all hosts of the elastic run are this "
+                    "machine, which is at one site; remove the sites"
                 )
             return replace(self, first=first, words=words)
         script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
@@ -84,15 +87,16 @@ class ElasticCommandRun:
             variables[contract.ENV_ENCRYPT] = "sites"
         if contract.ENV_HOST_DISCOVERY_SCRIPT not in variables:
             return self
-        # A host that comes later may have more slots than all of the first answer.
+        # A host that joins later may have more slots than all hosts of the first answer.
         slots = min(self.slots, max([per_host, *first.values(), _MOST_SLOTS // (2 * self.slots)]))
-        # All hosts may be others from one answer to the next, and those before stay until these have the state.
+        # Twice the hosts: all may be replaced at once, and the old ones stay until the new ones have the state.
         workers = max(2 * -(-self.slots // slots), min(2 * self.slots, _MOST_SLOTS // slots))
-        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown_option(cooldown), sites)
+        hosts = ChangingHosts(workers, slots, values.ssh, _cooldown(cooldown), sites)
         return replace(self, variables=variables, first=first, hosts=hosts, words=words)
 
 
-def _cooldown_option(given: tuple[float, float] | None) -> HostCoolDown:
+def _cooldown(given: tuple[float, float] | None) -> HostCoolDown:
+    """Return the cool-down of failed hosts. Raises a usage error."""
     if given is None:
         return DEFAULT_COOLDOWN
     low, high = given
@@ -105,7 +109,7 @@ def _cooldown_option(given: tuple[float, float] | None) -> HostCoolDown:
 
 
 def elastic_options(command: F) -> F:
-    """`command` with the options, of which it gets one value, `elastic`."""
+    """Add the options of elastic runs to `command`, which gets them in one value, `elastic`."""
 
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
@@ -121,13 +125,13 @@ def elastic_options(command: F) -> F:
             *("--reset-limit", "resets"),
             type=click.IntRange(0, 999_998),
             metavar="N",
-            help="How often the world may be made again before the run has failed [default: 99].",
+            help="Number of times that the world may be formed again [default: 99].",
         ),
         click.option(
             *("--replace-timeout", "replace_timeout_s"),
             type=seconds,
             metavar="SECONDS",
-            help="How long to wait for a rank in place of a lost one before going on without it [default: 120].",
+            help="Time to wait for a replacement of a lost rank before continuing without it [default: 120].",
         ),
         click.option(
             "--on-loss",
@@ -160,9 +164,9 @@ def elastic_options(command: F) -> F:
 
 
 def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host: int = 1) -> ElasticCommandRun | None:
-    """What `options` make of a run of `ranks` ranks; None without any. Raises a usage error for what cannot be.
+    """Return the elastic run of `ranks` ranks that `options` define; None without any option. Raises a usage error.
 
-    `hosts`: the option that names them, with its value; empty without one. `per_host`: slots of a script's line
+    `hosts`: text of the option with the hosts; empty without one. `per_host`: slots of a host that the script prints
     without a number.
     """
     if not options.given:
@@ -174,7 +178,7 @@ def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host
     _check_loss(on_loss, low, ranks, options)
     if options.discovery is not None and hosts:
         raise click.UsageError(
-            f"{hosts} and --host-discovery-script {options.discovery}: both say where ranks are; leave one out"
+            f"{hosts} and --host-discovery-script {options.discovery}: both define the hosts; use one of them"
         )
     script = None if options.discovery is None else _checked_discovery_script(options.discovery)
     settings = {
@@ -188,15 +192,15 @@ def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host
         contract.ENV_HOST_DISCOVERY_SCRIPT: script and shlex.quote(f"{script}"),
     }
     variables = {name: f"{value}" for name, value in settings.items() if value is not None}
-    return ElasticCommandRun(high, variables, _first_answer(script, per_host) if script else {})
+    return ElasticCommandRun(high, variables, _initial_slots(script, per_host) if script else {})
 
 
 def _check_np_options(low: int, ranks: int, high: int) -> None:
     if low <= ranks <= high:
         return
     raise click.UsageError(
-        f"-np {ranks}, with which the run begins, is not between --min-np {low} and --max-np {high}; where one of "
-        "these is not given, -np takes its place"
+        f"-np {ranks}, the number of ranks at the start, is not between --min-np {low} and --max-np {high}; each of "
+        "these is -np by default"
     )
 
 
@@ -205,27 +209,29 @@ def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticCommandOptio
         return
     if low >= ranks:
         raise click.UsageError(
-            f"--on-loss Shrink: of {ranks} ranks --min-np {low} lets none be lost; give a --min-np below -np"
+            f"--on-loss Shrink: with --min-np {low} none of the {ranks} ranks may be lost; use a --min-np below -np"
         )
     if options.replace_timeout_s is not None:
         raise click.UsageError(
-            "--replace-timeout and --on-loss Shrink: nobody waits for a lost rank then; leave one of them out"
+            "--replace-timeout and --on-loss Shrink: ranks do not wait for a replacement then; use one of them"
         )
 
 
 def _checked_discovery_script(script: Path) -> Path:
-    """The absolute path of `script`, if it can be executed."""
+    """Return the absolute path of `script`. Raises a usage error if it cannot be executed."""
     path = script.absolute()
     if not path.is_file():
-        raise click.UsageError(f"--host-discovery-script {script}: there is no such file")
+        raise click.UsageError(f"--host-discovery-script {script}: the file does not exist")
     if not os.access(path, os.X_OK):
         raise click.UsageError(f"--host-discovery-script {script} is not executable; chmod +x {script}")
     return path
 
 
-def _first_answer(script: Path, per_host: int) -> dict[str, int]:
-    """Slots by host name. A usage error for what can't be followed: the run would wait for another answer. A
-    script that fails is asked again by the run."""
+def _initial_slots(script: Path, per_host: int) -> dict[str, int]:
+    """Return the script's first answer: slots by host name. Raises a usage error if the answer is invalid.
+
+    If the script fails, the answer is empty, and the run calls it again.
+    """
     try:
         output = run_discovery_script(shlex.quote(f"{script}"), FIRST_ANSWER_WITHIN_S, threading.Event())
     except ConfigurationError:

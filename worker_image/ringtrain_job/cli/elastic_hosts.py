@@ -1,4 +1,4 @@
-"""Hosts of an elastic run that come and go: its launcher starts an agent on each over ssh, and lets it go."""
+"""Hosts of an elastic run: its launcher starts an agent on each host over ssh, and ends it when the host leaves."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ from ringtrain_job.cli.run_processes import (
     environment_without_token,
     forward_run_signals,
     level_of,
+    read_lost_lines,
     run_exit_code,
-    run_lost_lines,
     start_launcher,
     wait_for_run_processes,
 )
@@ -34,22 +34,25 @@ from ringtrain_job.launcher.hosts import AgentEnd, HostCoolDown
 
 log = logging.getLogger(__name__)
 
-# A host that is asked has Python and ringtrain to load, maybe from a file server.
+# Time of a host to load Python and ringtrain, perhaps from a file server.
 _ANSWER_S: Final = 60.0
-# The others wait for a host that is silent at the start.
+# Short, because the other hosts wait for one that does not answer.
 _CONNECT_S: Final = 10.0
-# How long this machine's agent waits to hear from another host at which address that one sees this machine.
+# Time to wait for another host to report the address at which it reaches this machine.
 _ADDRESS_S: Final = 10.0
 _POLL_S: Final = 0.1
-# As long as an agent that the launcher has released takes to end by itself.
+# Time of an agent that the launcher has released to end.
 _RELEASED_S: Final = 3.0
 _LOST_FILE: Final = "ended.json"
 
 
 @dataclass(frozen=True)
 class ChangingHosts:
-    """How the launcher reaches hosts, and what it does with those that fail. `workers`: places for hosts, each
-    with `slots` for ranks. `sites`: names by host, if any."""
+    """Access to hosts that may change.
+
+    `workers`: maximum number of hosts, each with `slots` for ranks. `cooldown`: of failed hosts. `sites`: names by
+    host, if any.
+    """
 
     workers: int
     slots: int
@@ -61,13 +64,13 @@ class ChangingHosts:
 def run_on_changing_hosts(
     hosts: ChangingHosts, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
 ) -> int:
-    """Run `command` on the hosts that the run's discovery script lists; returns the run's exit code.
+    """Run `command` on the hosts that the run's discovery script lists; return the run's exit code.
 
-    `words`: further ones for the launcher. Raises ConfigurationError before any rank is started.
+    `words`: additional arguments of the launcher. Raises ConfigurationError before any rank is started.
     """
     if shutil.which("ssh") is None:
         raise ConfigurationError(
-            "the run is to go to other hosts, which needs ssh here; install it (apt install openssh-client)"
+            "the run uses other hosts, which needs ssh on this machine; install it (apt install openssh-client)"
         )
     with ExitStack() as stack:
         environment = prepare_hosts(stack, settings, hosts.workers, hosts.slots)
@@ -85,26 +88,29 @@ def run_on_changing_hosts(
         grace_s = AgentConfig.from_env(environment).save_s
         signals = forward_run_signals(stack, launcher, "ranks on all hosts", grace_s)
         code = wait_for_run_processes(launcher, [], AGENT_S)
-        return run_exit_code(code, run_lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
+        return run_exit_code(code, read_lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
 
 
 class SshHostAgents:
-    """Agents on hosts, one thread each, in the launcher's process."""
+    """Agents on hosts. Each has a thread in the launcher's process."""
 
     def __init__(self, plan: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """`environment`: the launcher's; `plan`: what `run_on_changing_hosts` has written."""
+        """Create the agents' common settings.
+
+        `environment`: the launcher's. `plan`: the content of the file that `run_on_changing_hosts` has written.
+        """
         config = AgentConfig.from_env(environment)
         self.cooldown = HostCoolDown(**plan["cooldown"])
         self._ssh = SshOptions(**plan["ssh"])
         self._folder = Path(environment[contract.ENV_RUN_FOLDER])
         port = int(environment[contract.ENV_LAUNCHER_PORT])
-        told = {
+        inherited = {
             name: value
             for name, value in environment_without_token(environment).items()
             if name != contract.ENV_PORTS_HELD
         }
         self._orders = SshAgentOrders(
-            told, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])
+            inherited, self._folder, port, self._ssh.interfaces, plan["level"], tuple(plan["command"])
         )
         start_s = min(config.start_timeout_s, _ANSWER_S)
         end_s = config.notice_s + config.save_s + AGENT_S
@@ -116,7 +122,7 @@ class SshHostAgents:
         self._lost = 0
 
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
-        """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
+        """Start the agent of `worker` on `host` in the background. `others`: further hosts of the run."""
         agent = _SshHostAgent(self, worker, host, others)
         with self._changed:
             self._agents[worker] = agent
@@ -129,18 +135,18 @@ class SshHostAgents:
                 agent.going.set()
 
     def running(self) -> frozenset[int]:
-        """Workers whose agents have not ended, or not been started yet."""
+        """Return the workers whose agents are starting or running."""
         with self._changed:
             return frozenset(self._agents)
 
     def ended(self) -> list[AgentEnd]:
-        """Agents that have ended since this was asked last."""
+        """Return the agents that have ended since the last call."""
         with self._changed:
             found, self._ends = self._ends, []
             return found
 
     def close(self) -> None:
-        """Let all hosts go, at the end of the run; say how many log lines their agents had to print."""
+        """End all agents at the end of the run, and write the number of log lines that only agents have printed."""
         with self._changed:
             agents = list(self._agents.values())
             self._changed.wait_for(lambda: not self._agents, _RELEASED_S)
@@ -152,13 +158,13 @@ class SshHostAgents:
         with self._changed:
             (self._folder / _LOST_FILE).write_text(json.dumps({"lostLogLines": self._lost}))
 
-    def reach(self, host: str) -> SshRemoteAgent:
-        """Begin to reach a host. Raises ConfigurationError."""
+    def connect(self, host: str) -> SshRemoteAgent:
+        """Connect to a host in the background. Raises ConfigurationError."""
         options = HereOptions() if host == LOCAL else self._ssh
         return SshRemoteAgent(Host(host, 0), options, self._deadlines)
 
-    def tell(self, remote: SshRemoteAgent, worker: int, others: Sequence[str], deadline: float) -> None:
-        """Have an agent started by `deadline` where `remote` leads. Raises ConfigurationError."""
+    def start_agent(self, remote: SshRemoteAgent, worker: int, others: Sequence[str], deadline: float) -> None:
+        """Send the order to `remote` and wait until `deadline` for its agent to start. Raises ConfigurationError."""
         host, greeting = remote.host.name, remote.greeting(deadline)
         if host == LOCAL:
             environment = self._orders.agent_environment(worker, socket.gethostname(), loopback_address())
@@ -172,8 +178,8 @@ class SshHostAgents:
         remote.start(self._orders.order(environment))
         remote.started(deadline)
 
-    def note(self, agent: "_SshHostAgent", end: AgentEnd, lost_lines: int) -> None:
-        """An agent has ended."""
+    def record_end(self, agent: "_SshHostAgent", end: AgentEnd, lost_lines: int) -> None:
+        """Record that an agent has ended."""
         with self._changed:
             if self._agents.get(agent.worker) is agent:
                 del self._agents[agent.worker]
@@ -182,7 +188,7 @@ class SshHostAgents:
             self._changed.notify_all()
 
     def _own_address(self, others: Sequence[str], deadline: float) -> str:
-        """Where other hosts reach this one. Raises ConfigurationError."""
+        """Return the address at which other hosts reach this one. Raises ConfigurationError."""
         if self._orders.interfaces:
             return self._orders.run_address(LOCAL, "")
         with self._changed:
@@ -190,17 +196,17 @@ class SshHostAgents:
             self._changed.wait_for(lambda: self._address or not others, until)
             if self._address:
                 return self._address
-        for host in others:  # none of them can be reached now
-            if found := _address_towards(self._ssh.command(host, self._deadlines)):
+        for host in others:  # none of them has answered
+            if found := _source_address(self._ssh.command(host, self._deadlines)):
                 return found
         raise ConfigurationError(
-            f"host {LOCAL} does not know at which address other hosts reach it; say with --network-interfaces "
-            "which interface all hosts have"
+            f"host {LOCAL} does not know at which address other hosts reach it; name an interface that all hosts "
+            "have with --network-interfaces"
         )
 
 
 class _SshHostAgent(threading.Thread):
-    """From ssh's start to its end; `going`: it is asked to end."""
+    """Thread from ssh's start to its end. `going` is set to ask the agent to end."""
 
     def __init__(self, hosts: SshHostAgents, worker: int, host: str, others: Sequence[str]) -> None:
         super().__init__(name=f"ringtrain-host-{worker}", daemon=True)
@@ -208,12 +214,12 @@ class _SshHostAgent(threading.Thread):
         self.worker, self.going = worker, threading.Event()
 
     def run(self) -> None:
-        """Children of this thread end with it."""
-        reached, why, lost = False, "", 0
+        """Start the agent, wait for its end and record it. Child processes of this thread end with it."""
+        reached, reason, lost = False, "", 0
         try:
-            remote = self._hosts.reach(self._host)
+            remote = self._hosts.connect(self._host)
             try:
-                self._hosts.tell(remote, self.worker, self._others, time.monotonic() + remote.deadlines.start_s)
+                self._hosts.start_agent(remote, self.worker, self._others, time.monotonic() + remote.deadlines.start_s)
                 reached = True
                 while remote.process.poll() is None and not self.going.wait(_POLL_S):
                     pass
@@ -221,27 +227,27 @@ class _SshHostAgent(threading.Thread):
                 code = remote.process.poll()
                 remote.end()
                 lost = remote.lost_lines()
-            why = f"host {self._host}: its agent ended with {code}: {remote.last_words()}"
+            reason = f"host {self._host}: its agent ended with {code}: {remote.last_line()}"
         except (ConfigurationError, OSError) as exc:
-            why = str(exc)
-        self._hosts.note(self, AgentEnd(self.worker, why, reached, self.going.is_set()), lost)
+            reason = str(exc)
+        self._hosts.record_end(self, AgentEnd(self.worker, reason, reached, self.going.is_set()), lost)
 
 
-def _address_towards(ssh: Sequence[str]) -> str:
-    """The address of this machine on the way to the host that the command `ssh` leads to; empty: unknown."""
+def _source_address(ssh: Sequence[str]) -> str:
+    """Return this machine's address on the route to the host of the command `ssh`; empty if unknown."""
     host = ssh[ssh.index("--") + 1]
     with suppress(OSError, subprocess.SubprocessError, StopIteration):
-        said = subprocess.run(
+        output = subprocess.run(
             ["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_ADDRESS_S, stdin=subprocess.DEVNULL
         ).stdout
-        name = next(line.split()[1] for line in said.splitlines() if line.startswith("hostname "))
+        name = next(line.split()[1] for line in output.splitlines() if line.startswith("hostname "))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((name, 22))  # sends nothing
+            probe.connect((name, 22))  # UDP: sends no packet
             return str(probe.getsockname()[0])
     return ""
 
 
 def read_hosts_plan(path: str) -> dict[str, Any]:
-    """What `run_on_changing_hosts` has written for its launcher."""
+    """Return the content of the file that `run_on_changing_hosts` has written for its launcher."""
     found: dict[str, Any] = json.loads(Path(path).read_text())
     return found

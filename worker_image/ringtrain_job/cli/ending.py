@@ -1,4 +1,4 @@
-"""The summary that `ringtrain run` prints: how the run ended, its first failure, and where the logs are."""
+"""Summary at the end of `ringtrain run`: final state, first failure, and location of the logs."""
 
 import re
 import shutil
@@ -20,26 +20,28 @@ _OTHERS_SHOWN = 16
 _PEER_LOST = re.compile(r"\bPeerLost\b.*")
 
 
-def say_end(files: AttemptFiles) -> None:
-    """Print on stderr how the run ended. Lines are broken between words only, so that a path can be copied."""
+def print_summary(files: AttemptFiles) -> None:
+    """Print the summary on stderr. Lines break between words only, so that paths can be copied."""
     found = summarize_attempt(files)
     shown = found.shown
-    _ending_row("state", click.style(found.state, STATE_COLOURS.get(found.state), bold=True))
-    if steps := _ending_steps(found):
-        _ending_row("steps", steps)
+    _print_row("state", click.style(found.state, STATE_COLOURS.get(found.state), bold=True))
+    if steps := _progress_text(found):
+        _print_row("steps", steps)
     if shown["took"]:
-        _ending_row("took", shown["took"])
-    _ending_row("run", files.directory.parent.name)
-    _ending_row("logs", str(files.directory))
+        _print_row("took", shown["took"])
+    _print_row("run", files.directory.parent.name)
+    _print_row("logs", str(files.directory))
     if found.warning:
-        say_ending_line(found.warning, fg="yellow")
+        print_line(found.warning, fg="yellow")
     if found.failure:
-        _say_run_failure(files, found.failure)
+        _print_failure(files, found.failure)
 
 
-def say_ending_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
-    """Print `text` on stderr behind `first`, on a terminal in the place of what stands on the line; `then`: behind
-    what a terminal begins each further line. A pipe gets one line."""
+def print_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
+    """Print `text` on stderr after `first`. On a terminal it replaces the current line and is wrapped.
+
+    `then`: prefix of each further line on a terminal. A pipe gets one line.
+    """
     if sys.stderr.isatty():
         width = max(20, shutil.get_terminal_size().columns - len(first))
         wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
@@ -49,37 +51,39 @@ def say_ending_line(text: str, first: str = "", then: str = "", **style: Any) ->
     click.secho(first + text, err=True, **style)
 
 
-def _ending_row(label: str, text: str) -> None:
-    say_ending_line(text, f"{label:<7}", " " * 7)
+def _print_row(label: str, text: str) -> None:
+    """Print a label and a text."""
+    print_line(text, f"{label:<7}", " " * 7)
 
 
-def _ending_steps(found: AttemptSummary) -> str:
-    """Return where training was: `40/300, loss 0.412, 5120.3 samples/s`."""
+def _progress_text(found: AttemptSummary) -> str:
+    """Return the progress: `40/300, loss 0.412, 5120.3 samples/s`."""
     wrong = dict(found.progress.get("notFinite") or {})
     loss = "" if "loss" in wrong or not found.shown["loss"] else f"loss {found.shown['loss']}"
     since = (f"{name} {one['value']} since step {one['since']} (rank {one['rank']})" for name, one in wrong.items())
     return ", ".join(filter(None, [found.shown["steps"], loss, *since, found.shown["speed"]]))
 
 
-def _say_run_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
+def _print_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
+    """Print the first failure, the rank's last lines, and the ranks that lost a peer because of it."""
     rank, code = failure.get("rank"), failure.get("exitCode")
     who = "the job" if rank is None else f"rank {rank}"
     title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")
     click.echo(err=True)
-    say_ending_line(title, fg="red", bold=True)
+    print_line(title, fg="red", bold=True)
     if (message := failure.get("message") or "") != f"rank {rank} exited with {code}":
-        say_ending_line(message)
+        print_line(message)
     for line in (failure.get("logTail") or ())[-LINES_SHOWN:]:
-        say_ending_line(line, "  │ ", "  │ ", dim=True)
-    others = list(_consequences(files, rank))
+        print_line(line, "  │ ", "  │ ", dim=True)
+    others = list(_peer_losses(files, rank))
     for other, line in others[:_OTHERS_SHOWN]:
-        say_ending_line(line, f"rank {other} followed: ", "  ")
+        print_line(line, f"rank {other} followed: ", "  ")
     if len(others) > _OTHERS_SHOWN:
-        say_ending_line(f"and {len(others) - _OTHERS_SHOWN} more followed")
+        print_line(f"and {len(others) - _OTHERS_SHOWN} more followed")
 
 
-def _consequences(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int, str]]:
-    """The other ranks that lost a peer, each with the line that says so."""
+def _peer_losses(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the other ranks that lost a peer, each with the line of its log that reports it."""
     for path in sorted(files.directory.glob("rank-*.log")):
         rank = int(path.stem.removeprefix("rank-"))
         if rank == cause:

@@ -1,4 +1,4 @@
-"""What agent and launcher do with an error that nothing else handles: log it, say it, exit with its code."""
+"""Last error handler of agent and launcher: logs the error, writes a termination message, returns the exit code."""
 
 import logging
 import os
@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(body: Callable[[], int]) -> int:
-    """Run `body`; returns its exit code, or that of the error it raised, after writing a termination message."""
+    """Run `body` and return its exit code, or that of its error, for which a termination message is written."""
     try:
         return body()
     except ConfigurationError as exc:
         log.error("%s", exc)
         reason = exc.reason if isinstance(exc, CannotRun) else Reason.BAD_CONFIGURATION
-        return _say_command_failure(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
+        return _write_failure(contract.EXIT_BAD_CONFIGURATION, reason, str(exc))
     except PortTaken as exc:
         log.error("%s", exc)
-        return _say_command_failure(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
+        return _write_failure(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
     except Exception as exc:
-        log.exception("a defect in ringtrain")
-        return _say_command_failure(contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}")
+        log.exception("internal error of ringtrain")
+        return _write_failure(contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}")
 
 
-def _say_command_failure(code: int, reason: Reason, message: str) -> int:
+def _write_failure(code: int, reason: Reason, message: str) -> int:
+    """Write a termination message with the failure; return `code`."""
     verdict = Verdict(Outcome.FAILED, code, failure=Failure(reason, message))
     attempt, workers, slots = (
-        _exit_code_number(name)
-        for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
+        _number_or_one(name) for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
     )
     write_termination_message(
         read_termination(EnvironmentVariables(os.environ)), termination_message(verdict, attempt, workers * slots)
@@ -43,7 +43,7 @@ def _say_command_failure(code: int, reason: Reason, message: str) -> int:
     return code
 
 
-def _exit_code_number(name: str) -> int:
-    """The variable as far as it is a number: it may be what is wrong."""
+def _number_or_one(name: str) -> int:
+    """Return the variable's number, or 1: the variable itself may be the invalid one."""
     value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 1

@@ -1,4 +1,4 @@
-"""Options of `horovodrun` that `ringtrain run` has too: what each does here, or why it does nothing."""
+"""Options of `horovodrun` that `ringtrain run` also accepts, each with its effect or the reason for having none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ _SECONDS = click.FloatRange(0, 604_800, min_open=True)
 
 @dataclass(frozen=True)
 class HorovodrunOption:
-    """One option. `here`: what it does, or why nothing (not `means`). `config`: its key in a config file."""
+    """One option.
+
+    `here`: its effect, or the reason for having none if `means` is False. `config`: its key in a config file.
+    """
 
     flags: str
     here: str
@@ -27,16 +30,16 @@ class HorovodrunOption:
 
     @property
     def name(self) -> str:
-        """What its value is called."""
+        """Name of the option's value."""
         return self.shown.lstrip("-").replace("-", "_")
 
     @property
     def shown(self) -> str:
-        """As it is named to a reader."""
+        """Longest flag of the option, as shown to users."""
         return max((flag.split("/")[0] for flag in self.flags.split()), key=len)
 
     def declare(self, command: Callable[..., Any]) -> Callable[..., Any]:
-        """`command` with this option; without meaning it is not in the help."""
+        """Add the option to `command`. An option without effect is hidden from the help."""
         flag = self.kind is bool
         return click.option(
             *(*self.flags.split(), self.name),
@@ -49,16 +52,16 @@ class HorovodrunOption:
         )(command)
 
 
-_ONE_WAY = "what is ready travels together, and there is nothing to set"
+_ONE_WAY = "gradients that are ready are sent together; this needs no setting"
 _NO_TUNING = "there is nothing to tune"
 _NO_MPI = "ringtrain run starts ranks itself; mpirun starts MPI programs"
-# Options that do nothing here: flags, type of the value, key in a config file, and why.
+# Options without effect: flags, type of the value, key in a config file, and reason.
 _WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
-    ("--gloo", bool, "", "ranks meet through the launcher, without Gloo"),
+    ("--gloo", bool, "", "ranks find each other through the launcher, without Gloo"),
     ("--mpi", bool, "", _NO_MPI),
     ("--jsrun", bool, "", _NO_MPI),
     ("--mpi-args", str, "", _NO_MPI),
-    ("--tcp", bool, "", "ranks of several hosts always speak TCP"),
+    ("--tcp", bool, "", "ranks of several hosts always use TCP"),
     ("--binding-args", str, "", "processes are not bound to cores"),
     ("--disable-cache", bool, "", "hosts are checked in every run"),
     ("--fusion-threshold-mb", _COUNT, "params.fusion_threshold_mb", _ONE_WAY),
@@ -91,26 +94,26 @@ _WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
         "--gloo-timeout-seconds",
         _COUNT,
         "library_options.gloo_timeout_seconds",
-        "RINGTRAIN_TIMEOUT says how long a process may be silent",
+        "RINGTRAIN_TIMEOUT limits how long a process may be silent",
     ),
     ("--log-with-timestamp/--log-without-timestamp", bool, "logging.with_timestamp", "messages have the time"),
     ("--log-hide-timestamp/--no-log-hide-timestamp", bool, "", "messages have the time"),
-    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks stay as they are"),
+    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks are not changed"),
     ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
 )
 OPTIONS: Final = (
     HorovodrunOption(
         "-hostfile --hostfile",
-        "File with a line `host slots=N` for each host, in the place of -H.",
+        "File with a line `host slots=N` for each host, instead of -H.",
         metavar="FILE",
     ),
     HorovodrunOption(
-        "--start-timeout", "Seconds until all hosts have to be there [default: 600].", _SECONDS, metavar="SECONDS"
+        "--start-timeout", "Seconds until all hosts must have started [default: 600].", _SECONDS, metavar="SECONDS"
     ),
     HorovodrunOption(
         "--network-interfaces --network-interface",
-        "Interfaces of which the first that a host has carries what ranks send to other hosts [default: the one "
-        "by which the hosts reach this machine].",
+        "Interfaces for data between hosts; each host uses its first one of these [default: the one by which the "
+        "hosts reach this machine].",
         metavar="NAMES",
     ),
     HorovodrunOption(
@@ -126,41 +129,41 @@ OPTIONS: Final = (
     ),
     HorovodrunOption(
         "--blacklist-cooldown-range",
-        "Give a host on which something has failed no ranks for MIN seconds, twice as long each further time, at "
-        "most MAX [default: 10 600, from the second failure within an hour on].",
+        "Do not use a host for MIN seconds after a failure, doubled after each further one up to MAX [default: "
+        "10 600, from the second failure within an hour on].",
         (_FLOAT, _FLOAT),
         metavar="MIN MAX",
     ),
-    HorovodrunOption("--config-file", "YAML file of Horovod's form; the command line wins.", metavar="FILE"),
+    HorovodrunOption("--config-file", "YAML file in Horovod's format; the command line has priority.", metavar="FILE"),
     HorovodrunOption("-p --ssh-port", "Port of sshd on all hosts.", click.IntRange(1, 65535), metavar="PORT"),
     HorovodrunOption("-i --ssh-identity-file", "Private key for ssh.", metavar="FILE"),
     HorovodrunOption(
         "--timeline-filename",
-        "Write what every rank did when to this file, as a Chrome trace, one file on each host.",
+        "Write a Chrome trace of every rank to this file, one file on each host.",
         config="timeline.filename",
         metavar="FILE",
     ),
     HorovodrunOption(
         "--log-level",
-        "Which messages of ringtrain itself are shown, of ranks too [default: warning].",
+        "Level of ringtrain's own messages, also in ranks [default: warning].",
         click.Choice((*OUR_LOG_LEVELS, *LOG_LEVELS), case_sensitive=False),
         "logging.level",
     ),
     HorovodrunOption(
         "--stall-check-shutdown-time-seconds",
-        "How long a collective waits for a rank that does not come; 0: for ever (eleven days) [default: 600].",
+        "Time that a collective waits for a missing rank; 0: no limit (eleven days) [default: 600].",
         click.FloatRange(0, 604_800),
         "stall_check.shutdown_time_seconds",
         "SECONDS",
     ),
     HorovodrunOption(
         "--no-stall-check/--stall-check",
-        "Wait for a rank that does not come for ever (eleven days), and do not name it.",
+        "Wait for a missing rank without limit (eleven days), and do not report it.",
         bool,
     ),
     HorovodrunOption(
         "--stall-check-warning-time-seconds",
-        "After how long a rank that does not come is named; 0: never [default: 30].",
+        "Time after which a missing rank is reported; 0: never [default: 30].",
         click.FloatRange(0, 604_800),
         "stall_check.warning_time_seconds",
         "SECONDS",
@@ -169,8 +172,9 @@ OPTIONS: Final = (
 )
 
 
-def _show_build(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
+def _show_build(ctx: click.Context, _: click.Parameter, is_used: bool) -> None:
+    """Print the available frameworks and exit, if the option is used."""
+    if is_used:
         click.echo(check_build())
         ctx.exit()
 
@@ -181,12 +185,12 @@ check_build_option = click.option(
     is_eager=True,
     expose_value=False,
     callback=_show_build,
-    help="Show which frameworks and transports can be used here, and end.",
+    help="Print the available frameworks and transports, and exit.",
 )
 
 
-def horovodrun_without_meaning(given: dict[str, Any]) -> list[str]:
-    """A line for each option of `given` (by name) that does nothing here."""
+def ignored_option_notes(given: dict[str, Any]) -> list[str]:
+    """Return a line for each option of `given` (by name) that has no effect."""
     return [
         f"{option.shown} has no meaning here and is accepted: {option.here}"
         for option in OPTIONS
@@ -195,27 +199,27 @@ def horovodrun_without_meaning(given: dict[str, Any]) -> list[str]:
 
 
 def check_build() -> str:
-    """What `--check-build` shows: Horovod's three lists, with what is here."""
+    """Return the text of `--check-build`: Horovod's three lists of what is available."""
     lists = {
-        "Frameworks": {name: _is_option_installed(module) for name, module in _FRAMEWORKS.items()},
-        "Controllers": {"MPI": _is_option_installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
+        "Frameworks": {name: _is_installed(module) for name, module in _FRAMEWORKS.items()},
+        "Controllers": {"MPI": _is_installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},
         "Tensor Operations": {
             **dict.fromkeys(("NCCL", "DDL", "CCL"), False),
-            "MPI": _is_option_installed("mpi4py"),
+            "MPI": _is_installed("mpi4py"),
             "Gloo": False,
             "gRPC": True,
-            "shared memory": _is_option_installed("ringtrain._core.kernels._native"),
+            "shared memory": _is_installed("ringtrain._core.kernels._native"),
         },
     }
     lines = [f"Ringtrain v{version('ringtrain')}:"]
     for title, rows in lists.items():
         lines += ["", f"Available {title}:"]
-        lines += [f"    [{'X' if there else ' '}] {name}" for name, there in rows.items()]
+        lines += [f"    [{'X' if is_available else ' '}] {name}" for name, is_available in rows.items()]
     return "\n".join(lines)
 
 
 _FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet", "Keras": "keras"}
 
 
-def _is_option_installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return find_spec(module) is not None

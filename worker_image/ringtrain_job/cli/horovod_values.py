@@ -1,4 +1,4 @@
-"""What was given for the options that `ringtrain run` shares with `horovodrun`, also in a `--config-file`."""
+"""Values of the options that `ringtrain run` shares with `horovodrun`, from the command line or a `--config-file`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,42 +10,42 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import NEVER, log_level
-from ringtrain_job.cli.horovod_options import OPTIONS, check_build_option, horovodrun_without_meaning
+from ringtrain_job.cli.horovod_options import OPTIONS, check_build_option, ignored_option_notes
 from ringtrain_job.cli.ssh import SshOptions
 from ringtrain_job.logs.layout import AttemptFiles
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Keys that are no option of the same name: a controller is chosen by --gloo or --mpi, and a check is turned off.
+# Keys whose option has another name: --gloo or --mpi selects the controller, and a flag disables the check.
 _OTHERS = frozenset({"controller", "stall_check.enabled"})
-# What the line about keys that are no setting is found by.
+# Name under which the note about unknown keys is stored.
 UNKNOWN: Final = "unknown settings"
 
 
 @dataclass(frozen=True)
 class HorovodrunValues:
-    """`given`: values by the option's name, None where neither command line nor config file has one."""
+    """Values by option name; None if neither command line nor config file has one."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Any:
-        """The value of one option."""
+        """Return the value of one option."""
         return self.given.get(name)
 
     @property
     def notes(self) -> list[str]:
-        """A line for each option that does nothing here, and for settings that are none."""
+        """Notes about options without effect and unknown settings."""
         unknown = self.of(UNKNOWN)
-        return [*horovodrun_without_meaning(dict(self.given)), *([unknown] if unknown else [])]
+        return [*ignored_option_notes(dict(self.given)), *([unknown] if unknown else [])]
 
     @property
     def ssh(self) -> SshOptions:
-        """How other hosts are reached."""
+        """Options for reaching other hosts."""
         names = map(str.strip, (self.of("network_interfaces") or "").split(","))
         return SshOptions(self.of("ssh_port"), self.of("ssh_identity_file"), tuple(filter(None, names)))
 
     @property
     def variables(self) -> dict[str, str]:
-        """What launcher, agents and ranks are told."""
+        """Environment variables for launcher, agents and ranks."""
         off = self.of("no_stall_check")
         stall, warning = (
             NEVER if off else _never_if_0(self.of(f"stall_check_{which}_time_seconds"))
@@ -53,7 +53,7 @@ class HorovodrunValues:
         )
         level = self.of("log_level")
         found = {
-            contract.ENV_START_TIMEOUT: _horovodrun_number(self.of("start_timeout")),
+            contract.ENV_START_TIMEOUT: _seconds_text(self.of("start_timeout")),
             contract.ENV_STALL_TIMEOUT: stall,
             contract.ENV_STALL_WARNING: warning,
             contract.ENV_TIMELINE: self.of("timeline_filename"),
@@ -62,7 +62,7 @@ class HorovodrunValues:
         return {name: value for name, value in found.items() if value is not None}
 
     def link_outputs(self, files: AttemptFiles, slots: int) -> None:
-        """Make `rank.N/stdout` in the directory that was asked for, which lead to the logs of ranks."""
+        """Create `rank.N/stdout` in the directory of --output-filename as links to the logs of ranks."""
         if self.of("output_filename") is None:
             return
         for rank in range(slots):
@@ -73,13 +73,13 @@ class HorovodrunValues:
                 link.symlink_to(files.rank_log(rank))
             except OSError as exc:
                 raise click.UsageError(
-                    f"--output-filename {self.of('output_filename')}: {link} cannot be made ({exc.strerror}); "
-                    "give a directory that you can write"
+                    f"--output-filename {self.of('output_filename')}: {link} cannot be created ({exc.strerror}); "
+                    "choose a directory that you can write"
                 ) from exc
 
 
 def horovod_options(command: F) -> F:
-    """`command` with the options of `OPTIONS`, of which it gets one value, `horovod`."""
+    """Add the options of `OPTIONS` to `command`, which gets them in one value, `horovod`."""
 
     @functools.wraps(command)
     def gathered(**others: Any) -> Any:
@@ -96,32 +96,32 @@ def horovod_options(command: F) -> F:
 
 
 def _never_if_0(value: float | None) -> str | None:
-    return NEVER if value == 0 else _horovodrun_number(value)
+    return NEVER if value == 0 else _seconds_text(value)
 
 
-def _horovodrun_number(value: float | None) -> str | None:
+def _seconds_text(value: float | None) -> str | None:
     return None if value is None else f"{value:g}"
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """The options that the file at `path` gives, by name, and a line at `UNKNOWN` about keys that are none, if
-    there are any. Raises a usage error for a value that is wrong."""
-    content = _load_horovodrun_config(path)
-    given = {".".join(keys): value for keys, value in _horovodrun_config_leaves(path, content)}
+    """Return the file's options by name, and under `UNKNOWN` a note about unknown keys, if any.
+
+    Raises a usage error for an invalid value.
+    """
+    content = _load_config(path)
+    given = {".".join(keys): value for keys, value in _leaf_settings(path, content)}
     known = {option.config: option for option in OPTIONS if option.config}
     unknown = [key for key in given if key not in known and key not in _OTHERS]
-    found = {
-        known[key].name: _converted_horovodrun_value(path, key, value) for key, value in given.items() if key in known
-    }
-    found |= _horovodrun_controller(path, given.get("controller"))
+    found = {known[key].name: _converted(path, key, value) for key, value in given.items() if key in known}
+    found |= _controller_option(path, given.get("controller"))
     if unknown:
-        found[UNKNOWN] = f"--config-file {path}: {', '.join(unknown)}: no setting of Horovod, passed over"
+        found[UNKNOWN] = f"--config-file {path}: {', '.join(unknown)}: not a setting of Horovod; ignored"
     if "stall_check.enabled" in given:
         found["no_stall_check"] = not given["stall_check.enabled"]
     return found
 
 
-def _load_horovodrun_config(path: str) -> Mapping[str, Any]:
+def _load_config(path: str) -> Mapping[str, Any]:
     try:
         import yaml
     except ImportError:
@@ -131,7 +131,7 @@ def _load_horovodrun_config(path: str) -> Mapping[str, Any]:
     except OSError as exc:
         raise click.UsageError(f"--config-file {path}: {exc.strerror}") from exc
     except (yaml.YAMLError, UnicodeError) as exc:
-        raise click.UsageError(f"--config-file {path} is no YAML: {exc}") from exc
+        raise click.UsageError(f"--config-file {path} is not YAML: {exc}") from exc
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -139,7 +139,7 @@ def _load_horovodrun_config(path: str) -> Mapping[str, Any]:
     return content
 
 
-def _horovodrun_config_leaves(path: str, content: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+def _leaf_settings(path: str, content: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     found: list[tuple[tuple[str, ...], Any]] = []
     for key, value in content.items():
         if isinstance(value, dict):
@@ -149,7 +149,7 @@ def _horovodrun_config_leaves(path: str, content: Mapping[str, Any]) -> list[tup
     return found
 
 
-def _converted_horovodrun_value(path: str, key: str, value: Any) -> Any:
+def _converted(path: str, key: str, value: Any) -> Any:
     option = next(option for option in OPTIONS if option.config == key)
     try:
         return click.types.convert_type(option.kind).convert(str(value), None, None)
@@ -157,7 +157,7 @@ def _converted_horovodrun_value(path: str, key: str, value: Any) -> Any:
         raise click.UsageError(f"--config-file {path}: {key}: {exc.message}") from exc
 
 
-def _horovodrun_controller(path: str, value: Any) -> dict[str, bool]:
+def _controller_option(path: str, value: Any) -> dict[str, bool]:
     if value is None:
         return {}
     if str(value).lower() not in ("gloo", "mpi"):

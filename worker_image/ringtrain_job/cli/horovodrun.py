@@ -1,4 +1,4 @@
-"""`horovodrun`: `ringtrain run` under the name that scripts call, where -v is the version."""
+"""Command `horovodrun`: `ringtrain run` under Horovod's name, with -v for the version."""
 
 from typing import Final
 
@@ -9,9 +9,9 @@ from ringtrain_job.cli.run_help import RunCommand
 
 
 def _horovodrun_params() -> list[click.Parameter]:
-    kept = [option for option in run.params if option.name != "verbose"]
-    verbose = click.Option(("--verbose",), is_flag=True, help="Print what launcher and agent do, too.")
-    return [*kept, verbose]
+    params = [option for option in run.params if option.name != "verbose"]
+    verbose = click.Option(("--verbose",), is_flag=True, help="Print messages of launcher and agents, too.")
+    return [*params, verbose]
 
 
 _command = RunCommand(

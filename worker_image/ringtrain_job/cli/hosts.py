@@ -1,4 +1,4 @@
-"""Which hosts a run has, and how many ranks each of them gets."""
+"""Hosts of a run, and the number of ranks on each of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,15 +9,17 @@ from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared.hosts import LOCAL, Host, read_hostfile, read_hosts
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
 
-# From here on, ids of steps are those that SLURM gives its own: the script of a job, the shell of salloc.
+# First of the step ids that SLURM reserves for itself: the script of a job, the shell of salloc.
 _OWN_STEPS = 0xFFFF_FF00
 
 
 def find_hosts(text: str, hostfile: str | None, ranks: int, allocated: Sequence[Host] = ()) -> list[Host]:
-    """The hosts of `ranks` ranks with as many slots as each gets ranks, from `-H text`, a hostfile, or what is
-    `allocated`; without any of them it is this machine. Raises a usage error."""
+    """Return the hosts of `ranks` ranks, each with as many slots as it gets ranks. Raises a usage error.
+
+    The hosts come from `-H text`, a hostfile, or `allocated`; without any of them it is this machine.
+    """
     if text and hostfile:
-        raise click.UsageError(f"-H {text} and --hostfile {hostfile}: both say where ranks are; leave one out")
+        raise click.UsageError(f"-H {text} and --hostfile {hostfile}: both define the hosts; use one of them")
     if hosts := given_hosts(text, hostfile, ranks):
         return place_ranks(hosts, ranks, f"--hostfile {hostfile}" if hostfile else f"-H {text}")
     if allocated:
@@ -28,7 +30,7 @@ def find_hosts(text: str, hostfile: str | None, ranks: int, allocated: Sequence[
 
 
 def given_hosts(text: str, hostfile: str | None, ranks: int) -> list[Host]:
-    """All hosts of `-H text` or of a hostfile, whether they get ranks or not. Raises a usage error."""
+    """Return all hosts of `-H text` or of a hostfile, with or without ranks. Raises a usage error."""
     try:
         if hostfile and not text:
             return read_hostfile("--hostfile", hostfile, ranks)
@@ -38,9 +40,11 @@ def given_hosts(text: str, hostfile: str | None, ranks: int) -> list[Host]:
 
 
 def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
-    """The nodes that SLURM has given the job, with a slot for each task; none outside of a job, or in a step that
-    srun has started: that one has its place. Raises a usage error."""
-    if not env.get("SLURM_JOB_NODELIST") or _is_task(env):
+    """Return the nodes of the SLURM job, with a slot for each task. Raises a usage error.
+
+    The list is empty outside of a job, and in a step of srun, which already runs on its node.
+    """
+    if not env.get("SLURM_JOB_NODELIST") or _is_in_step(env):
         return []
     try:
         nodes, tasks = node_names("SLURM_JOB_NODELIST", env), tasks_of_nodes("SLURM_TASKS_PER_NODE", env)
@@ -50,29 +54,31 @@ def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
             )
         return [Host(*place) for place in zip(nodes, tasks, strict=True)]
     except ConfigurationError as exc:
-        raise click.UsageError(f"{exc}; or say with -np and -H where ranks are") from exc
+        raise click.UsageError(f"{exc}; or define the hosts with -np and -H") from exc
 
 
-def note_on_tasks(env: Mapping[str, str]) -> list[str]:
-    """A line where srun has started this command several times."""
+def task_notes(env: Mapping[str, str]) -> list[str]:
+    """Return a note if srun has started this command several times."""
     tasks = env.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks == "1" or not _is_task(env):
+    if tasks == "1" or not _is_in_step(env):
         return []
     return [
-        f"srun has started this command {tasks} times, and each is a run of its own; without srun, in the job's "
-        "script, ringtrain run starts ranks on all nodes of the job"
+        f"srun has started this command {tasks} times, and each is a separate run; use ringtrain run without srun in "
+        "the job's script to start ranks on all nodes of the job"
     ]
 
 
-def _is_task(env: Mapping[str, str]) -> bool:
+def _is_in_step(env: Mapping[str, str]) -> bool:
+    """Return whether this command is a task of a step that srun has started."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) < _OWN_STEPS
 
 
 def place_ranks(hosts: list[Host], ranks: int, said: str) -> list[Host]:
-    """Hosts with as many slots as they get ranks: each is filled before the next one. `said`: where they are from.
+    """Return the hosts with as many slots as they get ranks: each is filled before the next one.
 
-    Raises a usage error where there are too few slots, or hosts would have different numbers of ranks.
+    `said`: origin of the hosts, for errors. Raises a usage error if there are too few slots, or if hosts would get
+    different numbers of ranks.
     """
     merged: dict[str, Host] = {}
     for host in hosts:

@@ -1,4 +1,4 @@
-"""`ringtrain logs`: one rank's whole log, or all ranks', from a run's folder or from the store of this pod."""
+"""Command `ringtrain logs`: the log of one rank or of all, from a run's folder or from this pod's log store."""
 
 import os
 import sys
@@ -28,9 +28,9 @@ from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_
 
 @click.command()
 @run_options
-@click.option("--rank", type=click.IntRange(min=0), help="Output of this rank alone [default: all, merged].")
-@click.option("--follow", "-f", "following", is_flag=True, help="Go on until the attempt is over.")
-@click.option("--tail", type=click.IntRange(min=0), help="Begin with the last lines only.")
+@click.option("--rank", type=click.IntRange(min=0), help="Print the output of this rank only [default: all, merged].")
+@click.option("--follow", "-f", "following", is_flag=True, help="Print new lines until the attempt ends.")
+@click.option("--tail", type=click.IntRange(min=0), help="Start with the last N lines.")
 @click.option("--reports", is_flag=True, help="Print the ranks' reports as JSON lines, not their output.")
 def logs(
     run: str | None,
@@ -41,25 +41,25 @@ def logs(
     tail: int | None,
     reports: bool,
 ) -> None:
-    """Print what ranks wrote, byte for byte, in the newest run or in RUN.
+    """Print the output of ranks in the newest run or in RUN, byte for byte.
 
-    RUN is a name that `ringtrain list` prints, or a folder. In the launcher's container, which has the logs'
-    volume, the default is the container's job:
+    RUN is a name that `ringtrain list` prints, or a folder. In the launcher's container, which mounts the volume of
+    logs, the default is the container's job:
 
     kubectl exec digits-launcher -- ringtrain logs --rank 3 --follow
     """
     if reports and rank is not None:
-        raise click.UsageError("give one of --rank and --reports: reports of all ranks are in one file")
+        raise click.UsageError("use one of --rank and --reports: reports of all ranks are in one file")
     env = EnvironmentVariables(os.environ)
     wanted = _WantedLogs(rank, attempt, tail, reports)
     of_pod = run is None and runs == RUNS and contract.ENV_JOB_NAME in os.environ
     if of_pod and (shipped := _shipped_log(env, wanted)) is not None:
         if following:
-            print("ringtrain: no launcher runs here; this is what the store has", file=sys.stderr)
+            print("ringtrain: no launcher runs here; this is the log in the object store", file=sys.stderr)
         _print_chunks(shipped)
         return
     if of_pod:
-        files, present = _logs_command_files(env, attempt)
+        files, present = _pod_files(env, attempt)
         path = _present_log(env, files, rank) if present else find_log(files, rank)
     else:
         files, present = find_attempt(run, runs, attempt), True
@@ -78,7 +78,7 @@ def _print_chunks(chunks: Iterable[bytes]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _LoggedJob(Settings):
-    """The job of this pod, and where its logs are."""
+    """Job of this pod, and the folder of its logs."""
 
     attempt: int = integer(contract.ENV_ATTEMPT, low=1)
     root: Path = path(contract.ENV_LOG_DIR, Path(contract.LOG_DIR))
@@ -88,7 +88,7 @@ class _LoggedJob(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class _LoggedWorld(Settings):
-    """The ranks of the job of this pod."""
+    """Size of the world of this pod's job."""
 
     slots: int = integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=MOST_SLOTS)
     workers: int = integer(contract.ENV_NUM_WORKERS, low=1, high=MOST_WORKERS)
@@ -96,7 +96,7 @@ class _LoggedWorld(Settings):
 
 @dataclass(frozen=True)
 class _WantedLogs:
-    """What is to be printed: of a rank or of all, of which attempt, how many lines; or the reports."""
+    """The user's request: rank (None: all), attempt, number of last lines; or the reports."""
 
     rank: int | None
     attempt: int | None
@@ -105,11 +105,11 @@ class _WantedLogs:
 
 
 def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] | None:
-    """What the job's object store has of a log that no volume here has; None where there is no store."""
+    """Return a log from the job's object store if no volume here has it; None without a store."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
         return None
-    files, _ = _logs_command_files(env, wanted.attempt)
+    files, _ = _pod_files(env, wanted.attempt)
     if files.job_log.exists():
         return None
     store = ObjectStore(uri)
@@ -119,29 +119,29 @@ def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[byt
     names = shipped_log_names(store, number)
     if path.name not in names:
         attempts = shipped_attempts(store)
-        if number in attempts and (wanted.rank is None or wanted.rank < _log_ranks(env)):
-            return iter(())  # nothing was written there
-        kept = in_ranges(attempts)
-        raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {kept}")
+        if number in attempts and (wanted.rank is None or wanted.rank < _rank_count(env)):
+            return iter(())  # the rank has written nothing
+        stored = in_ranges(attempts)
+        raise LogMissing(f"{uri} has no {path.name} of attempt {number}; it has logs of attempts {stored}")
     return read_shipped(store, number, path.name, wanted.tail)
 
 
 def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | None) -> Path:
-    """The file of a rank of the present attempt, which is not there before that has written something."""
+    """Return the log of a rank of the present attempt; the file may not exist before the rank's first output."""
     if rank is None or not files.directory.is_dir():
         return find_log(files, rank)
-    if rank >= (ranks := _log_ranks(env)):
+    if rank >= (ranks := _rank_count(env)):
         raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
     return files.rank_log(rank)
 
 
-def _log_ranks(env: EnvironmentVariables) -> int:
+def _rank_count(env: EnvironmentVariables) -> int:
     found = _LoggedWorld.read(env)
     return found.workers * found.slots
 
 
-def _logs_command_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
-    """The attempt's files, and whether it is the present one: only that can grow."""
+def _pod_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
+    """Return the attempt's files, and whether it is the present attempt, whose files can grow."""
     job = _LoggedJob.read(env)
     wanted = attempt or job.attempt
     return AttemptFiles.of(job.root, job.namespace, job.name, wanted), wanted == job.attempt

@@ -1,4 +1,4 @@
-"""The command `ringtrain`: a new subcommand is a click command and a line in `cli/commands.py`."""
+"""Group `ringtrain`. A new subcommand is a click command and a line in `cli/commands.py`."""
 
 import difflib
 import functools
@@ -23,7 +23,7 @@ def lazy_commands() -> dict[str, LazyCommand]:
 
 
 class _LazyCommandGroup(click.Group):
-    """A group that knows its commands by tables, and imports the one that runs."""
+    """A group that reads its commands from tables and imports the one that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(lazy_commands())
@@ -52,7 +52,7 @@ class _LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ringtrain's is a message on stderr, and exit code 1."""
+        """Run the command. An error of ringtrain becomes a message on stderr and exit code 1."""
         try:
             return super().invoke(ctx)
         except RingtrainError as exc:
@@ -63,13 +63,13 @@ class _LazyCommandGroup(click.Group):
 @click.version_option(package_name="ringtrain")
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Train data-parallel on this machine or several, and look at runs."""
+    """Train data-parallel on one or several machines, and show runs."""
     if os.environ.get("NO_COLOR"):
-        ctx.color = False  # of all commands; else terminals get colours, and pipes none
+        ctx.color = False  # for all commands; by default terminals get colours and pipes do not
 
 
 def log_to_stderr(role: str, level: str = "info") -> None:
-    """Send this process's own messages from `level` on to stderr, marked with its `role`."""
+    """Send this process's messages of at least `level` to stderr, prefixed with its `role`."""
     line = f"%(asctime)s ringtrain {role}: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=line, force=True)
 

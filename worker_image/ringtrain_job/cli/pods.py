@@ -14,31 +14,32 @@ from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
 from ringtrain_job.cli.main import log_to_stderr
 
 
-def _only_in_pods(body: Callable[..., None]) -> click.Command:
-    """`body` as a command that people do not call, of a log level and the words of another command."""
+def _pod_command(body: Callable[..., None]) -> click.Command:
+    """Return `body` as a hidden command with a log level and the words of another command."""
     level = click.Choice(OUR_LOG_LEVELS)
     body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
     body = click.option("--log-level", type=level, default="info", show_default=True)(body)
     return click.command(hidden=True, context_settings={"ignore_unknown_options": True})(body)
 
 
-def _exit_with_pod_code(role: str, log_level: str, run: Callable[[], int]) -> None:
-    # Ranks and mpirun are forked from a process in which gRPC runs, whose fork handlers wait for our threads or
-    # abort the child. gRPC looks here when it is loaded, which no import above does.
+def _run_and_exit(role: str, log_level: str, run: Callable[[], int]) -> None:
+    # Ranks and mpirun are forked from this process. gRPC's fork handlers would wait for our threads or abort the
+    # child. gRPC reads this variable when it is loaded, which none of the imports above does.
+    """Prepare the process, run `run` and exit with its code."""
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each handshake of a stranger that fails is a line
-    tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # this process's; ranks have the user's
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed handshake of an unknown peer logs a line
+    tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # for this process only; ranks use the user's
     log_to_stderr(role, log_level)
     from ringtrain_job.cli.failures import exit_code_of
 
     sys.exit(exit_code_of(run))
 
 
-@_only_in_pods
+@_pod_command
 def agent(log_level: str, command: tuple[str, ...]) -> None:
-    """Join the job's launcher, run COMMAND as this worker's ranks, and ship what they write.
+    """Join the job's launcher, run COMMAND as this worker's ranks, and send their output.
 
-    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    All other settings are RINGTRAIN_* variables, see docs/contract.md.
     """
     inherited = dict(os.environ)
 
@@ -48,17 +49,17 @@ def agent(log_level: str, command: tuple[str, ...]) -> None:
 
         return run_agent(AgentConfig.from_env(inherited), command, inherited)
 
-    _exit_with_pod_code("agent", log_level, run)
+    _run_and_exit("agent", log_level, run)
 
 
-@click.option("--hosts", help="File about the hosts of a `ringtrain run` that may change.")
-@click.option("--slots-per-host", type=int, default=1, help="Of a discovery script's line without a number.")
-@_only_in_pods
+@click.option("--hosts", help="File with the plan of a `ringtrain run` whose hosts may change.")
+@click.option("--slots-per-host", type=int, default=1, help="Slots of a discovery script's line without a number.")
+@_pod_command
 def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_per_host: int) -> None:
-    """Bring the job's workers together, keep their logs, and end with the job's exit code.
+    """Coordinate the job's workers, store their logs, and exit with the job's exit code.
 
     A ring job's workers run the training command; COMMAND is for backends whose launcher runs one.
-    Everything else comes from RINGTRAIN_* variables, see docs/contract.md.
+    All other settings are RINGTRAIN_* variables, see docs/contract.md.
     """
     inherited = dict(os.environ)
 
@@ -79,16 +80,16 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
         finally:
             agents.close()
 
-    _exit_with_pod_code("launcher", log_level, run)
+    _run_and_exit("launcher", log_level, run)
 
 
 @click.command("data-worker", hidden=True)
 @click.option("--log-level", type=click.Choice(OUR_LOG_LEVELS), default="info", show_default=True)
 def data_worker(log_level: str) -> None:
-    """Load batches for the job's ranks until it is told to stop.
+    """Load batches for the job's ranks until SIGTERM.
 
-    Everything comes from RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS it serves
-    whoever names it in a file of data workers.
+    All settings are RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS it serves ranks
+    that name it in a file of data workers.
     """
 
     def run() -> int:
@@ -101,4 +102,4 @@ def data_worker(log_level: str) -> None:
             )
         return int(kinds[kind].load()(os.environ))
 
-    _exit_with_pod_code("data", log_level, run)
+    _run_and_exit("data", log_level, run)

@@ -1,7 +1,7 @@
-"""`ringtrain remote-agent`: what `ringtrain run` starts on another host over ssh, or on a node by srun.
+"""Command `ringtrain remote-agent`, which `ringtrain run` starts on another host by ssh, or on a node by srun.
 
-It says on stdout who it is, reads its order from stdin, and runs an agent for as long as stdin is open: when the
-connection of ssh or the run goes, the agent ends, and nothing is left on this host.
+It prints its version on stdout, reads its order from stdin, and runs an agent as long as stdin is open. When the ssh
+connection or the run ends, the agent ends, and no process is left on this host.
 """
 
 import json
@@ -33,22 +33,22 @@ from ringtrain.shared.processes import (
 )
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
 from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.run_processes import run_lost_lines
+from ringtrain_job.cli.run_processes import read_lost_lines
 
-# Before a shell runs a command it may print things of its own: the line that counts begins with this.
+# Prefix of the greeting: a login shell may print other lines first.
 GREETING: Final = "ringtrain-remote-agent "
 STARTED: Final = "ringtrain-remote-agent-started"
-LOST: Final = "ringtrain-remote-agent-lost "  # and how many log lines it had to print itself
-# Beyond what ranks may take to end, and an agent to hand over their last lines.
+LOST: Final = "ringtrain-remote-agent-lost "  # followed by the number of log lines that only the agent has printed
+# Added to the time for ranks to end and for the agent to send their last lines.
 _SPARE_S: Final = 5.0
 _POLL_S: Final = 0.05
-_LOOK_MS: Final = 200
+_POLL_MS: Final = 200
 _MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
 class RemoteAgentGreeting:
-    """What another host says of itself. `run_address`: that of the run, as this host sees it; empty if unknown."""
+    """First message of another host. `run_address`: the run's address seen from that host; empty if unknown."""
 
     version: str
     run_address: str
@@ -56,7 +56,7 @@ class RemoteAgentGreeting:
 
 @dataclass(frozen=True)
 class RemoteAgentOrder:
-    """What an agent on another host is told. `secrets`: by file name."""
+    """Order to an agent on another host. `secrets`: contents by file name."""
 
     secrets: Mapping[str, str]
     environment: Mapping[str, str]
@@ -68,8 +68,8 @@ class RemoteAgentOrder:
 
 @click.command("remote-agent", hidden=True)
 def remote_agent() -> None:
-    """Run one agent of a `ringtrain run` on another host; it tells what to do on stdin."""
-    # A job that somebody submitted over ssh may have the variable of that connection.
+    """Run one agent of a `ringtrain run` on another host, by an order on stdin."""
+    # SLURM's variable first: a job submitted over ssh may have inherited SSH_CONNECTION.
     by_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     run_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or by_ssh
     print(GREETING + json.dumps(asdict(RemoteAgentGreeting(version("ringtrain"), run_address))), flush=True)
@@ -78,20 +78,20 @@ def remote_agent() -> None:
     if order is None:  # another host could not be reached, or the run has ended
         sys.exit(contract.EXIT_GANG_STOPPED)
     try:
-        sys.exit(_serve_remote_agent(order))
+        sys.exit(_run_order(order))
     except (ConfigurationError, OSError) as exc:
         click.echo(str(exc), err=True)
         sys.exit(contract.EXIT_BAD_CONFIGURATION)
 
 
-def _serve_remote_agent(order: RemoteAgentOrder) -> int:
-    """Run the agent; returns its exit code. Raises ConfigurationError or OSError where it cannot be run."""
+def _run_order(order: RemoteAgentOrder) -> int:
+    """Run the agent and return its exit code. Raises ConfigurationError or OSError if it cannot be run."""
     try:
         os.chdir(order.directory)
     except OSError as exc:
         raise ConfigurationError(
-            f"{order.directory}, where the run was started, cannot be entered here ({exc.strerror}); the run's "
-            "directory has to be on every host"
+            f"{order.directory}, the run's working directory, cannot be entered here ({exc.strerror}); it must exist "
+            "on every host"
         ) from exc
     address = first_address(order.interfaces) if order.interfaces else ""
     become_subreaper()
@@ -110,16 +110,16 @@ def _serve_remote_agent(order: RemoteAgentOrder) -> int:
         }
         grace_s = AgentConfig.from_env(environment).save_s
         words = [sys.executable, "-m", "ringtrain", "agent", "--log-level", order.level, "--", *order.command]
-        # stdout is the run's to read; the agent's own messages go to stderr.
+        # The run reads stdout, so the agent's messages go to stderr.
         agent = start_child(words, environment, stdout=sys.stderr)
         print(STARTED, flush=True)
-        code = _watch_remote_agent(agent, grace_s + LEAVE_S + _SPARE_S)
-        print(f"{LOST}{run_lost_lines(directory / 'ended.json')}", flush=True)
+        code = _wait_for_agent(agent, grace_s + LEAVE_S + _SPARE_S)
+        print(f"{LOST}{read_lost_lines(directory / 'ended.json')}", flush=True)
         return code
 
 
-def _watch_remote_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
-    """Wait for the agent's end; end it when stdin ends, or when this process is asked to stop."""
+def _wait_for_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
+    """Wait for the agent's end. End it when stdin closes or this process gets a signal to stop."""
     asked, ask = os.pipe()
 
     def stop(_: int, __: Any) -> None:
@@ -130,22 +130,22 @@ def _watch_remote_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> 
         poll.register(descriptor, select.POLLIN)
     with signal_handler(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         while agent.poll() is None:
-            if any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in poll.poll(_LOOK_MS)):
+            if any(descriptor == asked or not os.read(descriptor, 1 << 16) for descriptor, _ in poll.poll(_POLL_MS)):
                 agent.terminate()
                 end_child(agent, patience_s)
-    while kill_descendants():  # what ranks left, which this process has inherited
+    while kill_descendants():  # processes that ranks have left to this subreaper
         reap()
         time.sleep(_POLL_S)
     return 128 - agent.returncode if agent.returncode < 0 else agent.returncode
 
 
 def first_address(names: Sequence[str]) -> str:
-    """The IPv4 address of the first interface of `names` that this host has. Raises ConfigurationError."""
+    """Return the IPv4 address of the first interface of `names` on this host. Raises ConfigurationError."""
     here = interface_addresses()
     for name in names:
         if name in here:
             return here[name]
-    there = ", ".join(name for _, name in socket.if_nameindex())
+    existing = ", ".join(name for _, name in socket.if_nameindex())
     raise ConfigurationError(
-        f"--network-interfaces {','.join(names)}: none of them has an IPv4 address here; this host has {there}"
+        f"--network-interfaces {','.join(names)}: none of them has an IPv4 address here; this host has {existing}"
     )

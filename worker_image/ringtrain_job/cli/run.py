@@ -1,4 +1,4 @@
-"""`ringtrain run -np N CMD…`: launcher, agents and ranks as processes of this machine, or of several."""
+"""Command `ringtrain run -np N CMD…`: launcher, agents and ranks as processes on this machine or several."""
 
 import os
 import re
@@ -26,10 +26,10 @@ from ringtrain_job.cli.checks import (
 from ringtrain_job.cli.data_workers import start_data_workers
 from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options, elastic_run
 from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
-from ringtrain_job.cli.ending import say_end, say_ending_line
+from ringtrain_job.cli.ending import print_line, print_summary
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
-from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, note_on_tasks
+from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, task_notes
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.run_help import RunCommand
 from ringtrain_job.cli.run_processes import (
@@ -39,8 +39,8 @@ from ringtrain_job.cli.run_processes import (
     level_of,
     page_settings,
     prepare_run,
+    read_lost_lines,
     run_exit_code,
-    run_lost_lines,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
@@ -53,7 +53,7 @@ from ringtrain_job.logs.reading import read_outcome
 
 
 def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Take the value of `--log-dir`, the earlier name of `--runs`."""
+    """Use the value of `--log-dir`, the former name of `--runs`."""
     if value is not None:
         ctx.default_map = {**(ctx.default_map or {}), "runs": value}
 
@@ -69,8 +69,8 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     *("-H", "--hosts"),
     default="",
     metavar="HOST:N,...",
-    help="Hosts, other ones over ssh [default: here, or SLURM's nodes]. HOST:N@SITE,... says which hosts share a "
-    "fast network. Maturity: Beta for other hosts, Experimental for sites.",
+    help="Hosts, reached over ssh [default: this machine, or SLURM's nodes]. HOST:N@SITE,... defines hosts that share "
+    "a fast network. Maturity: Beta for other hosts, Experimental for sites.",
 )
 @horovod_options
 @elastic_options
@@ -100,8 +100,8 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     help="Time between lines of progress in a pipe [default: 1 at first, longer and longer, up to 60].",
 )
 @click.option("--ui", is_flag=True, help="Serve the run's page while it runs, and print the link.")
-@click.option("--verbose", "-v", is_flag=True, help="Print what launcher and agent do, too.")
-@click.option("--quiet", "-q", is_flag=True, help="Print only what ranks write and why the run failed.")
+@click.option("--verbose", "-v", is_flag=True, help="Print messages of launcher and agents, too.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the output of ranks and the reason of a failure.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
@@ -121,18 +121,18 @@ def run(
 ) -> None:
     """Run COMMAND as N ranks, with one merged log.
 
-    On a terminal the last line shows the step, the time left and the speed of all ranks together. In a pipe, lines
-    of progress show the speed, its standard error (+/-), and how far the speeds of single steps scatter around
+    On a terminal the last line shows the step, the time left and the total speed of all ranks. In a pipe, lines
+    of progress show the speed, its standard error (+/-), and the scatter of the speeds of single steps around
     their median (jitter).
 
-    With an option of elastic runs, a lost rank is replaced, and the number of ranks may change while the others go
-    on. The program uses ringtrain.elastic for that; any other needs --on-loss Restart. Lines of an elastic run begin
-    with the rank's slot, which stays, where its rank may change.
+    With an option of elastic runs, a lost rank is replaced, and the number of ranks may change during the run. The
+    program must use ringtrain.elastic; any other program needs --on-loss Restart. Lines of an elastic run begin with
+    the rank's slot, which does not change when its rank does.
 
     Other hosts are reached by ssh without a password; they need Python, ringtrain and this directory at the same
     paths. In the script of a SLURM job, ranks run on its nodes, reached by srun.
 
-    Options stand before COMMAND; those after it are COMMAND's own. The exit status is that of the first rank that
+    Write options before COMMAND; options after it belong to COMMAND. The exit status is that of the first rank that
     failed, else 0; 74 if no rank failed and lines of the log could not be written.
     """
     hostfile = horovod.of("hostfile")
@@ -161,7 +161,7 @@ def run(
         **horovod.variables,
         **({} if world is None else world.variables),
         contract.ENV_DATA_WORKERS: str(data_workers),
-        contract.ENV_QUIET: "1" if quiet else "",  # set in any case: a run within a run has its own
+        contract.ENV_QUIET: "1" if quiet else "",  # always set: a run inside of a run must not inherit it
         **({contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}),
         **({contract.ENV_METRICS: metrics} if metrics else {}),
         **({contract.ENV_PROGRESS_EVERY: f"{progress_every:g}"} if progress_every else {}),
@@ -170,10 +170,10 @@ def run(
     folder = make_run_folder(runs.resolve(), name, _run_program(command))
     files = AttemptFiles(folder / "1")
     horovod.link_outputs(files, slots if world is None else world.log_slots)
-    taken = [] if name in (None, folder.name) else [f"there is a run {name}; this one is {folder.name}"]
-    notes = [*horovod.notes, *taken, *note_on_tasks(os.environ), _starting_text(slots, len(placed))]
+    taken = [] if name in (None, folder.name) else [f"a run {name} exists; this one is {folder.name}"]
+    notes = [*horovod.notes, *taken, *task_notes(os.environ), _starting_text(slots, len(placed))]
     for note in () if quiet else notes:
-        say_ending_line(note)
+        print_line(note)
     place = _run_environment(slots, runs.resolve(), folder.name, settings)
     words = () if world is None else world.words
     if world is not None and world.hosts is not None:
@@ -185,17 +185,17 @@ def run(
         reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
         code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
     with suppress(OSError):
-        folder.rmdir()  # only if empty: no launcher began
+        folder.rmdir()  # fails unless it is empty, because no launcher has started
     outcome = read_outcome(files)
     if folder.exists() and (code or not quiet or (outcome or {}).get("warning")):
         with suppress(OSError):  # the terminal was closed
-            say_end(files)
-    _drop_what_nobody_reads()
+            print_summary(files)
+    _discard_unwritable_output()
     sys.exit(code)
 
 
-def _drop_what_nobody_reads() -> None:
-    """Python ends with 120 where it can't write the last of its output: to a terminal that was closed."""
+def _discard_unwritable_output() -> None:
+    """Avoid Python's exit code 120, which it uses if the last output cannot be written to a closed terminal."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -220,7 +220,7 @@ def _starting_text(ranks: int, hosts: int) -> str:
 
 
 def _run_program(command: Sequence[str]) -> str:
-    """A name for a run: the script, else the program."""
+    """Return a name for a run: that of the script, else of the program."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
@@ -242,7 +242,7 @@ def _run_local_job(
         )
         signals = forward_run_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         code = wait_for_run_processes(launcher, [agent], AGENT_S)
-        return run_exit_code(code, run_lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
+        return run_exit_code(code, read_lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
 
 
 def _write_token(folder: Path) -> Path:

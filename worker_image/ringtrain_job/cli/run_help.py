@@ -1,4 +1,4 @@
-"""The command line of `ringtrain run`: its help in groups, and hints for words of other launchers."""
+"""Command line of `ringtrain run`: help in sections, and hints for options of other launchers."""
 
 import textwrap
 from typing import Any, Final
@@ -8,7 +8,7 @@ import click
 from ringtrain.errors import RingtrainError
 from ringtrain_job.cli.horovod_options import OPTIONS
 
-# Options, each by its longest flag, by the title of their section; those without one stand at the end.
+# Longest flags of options by the title of their section. The other options are listed last.
 _SECTIONS: Final = {
     "Common options": (
         *("--num-proc", "--hosts", "--runs", "--name", "--ui", "--metrics", "--fail-on-nan", "--progress-every"),
@@ -25,17 +25,17 @@ _SECTIONS: Final = {
 }
 _OTHERS: Final = "Other options"
 _WITHOUT_MEANING: Final = "Options of horovodrun that are accepted and do nothing here"
-# By the first word of an unknown option: whose it is, and what to write here.
+# Hints by unknown option: its program, and the equivalent here.
 _HINTS: Final = {
     "--nproc-per-node": "torchrun's; write -np N: the number of all ranks",
     "--nnodes": "torchrun's; write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
     "--node-rank": "torchrun's; one `ringtrain run -H HOST:N,...` starts the ranks of all hosts",
-    "--standalone": "torchrun's; leave it out: ranks run on this machine unless -H names other hosts",
-    "--rdzv-backend": "torchrun's; leave it out: ranks find each other through the launcher",
-    "--rdzv-endpoint": "torchrun's; leave it out: ranks find each other through the launcher",
-    "--rdzv-id": "torchrun's; leave it out: ranks find each other through the launcher",
-    "--master-addr": "torchrun's; leave it out: ranks find each other through the launcher",
-    "--master-port": "torchrun's; leave it out: ranks find each other through the launcher",
+    "--standalone": "torchrun's; remove it: ranks run on this machine unless -H names other hosts",
+    "--rdzv-backend": "torchrun's; remove it: ranks find each other through the launcher",
+    "--rdzv-endpoint": "torchrun's; remove it: ranks find each other through the launcher",
+    "--rdzv-id": "torchrun's; remove it: ranks find each other through the launcher",
+    "--master-addr": "torchrun's; remove it: ranks find each other through the launcher",
+    "--master-port": "torchrun's; remove it: ranks find each other through the launcher",
     "--max-restarts": "torchrun's; write --on-loss Restart --reset-limit N",
     "--num-processes": "accelerate's; write -np N",
     "-m": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
@@ -44,10 +44,10 @@ _HINTS: Final = {
 
 
 class RunCommand(click.Command):
-    """`ringtrain run`: options in sections, the common ones first."""
+    """Command `ringtrain run`: options in sections, the common ones first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `args`; an unknown option of another launcher gets a hint."""
+        """Parse `args`. An unknown option of another launcher gets a hint."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
@@ -57,14 +57,14 @@ class RunCommand(click.Command):
             raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error of ringtrain's is a message on stderr, and exit code 1."""
+        """Run the command. An error of ringtrain becomes a message on stderr and exit code 1."""
         try:
             return super().invoke(ctx)
         except RingtrainError as exc:
             raise click.ClickException(str(exc)) from exc
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section, and then the options that do nothing."""
+        """Write each section, and last the options without effect."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {max(one.opts, key=len): one.get_help_record(ctx) for one in options}
         shown = {flag: record for flag, record in records.items() if record is not None}
@@ -77,7 +77,7 @@ class RunCommand(click.Command):
                 reasons.setdefault(option.here, []).append(option.shown)
         with formatter.section(_WITHOUT_MEANING):
             for reason, others in reasons.items():
-                text = f"{', '.join(others)}: {reason}."  # click would break it within an option
+                text = f"{', '.join(others)}: {reason}."  # wrapped here, because click would break within an option
                 for line in textwrap.wrap(text, formatter.width - 2, subsequent_indent="  ", break_on_hyphens=False):
                     formatter.write(f"  {line}\n")
 

@@ -1,4 +1,4 @@
-"""The processes of a run: how they are started, stopped and waited for, and the link to the page of one."""
+"""Processes of a run: start, stop and wait for them."""
 
 import json
 import os
@@ -19,18 +19,18 @@ from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
-from ringtrain_job.cli.ending import say_ending_line
+from ringtrain_job.cli.ending import print_line
 from ringtrain_job.launcher.config import LauncherConfig
 
 # Functions of a plugin that take the environment of a run's launcher and return lines to print.
 _STARTED: Final = "ringtrain.run.started"
 _POLL_S: Final = 0.2
-# The launcher is gone: its agents have their own deadlines, and this long beyond a rank's grace to keep them.
+# Time of agents to end after a lost launcher, in addition to the grace period of ranks.
 AGENT_S: Final = 30.0
 EXIT_LINES_LOST: Final = 74  # EX_IOERR of sysexits.h
-# How long an agent that the launcher has released takes to end.
+# Time of an agent that the launcher has released to end.
 _RELEASED_S: Final = 3.0
-# What this process must not hand on when it is itself a rank of a run, elastic or over sites.
+# Variables of an outer run, elastic or over sites, that this run must not inherit.
 _OF_ANOTHER_RUN: Final = frozenset(
     {
         *(contract.ENV_ELASTIC, contract.ENV_HOST_DISCOVERY_SCRIPT, contract.ENV_AGENT_SOCKET),
@@ -40,18 +40,18 @@ _OF_ANOTHER_RUN: Final = frozenset(
 
 
 def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]) -> dict[str, str]:
-    """The environment of a run's launcher, whose folder and ports are held until `stack` ends.
+    """Return the environment of a run's launcher. Its folder and ports are reserved until `stack` ends.
 
-    `write_secrets`: puts the run's secrets into that folder, and returns where the launcher's are. Raises
+    `write_secrets`: writes the run's secrets into that folder and returns the path of the launcher's. Raises
     ConfigurationError.
     """
-    _undo_when_asked(stack)
+    _exit_on_signals(stack)
     folder = stack.enter_context(run_folder())
     held = HeldPorts()
     stack.callback(held.release)
     control_port, status_port = held.take(0, 2)
     environment = {
-        **run_environment_inherited(os.environ, settings),
+        **run_environment(os.environ, settings),
         contract.ENV_SECRET_DIR: str(write_secrets(folder)),
         contract.ENV_RUN_FOLDER: str(folder),
         contract.ENV_LAUNCHER_PORT: str(control_port),
@@ -59,12 +59,12 @@ def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Ca
         contract.ENV_LAUNCHER_ADDRESS: host_port(loopback_address(), control_port),
     }
     held.share()
-    LauncherConfig.from_env(environment)  # of what it refuses, agents would hear by waiting for it
+    LauncherConfig.from_env(environment)  # check it now: agents would wait for a launcher that refuses it
     return environment
 
 
-def run_environment_inherited(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """What launcher and agents get: this process's `environment`, Horovod's names translated, and `settings`.
+def run_environment(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of launcher and agents: `environment` with Horovod's names translated, and `settings`.
 
     Raises ConfigurationError.
     """
@@ -74,10 +74,7 @@ def run_environment_inherited(environment: Mapping[str, str], settings: Mapping[
 
 
 def level_of(environment: Mapping[str, str], verbose: bool) -> str:
-    """From which level on launcher and agents say what they do; `verbose`: "info" at the least.
-
-    Raises ConfigurationError.
-    """
+    """Return the level of messages of launcher and agents; `verbose`: at least "info". Raises ConfigurationError."""
     level = log_level(contract.ENV_LOG_LEVEL, environment.get(contract.ENV_LOG_LEVEL) or "warning")
     return "info" if verbose and level != "debug" else level
 
@@ -85,8 +82,8 @@ def level_of(environment: Mapping[str, str], verbose: bool) -> str:
 def start_run_process(
     stack: ExitStack, role: str, environment: dict[str, str], words: list[str]
 ) -> "subprocess.Popen[bytes]":
-    """A `ringtrain` process that ends when this one does. In a session of its own: Ctrl-C is ours to pass on."""
-    # -P: a file such as html.py in this directory is the program's, and no module of ours.
+    """Start a `ringtrain` process that ends with this one. It has a separate session, so that it gets no Ctrl-C."""
+    # -P: do not import a file such as html.py of the working directory.
     command = [sys.executable, "-P", "-m", "ringtrain", *words]
     process = start_child(command, {**environment, contract.ENV_ROLE: role})
     stack.callback(end_child, process)
@@ -96,84 +93,90 @@ def start_run_process(
 def start_launcher(
     stack: ExitStack, environment: Mapping[str, str], level: str, words: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """The launcher, with further `words` of its command line; what plugins say of a run that starts is printed."""
-    told = {**environment, contract.ENV_PORTS_HELD: "1"}
-    launcher = start_run_process(stack, contract.ROLE_LAUNCHER, told, ["launcher", "--log-level", level, *words])
+    """Start the launcher with additional `words` of its command line, and print the lines of plugins."""
+    launcher_environment = {**environment, contract.ENV_PORTS_HELD: "1"}
+    launcher = start_run_process(
+        stack, contract.ROLE_LAUNCHER, launcher_environment, ["launcher", "--log-level", level, *words]
+    )
     for point in entry_points(group=_STARTED):
         for line in point.load()(environment):
-            say_ending_line(line)
+            print_line(line)
     return launcher
 
 
-def _undo_when_asked(stack: ExitStack) -> None:
-    """Until `forward_run_signals` is called a signal that asks this run to end undoes what is on `stack`."""
+def _exit_on_signals(stack: ExitStack) -> None:
+    """Exit and clean up `stack` on a signal to stop, until `forward_run_signals` is called."""
 
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    stack.enter_context(signal_handler(leave, *_stop_requests()))
+    stack.enter_context(signal_handler(leave, *_stop_signals()))
 
 
-def _stop_requests() -> tuple[signal.Signals, ...]:
-    """Signals that ask a run to end; SIGHUP, of a terminal that was closed, unless nohup has it ignored."""
+def _stop_signals() -> tuple[signal.Signals, ...]:
+    """Return signals that ask a run to end. SIGHUP, for a closed terminal, is included unless nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
 
 
 def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float) -> list[int]:
-    """Have `launcher` stop the gang when this process gets a signal; return the list that collects signals."""
+    """Stop the gang through `launcher` on a signal to this process; return the list of received signals."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
-        if received and number != signal.SIGINT:  # only a person asks again, by Ctrl-C
+        if received and number != signal.SIGINT:  # only a second Ctrl-C is forwarded, which a person has pressed
             return
         received.append(number)
         with suppress(OSError):  # the terminal was closed
             if len(received) == 1:
-                say_ending_line(f"stopping {ranks} ({grace_s:.0f} s; press Ctrl-C again to kill them)")
+                print_line(f"stopping {ranks} ({grace_s:.0f} s; press Ctrl-C again to kill them)")
             else:
-                say_ending_line(f"killing {ranks}")
-        launcher.send_signal(signal.SIGINT)  # SIGTERM tells a launcher that its pod goes
+                print_line(f"killing {ranks}")
+        launcher.send_signal(signal.SIGINT)  # not SIGTERM, by which a launcher assumes that its pod is deleted
 
-    stack.enter_context(signal_handler(forward, *_stop_requests()))
+    stack.enter_context(signal_handler(forward, *_stop_signals()))
     return received
 
 
 def wait_for_run_processes(
     launcher: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", patience_s: float
 ) -> int:
-    """Wait for all; the launcher's code counts, unless an agent ended before the launcher could know of it.
+    """Wait for all processes and return the launcher's exit code.
 
-    `patience_s`: how long the launcher may take to end once an agent has.
+    If an agent ends before it has reached the launcher, its code may be returned instead. `patience_s`: time of the
+    launcher to end after an agent has ended.
     """
     while launcher.poll() is None:
         ended = next((agent for agent in agents if agent.poll() is not None), None)
         if ended is not None:
-            return _wait_after(ended.returncode, launcher, patience_s)
+            return _launcher_exit_code(ended.returncode, launcher, patience_s)
         time.sleep(_POLL_S)
     _end_agents(agents)
     return _process_exit_code(launcher.returncode)
 
 
 def _end_agents(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """Those that the launcher has released end by themselves. One that never reached it is told, as are the others
-    of a launcher that was killed: none comes in its place."""
-    if still := _not_ended(agents, _RELEASED_S):
-        for agent in still:
+    """Wait for released agents to end; terminate the others, which never reached the launcher or have lost it."""
+    if running := _running_after(agents, _RELEASED_S):
+        for agent in running:
             agent.terminate()
-        for agent in _not_ended(still, AGENT_S):
+        for agent in _running_after(running, AGENT_S):
             agent.kill()
 
 
-def _not_ended(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> "list[subprocess.Popen[bytes]]":
+def _running_after(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> "list[subprocess.Popen[bytes]]":
+    """Return the agents that still run after `within_s` seconds."""
     end = time.monotonic() + within_s
-    while (still := [agent for agent in agents if agent.poll() is None]) and time.monotonic() < end:
+    while (running := [agent for agent in agents if agent.poll() is None]) and time.monotonic() < end:
         time.sleep(_POLL_S)
-    return still
+    return running
 
 
-def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
-    """An agent has ended first. That is in order when it was released; else the launcher names what was lost."""
+def _launcher_exit_code(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
+    """Return the launcher's exit code after an agent has ended first, or the agent's if the launcher does not end.
+
+    That is normal for a released agent. Otherwise, the launcher reports the lost worker.
+    """
     try:
         return _process_exit_code(launcher.wait(patience_s))
     except subprocess.TimeoutExpired:
@@ -181,8 +184,8 @@ def _wait_after(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s
         return _process_exit_code(agent_code)
 
 
-def run_lost_lines(message: Path) -> int:
-    """How many lines an agent had to print itself, by what it left when it ended."""
+def read_lost_lines(message: Path) -> int:
+    """Return the number of log lines that only the agent has printed, from its termination message."""
     try:
         return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
     except (OSError, ValueError):
@@ -190,11 +193,13 @@ def run_lost_lines(message: Path) -> int:
 
 
 def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
-    """Say how many log lines are `lost`; return the exit code of a run whose ranks and launcher left `code`, and
-    which got these `signals`."""
+    """Return the exit code of a run; print the number of `lost` log lines.
+
+    `code`: of ranks and launcher. `signals`: those that the run has received.
+    """
     if lost:
-        say_ending_line(
-            f"{lost} log lines are not in {directory}, which could not be written; they stand above", fg="red"
+        print_line(
+            f"{lost} log lines are not in {directory}, which could not be written; they are printed above", fg="red"
         )
     return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
@@ -204,7 +209,7 @@ def _process_exit_code(returncode: int) -> int:
 
 
 def page_settings(wanted: bool) -> dict[str, str]:
-    """Return the launcher's variables for a run whose page is wanted: a token that nobody else has.
+    """Return the launcher's variables for a run with a page: a new random token.
 
     Raises ConfigurationError if no plugin serves pages.
     """
@@ -214,5 +219,5 @@ def page_settings(wanted: bool) -> dict[str, str]:
 
 
 def environment_without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for an agent, whose ranks are the user's program."""
+    """Return `environment` without the page's token, for an agent, whose ranks run the user's program."""
     return {name: value for name, value in environment.items() if name != contract.ENV_STATUS_TOKEN}

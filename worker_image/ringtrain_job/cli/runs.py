@@ -1,4 +1,4 @@
-"""Runs below a folder, by name: the argument and the options of every command that reads one."""
+"""Runs below a folder, by name, and the argument and options of the commands that read one."""
 
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
 F = TypeVar("F", bound=Callable[..., Any])
 # The default of --runs.
 RUNS: Final = Path("runs")
-# Between --runs and a run's folder, where a cluster has its namespaces.
+# Folder between --runs and a run's folder, in place of the namespace on a cluster.
 NAMESPACE: Final = "local"
 _NAMES_SHOWN: Final = 5
 STATE_COLOURS: Final = {"Succeeded": "green", "Failed": "red", "Killed": "red", "Stopped": "magenta", "Running": "cyan"}
@@ -24,14 +24,14 @@ STATE_COLOURS: Final = {"Succeeded": "green", "Failed": "red", "Killed": "red", 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its name below the folder, and its newest attempt in short."""
+    """One run: its name below the folder, and a summary of its newest attempt."""
 
     name: str
     summary: AttemptSummary
 
     @property
     def files(self) -> AttemptFiles:
-        """Return the files of the newest attempt."""
+        """Files of the newest attempt."""
         return self.summary.files
 
     def document(self) -> dict[str, Any]:
@@ -91,25 +91,25 @@ def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> A
 
 
 def no_runs_text(where: Path) -> str:
-    """Return the line that says that `where` has no runs, and how to make one."""
+    """Return an error message: `where` has no runs, and the command that creates one."""
     option = "" if where == RUNS else f" --runs {where}"
-    what = "has no runs" if where.is_dir() else "is not there, and so there are no runs"
-    return f"{where} {what}; `ringtrain run{option} -np 2 python train.py` makes one, --runs names another folder"
+    what = "has no runs" if where.is_dir() else "does not exist, so there are no runs"
+    return f"{where} {what}; `ringtrain run{option} -np 2 python train.py` creates one, --runs names another folder"
 
 
 def make_run_folder(where: Path, name: str | None, program: str) -> Path:
-    """Create the folder of a new run and return it: `name`, or `program` and four digits; with -2 if it is taken."""
+    """Create and return the folder of a new run: `name`, or `program` and four digits; with -2 if it exists."""
     wanted = name or f"{program}-{secrets.token_hex(2)}"
     for number in range(1, 10_000):
         folder = where / NAMESPACE / (wanted if number == 1 else f"{wanted}-{number}")
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-    raise LogMissing(f"{where} has 10,000 runs of the name {wanted}; give another --name")
+    raise LogMissing(f"{where} has 10,000 runs of the name {wanted}; use another --name")
 
 
 def _newest_attempts(where: Path) -> Iterator[tuple[str, AttemptFiles]]:
-    """Yield each run's name and its newest attempt. Of two runs with one short name, both have the path."""
+    """Yield each run's name and its newest attempt. Two runs with the same short name get their paths as names."""
     newest: dict[Path, Path] = {}
     for log in find_logs(where):
         attempt = log.parent
@@ -122,7 +122,7 @@ def _newest_attempts(where: Path) -> Iterator[tuple[str, AttemptFiles]]:
 
 
 def _short_name(job: Path, where: Path) -> str:
-    """Return the name of a run: `train-3f2a`; of `dtj local` `digits-20261122-100637`, else the path below `where`."""
+    """Return a run's name: `train-3f2a`; of `dtj local`, `digits-20261122-100637`; else the path below `where`."""
     if job == where or not job.is_relative_to(where):
         return job.name
     match job.relative_to(where).parts:

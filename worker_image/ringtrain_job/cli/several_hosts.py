@@ -1,4 +1,4 @@
-"""A run over several hosts: the launcher here, an agent on each host, and TLS between them."""
+"""Runs over several hosts: the launcher on this machine, an agent on each host, and TLS between them."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
-from ringtrain_job.cli.ending import say_ending_line
+from ringtrain_job.cli.ending import print_line
 from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -20,8 +20,8 @@ from ringtrain_job.cli.run_processes import (
     forward_run_signals,
     level_of,
     prepare_run,
+    read_lost_lines,
     run_exit_code,
-    run_lost_lines,
     start_launcher,
     start_run_process,
     wait_for_run_processes,
@@ -43,9 +43,9 @@ def run_on_hosts(
     command: Sequence[str],
     verbose: bool,
 ) -> int:
-    """Run `command` on all `hosts`, with the launcher in this process's care; returns the run's exit code.
+    """Run `command` on all `hosts` with a launcher on this machine; return the run's exit code.
 
-    Raises ConfigurationError, which names the host that cannot be had, before any rank is started.
+    Raises ConfigurationError with the host that cannot be used, before any rank is started.
     """
     with ExitStack() as stack:
         sites = ",".join(host.site for host in hosts).strip(",")
@@ -70,15 +70,15 @@ def run_on_hosts(
             agent.started(start_end)
         ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
         signals = forward_run_signals(stack, launcher, ranks, config.save_s)
-        # An agent that was lost is missed after a quarter of the timeout; then the others are stopped.
+        # The launcher detects a lost agent after a quarter of the timeout, then stops the others.
         code = wait_for_run_processes(launcher, agents, 2 * config.timeout_s + AGENT_S)
-        _say_lost([agent for agent, _ in reached])
-        lost = run_lost_lines(_ended_host_agents(run)) + sum(agent.lost_lines() for agent, _ in reached)
+        _print_failed_agents([agent for agent, _ in reached])
+        lost = read_lost_lines(_termination_file(run)) + sum(agent.lost_lines() for agent, _ in reached)
         return run_exit_code(code, lost, environment[contract.ENV_LOG_DIR], signals)
 
 
 def prepare_hosts(stack: ExitStack, settings: Mapping[str, str], workers: int, slots: int) -> dict[str, str]:
-    """`prepare_run` for so many agents, whose secrets are beside the launcher's. Raises ConfigurationError."""
+    """Call `prepare_run` for `workers` agents, with secrets for them, too. Raises ConfigurationError."""
 
     def write(folder: Path) -> Path:
         write_secrets(folder, settings[contract.ENV_JOB_UID])
@@ -114,20 +114,21 @@ def _start_agent_here(
         **run.agent_environment(index, name, loopback_address()),
         contract.ENV_SECRET_DIR: str(run.secrets / contract.ROLE_WORKER),
         contract.ENV_POD_IP: run_address,
-        contract.ENV_TERMINATION_MESSAGE_PATH: str(_ended_host_agents(run)),
+        contract.ENV_TERMINATION_MESSAGE_PATH: str(_termination_file(run)),
     }
     return start_run_process(
         stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", run.level, "--", *run.command]
     )
 
 
-def _ended_host_agents(run: SshAgentOrders) -> Path:
-    """What the agent of this machine leaves when it ends."""
+def _termination_file(run: SshAgentOrders) -> Path:
+    """Return the path of the termination message of this machine's agent."""
     return run.secrets / "ended.json"
 
 
-def _say_lost(agents: Sequence[SshRemoteAgent]) -> None:
+def _print_failed_agents(agents: Sequence[SshRemoteAgent]) -> None:
+    """Print the exit code and the last line of agents that have failed."""
     for agent in agents:
         code = agent.process.poll()
         if code not in (None, 0, contract.EXIT_GANG_STOPPED):
-            say_ending_line(f"host {agent.host.name}: its agent ended with {code}: {agent.last_words()}")
+            print_line(f"host {agent.host.name}: its agent ended with {code}: {agent.last_line()}")

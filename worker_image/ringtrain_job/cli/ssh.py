@@ -1,6 +1,4 @@
-"""Agents on other hosts, which the system's ssh starts and keeps, or srun on the nodes of SLURM's job; and what
-the agents of a run over several hosts are told.
-"""
+"""Agents on other hosts, started by ssh, or by srun on the nodes of a SLURM job; and the orders to agents."""
 
 import json
 import os
@@ -33,14 +31,14 @@ from ringtrain_job.cli.remote_agent import (
     first_address,
 )
 
-# For TCP and the handshake; ssh's own default is the kernel's, minutes.
+# Limit of TCP and the handshake; ssh's default is the kernel's limit of minutes.
 _CONNECT_S: Final = 30
 _POLL_S: Final = 0.1
 _LINES_KEPT: Final = 20
 _EXIT_SSH: Final = 255
 _EXITS_SHELL: Final = (126, 127)
 _AGENT: Final = (sys.executable, "-m", "ringtrain", "remote-agent")
-# What belongs to a host or to a login, and must not be taken to another one.
+# Variables of a host or a login session that must not be copied to another host.
 _OF_A_HOST: Final = frozenset(
     [
         "DBUS_SESSION_BUS_ADDRESS",
@@ -71,12 +69,12 @@ _OF_A_LOGIN: Final = ("SSH_", "XDG_", "BASH_FUNC_")
 
 @dataclass(frozen=True)
 class SrunOptions:
-    """How nodes of SLURM's job are reached. `interfaces`: which of a node's networks ranks use."""
+    """Access to nodes of a SLURM job. `interfaces`: network interfaces that ranks use."""
 
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """srun on the node, beside what the job has there; it runs the Python that runs here."""
+        """Return an srun command that starts the agent on the node with this Python, in addition to the job's tasks."""
         place = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}", "--overlap", "--mem=0"]
         words = ["srun", *place, "--mpi=none", "--cpu-bind=none", "--export=ALL", "--quiet", "--unbuffered"]
         return [*words, *_AGENT]
@@ -84,18 +82,18 @@ class SrunOptions:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How other hosts are reached. `interfaces`: which of a host's networks ranks use."""
+    """Access to other hosts by ssh. `interfaces`: network interfaces that ranks use."""
 
     port: int | None = None
     identity_file: str | None = None
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """ssh that asks nothing, up to the command for `host`, which runs the Python that runs here."""
+        """Return an ssh command without prompts that starts the agent on `host` with this Python's path."""
         limits = {
             "BatchMode": "yes",
             "ConnectTimeout": max(1, round(min(deadlines.connect_s, deadlines.start_s))),
-            # three times without an answer, and ssh ends
+            # ssh ends after three unanswered messages
             "ServerAliveInterval": max(1, round(deadlines.silence_s / 4)),
         }
         options = [word for name, value in limits.items() for word in ("-o", f"{name}={value}")]
@@ -106,19 +104,18 @@ class SshOptions:
 
 @dataclass(frozen=True)
 class HereOptions:
-    """This machine, which needs no ssh."""
+    """Access to this machine, without ssh."""
 
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """What others start by ssh."""
+        """Return the command that starts the agent."""
         return list(_AGENT)
 
 
 @dataclass(frozen=True)
 class HostDeadlines:
-    """Seconds: until a host has answered, that it may be silent, and that its agent may take to end; and for the
-    connection alone."""
+    """Limits in seconds: until a host has answered, of its silence, of its agent's end, and of the connection."""
 
     start_s: float
     silence_s: float
@@ -130,13 +127,13 @@ class SshRemoteAgent:
     """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
 
     def __init__(self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines) -> None:
-        """Raises ConfigurationError if there is no ssh, or no srun."""
+        """Start ssh or srun. Raises ConfigurationError if the program is missing."""
         self.host = host
         self.deadlines = deadlines
         self._greeting: RemoteAgentGreeting | None = None
         self._started = False
         self._lost = 0
-        self._said: list[str] = []
+        self._stderr_lines: list[str] = []
         words = options.command(host.name, deadlines)
         try:
             self.process = start_child(
@@ -148,21 +145,21 @@ class SshRemoteAgent:
             )
         except FileNotFoundError as exc:
             raise ConfigurationError(
-                f"{host.name} is another host, which needs {words[0]} here: PATH has no program of this name"
+                f"{host.name} is another host, which needs {words[0]} on this machine: PATH has no program of this name"
                 + ("; install it (apt install openssh-client)" if words[0] == "ssh" else "")
             ) from exc
         self._readers = [
             threading.Thread(target=read, args=(stream,), daemon=True)
-            for read, stream in ((self._hear, self.process.stdout), (self._tell, self.process.stderr))
+            for read, stream in ((self._read_stdout, self.process.stdout), (self._read_stderr, self.process.stderr))
         ]
         for reader in self._readers:
             reader.start()
 
     def greeting(self, deadline: float) -> RemoteAgentGreeting:
-        """What the host has said of itself by `deadline` (of time.monotonic). ConfigurationError names it."""
+        """Return the host's greeting, received until `deadline` of time.monotonic. Raises ConfigurationError."""
         self._await(lambda: self._greeting is not None, deadline)
         if self._greeting is None:
-            raise ConfigurationError(self._why_not())
+            raise ConfigurationError(self._failure_text())
         if self._greeting.version != (here := version("ringtrain")):
             raise ConfigurationError(
                 f"host {self.host.name} has ringtrain {self._greeting.version} and this machine {here}; install "
@@ -171,29 +168,31 @@ class SshRemoteAgent:
         return self._greeting
 
     def start(self, order: RemoteAgentOrder) -> None:
-        """Send the host its order, on ssh's stdin, where nobody else on either host can read it."""
+        """Send the order on ssh's stdin, which no other user can read."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # ssh has ended: its exit status says why
+        with suppress(BrokenPipeError):  # ssh has ended; its exit status has the reason
             self.process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             self.process.stdin.flush()
 
     def started(self, deadline: float) -> None:
-        """Return when the agent has been started. ConfigurationError names the host and what it said."""
+        """Wait until the agent has started. Raises ConfigurationError with the host and its last line."""
         self._await(lambda: self._started, deadline)
         if not self._started:
             code = self.process.poll()
-            how = "did not start its agent in time" if code is None else f"ended with {code}"
-            raise ConfigurationError(f"host {self.host.name} {how}: {self.last_words()}")
+            problem = "did not start its agent in time" if code is None else f"ended with {code}"
+            raise ConfigurationError(f"host {self.host.name} {problem}: {self.last_line()}")
 
     def _await(self, done: Callable[[], bool], deadline: float) -> None:
         while not done() and self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if not done() and self.process.poll() is not None:
-            self._join()  # what it said at last may not have been read
+            self._join()  # read its last output
 
     def end(self) -> None:
-        """Let the host go: its agent ends when stdin does. ssh is killed when that takes too long, or at once if
-        the host has not answered."""
+        """End the agent by closing its stdin.
+
+        ssh is killed if that takes too long, or at once if the host has not answered.
+        """
         assert self.process.stdin is not None
         if self._greeting is None:
             self.process.kill()
@@ -202,13 +201,13 @@ class SshRemoteAgent:
         end_child(self.process, self.deadlines.end_s)
         self._join()
 
-    def last_words(self) -> str:
-        """The last line that ssh or the agent has written to stderr."""
+    def last_line(self) -> str:
+        """Return the last line of stderr of ssh or the agent."""
         self._join()
-        return self._said[-1] if self._said else "nothing was said"
+        return self._stderr_lines[-1] if self._stderr_lines else "no output"
 
     def lost_lines(self) -> int:
-        """How many log lines of an agent that has ended are in no file of the launcher."""
+        """Return the number of log lines of an ended agent that are in no file of the launcher."""
         self._join()
         return self._lost
 
@@ -216,7 +215,8 @@ class SshRemoteAgent:
         for reader in self._readers:
             reader.join(_POLL_S * 10)
 
-    def _hear(self, stream: IO[bytes]) -> None:
+    def _read_stdout(self, stream: IO[bytes]) -> None:
+        """Read the messages of `remote-agent`."""
         for line in stream:
             text = line.decode(errors="replace")
             if text.startswith(STARTED):
@@ -228,45 +228,47 @@ class SshRemoteAgent:
                 with suppress(ValueError, TypeError):
                     self._greeting = RemoteAgentGreeting(**json.loads(text.removeprefix(GREETING)))
 
-    def _tell(self, stream: IO[bytes]) -> None:
+    def _read_stderr(self, stream: IO[bytes]) -> None:
+        """Store the last lines of stderr; print them once the agent has started."""
         for line in stream:
             text = line.decode(errors="replace").rstrip()
             if text:
-                self._said = [*self._said, text][-_LINES_KEPT:]
-            if text and self._started:  # before that, an error has the last line
+                self._stderr_lines = [*self._stderr_lines, text][-_LINES_KEPT:]
+            if text and self._started:  # earlier lines are in the error message
                 click.echo(f"{self.host.name}: {text}", err=True)
 
-    def _why_not(self) -> str:
+    def _failure_text(self) -> str:
+        """Return the reason for which the host has not sent a greeting."""
         host, code = self.host.name, self.process.poll()
         if code is None:
-            return f"host {host} said nothing within {self.deadlines.start_s:g} s (--start-timeout)"
-        said = " ".join(self._said)
+            return f"host {host} did not answer within {self.deadlines.start_s:g} s (--start-timeout)"
+        output = " ".join(self._stderr_lines)
         if code == _EXIT_SSH:
-            return f"host {host} cannot be reached over ssh: {self.last_words().rstrip('.')}{_ssh_hint(host, said)}"
-        if code in _EXITS_SHELL or "No module named ringtrain" in said:
+            return f"host {host} cannot be reached over ssh: {self.last_line().rstrip('.')}{_ssh_hint(host, output)}"
+        if code in _EXITS_SHELL or "No module named ringtrain" in output:
             return (
-                f"host {host} has no ringtrain where this machine has it ({sys.executable}): {self.last_words()}; "
+                f"host {host} has no ringtrain at this machine's path ({sys.executable}): {self.last_line()}; "
                 "install Python and ringtrain at the same path on all hosts"
             )
-        return f"host {host}: ringtrain remote-agent ended with {code}: {self.last_words()}"
+        return f"host {host}: ringtrain remote-agent ended with {code}: {self.last_line()}"
 
 
-def _ssh_hint(host: str, said: str) -> str:
+def _ssh_hint(host: str, output: str) -> str:
     hints = {
         "Permission denied": f"; ssh may not ask for a password here: set up a key (ssh-copy-id {host}), or name "
         "one with --ssh-identity-file",
         "Host key verification failed": f"; log in once by hand (ssh {host}) to accept the host's key",
         "Could not resolve": "; is this the name in -H?",
     }
-    return next((hint for part, hint in hints.items() if part in said), "")
+    return next((hint for part, hint in hints.items() if part in output), "")
 
 
 def connect_ssh_hosts(
     stack: ExitStack, hosts: Sequence[Host], options: SshOptions | SrunOptions, deadlines: HostDeadlines
 ) -> list[tuple[SshRemoteAgent, RemoteAgentGreeting]]:
-    """Reach all `hosts` at once; `stack` lets them go.
+    """Connect to all `hosts` at once; `stack` ends the connections.
 
-    Raises ConfigurationError, which names the first host that cannot be had.
+    Raises ConfigurationError with the first host that cannot be used.
     """
     deadline = time.monotonic() + deadlines.start_s
     agents = []
@@ -277,7 +279,7 @@ def connect_ssh_hosts(
 
 
 def portable_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environment` that mean the same on another host."""
+    """Return the variables of `environment` that have the same meaning on another host."""
     return {
         name: value
         for name, value in environment.items()
@@ -285,13 +287,13 @@ def portable_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# Set anew on each host: where its secrets are, and its own address.
+# Variables that differ on each host: the path of its secrets, and its address.
 _OF_AN_AGENT: Final = (contract.ENV_SECRET_DIR, contract.ENV_POD_IP)
 
 
 @dataclass(frozen=True)
 class SshAgentOrders:
-    """What all agents of a run have in common. `secrets`: directory with one of each role."""
+    """Common parts of the orders to all agents of a run. `secrets`: directory with one of each role."""
 
     environment: Mapping[str, str]
     secrets: Path
@@ -301,7 +303,7 @@ class SshAgentOrders:
     command: Sequence[str]
 
     def agent_environment(self, index: int, host: str, run_address: str) -> dict[str, str]:
-        """Of the agent of worker `index` on `host`, which reaches this machine at `run_address`."""
+        """Return the variables of the agent of worker `index` on `host`. `run_address`: this machine for the host."""
         return {
             **{name: value for name, value in self.environment.items() if name not in _OF_AN_AGENT},
             contract.ENV_WORKER_INDEX: str(index),
@@ -311,7 +313,7 @@ class SshAgentOrders:
         }
 
     def order(self, environment: Mapping[str, str]) -> RemoteAgentOrder:
-        """What an agent that `remote-agent` runs is told."""
+        """Return the order to a `remote-agent` with `environment`."""
         directory = self.secrets / contract.ROLE_WORKER
         return RemoteAgentOrder(
             secrets={file: (directory / file).read_text() for file in SECRET_FILES},
@@ -323,12 +325,15 @@ class SshAgentOrders:
         )
 
     def run_address(self, host: str, seen: str) -> str:
-        """This machine's address for `host`, which has `seen` this one; empty: none."""
+        """Return this machine's address for `host`, which sees it as `seen` (empty: unknown).
+
+        Raises ConfigurationError.
+        """
         if self.interfaces:
             return first_address(self.interfaces)
         if not seen:
             raise ConfigurationError(
                 f"host {host} does not know from which address it is reached (SSH_CONNECTION is not set there); "
-                "say with --network-interfaces which interface all hosts have"
+                "name an interface that all hosts have with --network-interfaces"
             )
         return seen

@@ -1,4 +1,4 @@
-"""`ringtrain timeline FILE`: where the time of a step goes, rank by rank."""
+"""Command `ringtrain timeline FILE`: the parts of a step's time, rank by rank."""
 
 import json
 from bisect import bisect_right
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-# What every rank takes part in: ranks are compared in these.
+# Categories of spans in which all ranks participate, so that ranks can be compared.
 _COLLECTIVES = ("collective", "shared memory")
 
 Interval = tuple[float, float]
@@ -19,7 +19,7 @@ Collective = tuple[str, int, int]
 
 @dataclass
 class RankTimes:
-    """One rank's spans, in microseconds of a clock that all ranks share."""
+    """Spans of one rank, in microseconds of a clock that all ranks share."""
 
     steps: list[Interval] = field(default_factory=list)
     spans: dict[str, list[Interval]] = field(default_factory=lambda: defaultdict(list))  # by category
@@ -28,8 +28,11 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class TimelineShares:
-    """Where one rank's steps went, in microseconds: `parts` by name, and `waits` for other ranks, which began a
-    collective later, after the backward pass."""
+    """Parts of one rank's steps, in microseconds.
+
+    `parts`: by name. `waits`: by rank, time of waiting for a rank that began a collective later, after the backward
+    pass.
+    """
 
     steps: int
     total: float
@@ -40,11 +43,11 @@ class TimelineShares:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def timeline(file: Path) -> None:
-    """Print where a step's time goes in FILE, which a run with RINGTRAIN_TIMELINE has written."""
+    """Print the parts of a step's time in FILE, written by a run with RINGTRAIN_TIMELINE."""
     ranks = _read_timeline(file)
-    last = last_rank_in_timeline(ranks)
+    last = last_starts(ranks)
     for rank, times in sorted(ranks.items()):
-        found = timeline_shares(times, last)
+        found = rank_shares(times, last)
         click.echo(f"rank {rank}: {describe_timeline(found) if found else 'no whole step'}")
 
 
@@ -54,7 +57,7 @@ def _read_timeline(file: Path) -> dict[int, RankTimes]:
         ranks: dict[int, RankTimes] = defaultdict(RankTimes)
         for event in events:
             if event["ph"] == "X":
-                _note_timeline_span(ranks[int(event["pid"])], event)
+                _add_span(ranks[int(event["pid"])], event)
     except (ValueError, KeyError, TypeError) as exc:
         raise click.ClickException(f"{file} is not a timeline of ringtrain ({type(exc).__name__}: {exc})") from exc
     if not any(times.steps for times in ranks.values()):
@@ -64,7 +67,7 @@ def _read_timeline(file: Path) -> dict[int, RankTimes]:
     return ranks
 
 
-def _note_timeline_span(times: RankTimes, event: dict[str, Any]) -> None:
+def _add_span(times: RankTimes, event: dict[str, Any]) -> None:
     interval = event["ts"], event["ts"] + event["dur"]
     if event["cat"] == "step":
         times.steps.append(interval)
@@ -75,8 +78,8 @@ def _note_timeline_span(times: RankTimes, event: dict[str, Any]) -> None:
         times.spans[event["cat"]].append(interval)
 
 
-def last_rank_in_timeline(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
-    """When the last rank began each collective, and which rank that was."""
+def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
+    """Return for each collective the time at which the last rank began it, and that rank."""
     last: dict[Collective, tuple[float, int]] = {}
     for rank, times in ranks.items():
         for key, (began, _) in times.collectives.items():
@@ -84,40 +87,38 @@ def last_rank_in_timeline(ranks: Mapping[int, RankTimes]) -> dict[Collective, tu
     return last
 
 
-def timeline_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
-    """Where a rank's steps went; None without one. The first only warms up, and counts if it is the only one."""
+def rank_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
+    """Return the parts of a rank's steps; None without a step. The first step is left out if there are others."""
     steps = times.steps[1:] or times.steps
     if not steps:
         return None
-    batches, backward, forward = (
-        _intervals_within(times.spans[name], steps) for name in ("batch", "backward", "forward")
-    )
-    total = _intervals_length(steps)
-    if batches:  # a graph runs the whole batch, in which passes and collectives overlap
+    batches, backward, forward = (_clipped(times.spans[name], steps) for name in ("batch", "backward", "forward"))
+    total = _total_length(steps)
+    if batches:  # a compiled graph runs the whole batch: passes and collectives overlap
         return TimelineShares(
             len(steps),
             total,
-            {"input": total - _intervals_length(batches), "batch": _intervals_length(batches)},
+            {"input": total - _total_length(batches), "batch": _total_length(batches)},
             {},
         )
     ends = [end for _, end in backward]
-    # What is left of a step when its last backward pass has ended is the update that it could not hide.
+    # The rest of a step after its last backward pass is the part of the update that was not overlapped.
     exposed = [(ends[index - 1], end) for _, end in steps if (index := bisect_right(ends, end))]
     waits: dict[int, float] = defaultdict(float)
     for key, (began, ended) in times.collectives.items():
         late_began, late = last[key]
-        waits[late] += _intervals_length(_intervals_within([(began, min(ended, late_began))], exposed))
-    # Less than half a per cent is noise.
+        waits[late] += _total_length(_clipped([(began, min(ended, late_began))], exposed))
+    # Parts below 0.5 % are noise.
     waits = {late: part for late, part in sorted(waits.items()) if part >= 0.005 * total}
-    passes, update = _intervals_length(forward) + _intervals_length(backward), _intervals_length(exposed)
+    passes, update = _total_length(forward) + _total_length(backward), _total_length(exposed)
     early = "input" if forward else "input and forward"
-    parts = {early: total - passes - update} | ({"forward": _intervals_length(forward)} if forward else {})
-    parts |= {"backward": _intervals_length(backward), "update": update - sum(waits.values())}
+    parts = {early: total - passes - update} | ({"forward": _total_length(forward)} if forward else {})
+    parts |= {"backward": _total_length(backward), "update": update - sum(waits.values())}
     return TimelineShares(len(steps), total, parts, waits)
 
 
-def _intervals_within(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
-    """The parts of `intervals` that lie in one of `limits`, which are in order and apart."""
+def _clipped(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of `intervals` that are within one of `limits`, which are sorted and disjoint."""
     begins = [begin for begin, _ in limits]
     found = []
     for a, b in sorted(intervals):
@@ -129,12 +130,12 @@ def _intervals_within(intervals: Sequence[Interval], limits: Sequence[Interval])
     return found
 
 
-def _intervals_length(intervals: Sequence[Interval]) -> float:
+def _total_length(intervals: Sequence[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
 def describe_timeline(found: TimelineShares) -> str:
-    """One line for a person."""
+    """Return the parts as one line of text."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
     shown = ", ".join(f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items())
     steps = f"{found.steps} step{'s' * (found.steps != 1)}"

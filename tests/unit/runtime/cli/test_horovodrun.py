@@ -76,7 +76,8 @@ def test_options_without_meaning_are_explained() -> None:
     values = HorovodrunValues({"gloo": True, "mpi_args": "-x A", "autotune": False, "ssh_port": 2222, "mpi": None})
     assert [line.split()[0] for line in values.notes] == ["--gloo", "--mpi-args", "--autotune"]
     assert (
-        values.notes[0] == "--gloo has no meaning here and is accepted: ranks meet through the launcher, without Gloo"
+        values.notes[0] == "--gloo has no meaning here and is accepted: "
+        "ranks find each other through the launcher, without Gloo"
     )
 
 
@@ -106,7 +107,7 @@ def test_outputs_of_ranks_are_linked(tmp_path: Path) -> None:
     files.rank_log(3).write_text("line\n")
     assert (tmp_path / "out/rank.03/stdout").read_text() == "line\n"
     (tmp_path / "file").write_text("")
-    with pytest.raises(click.UsageError, match="give a directory that you can write"):
+    with pytest.raises(click.UsageError, match="choose a directory that you can write"):
         HorovodrunValues({"output_filename": str(tmp_path / "file")}).link_outputs(files, 1)
 
 
@@ -133,7 +134,7 @@ def test_settings_that_are_none_are_named_and_passed_over(tmp_path: Path) -> Non
     values = HorovodrunValues(read_config_file(str(tmp_path / "config.yaml")))
     assert values.variables == {contract.ENV_TIMELINE: "t.json"}
     assert [note.partition("config.yaml: ")[2] for note in values.notes] == [
-        "timeline.file, new: no setting of Horovod, passed over"
+        "timeline.file, new: not a setting of Horovod; ignored"
     ]
 
 
@@ -144,7 +145,7 @@ def test_settings_that_are_none_are_named_and_passed_over(tmp_path: Path) -> Non
         ("logging:\n  level: LOUD\n", "logging.level: 'LOUD' is not one of"),
         ("controller: jsrun\n", "controller is 'jsrun'; expected gloo or mpi"),
         ("- a\n", "expected settings by name"),
-        ("a: [\n", "is no YAML"),
+        ("a: [\n", "is not YAML"),
         (None, "No such file"),
     ],
     ids=["wrong-type", "wrong-choice", "wrong-controller", "a-list", "no-yaml", "no-file"],
@@ -209,7 +210,7 @@ def test_a_hostfile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "hosts", "message"),
     [
-        ("a slots=2\n", "a:2", "both say where ranks are"),
+        ("a slots=2\n", "a:2", "both define the hosts"),
         ("a two\n", "", "line 1: 'a two'; expected host slots=4"),
         ("a slots=two\n", "", "line 1: 'two' is not a number of slots; expected a:4"),
         ("# none\n", "", "it has no host"),

@@ -25,7 +25,7 @@ from ringtrain_job.launcher.hosts import HostCoolDown
             ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
             "node-a, node-b have 2 slots for -np 3",
         ),
-        (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), and all"),
+        (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), but all"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),
@@ -66,7 +66,7 @@ def test_usage_errors(words: list[str], message: str) -> None:
         (["--nproc-per-node", "2", "train.py"], "--nproc-per-node is torchrun's; write -np N"),
         (["--nproc_per_node=2", "train.py"], "--nproc_per_node is torchrun's; write -np N"),
         (["-np", "2", "--nnodes=2", "train.py"], "--nnodes is torchrun's; write -H HOST:N,HOST:N"),
-        (["--standalone", "-np", "2", "train.py"], "--standalone is torchrun's; leave it out"),
+        (["--standalone", "-np", "2", "train.py"], "--standalone is torchrun's; remove it"),
         (
             ["-np", "2", "-m", "package.train"],
             "-m is torchrun's; write the whole command: ringtrain run -np N",
@@ -103,7 +103,7 @@ def test_an_earlier_name_of_an_option(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     result = CliRunner().invoke(main, ["run", "-np", "1", "--log-dir", "file/runs", "true"])
-    assert "--runs file/runs: logs cannot be kept there" in result.output
+    assert "--runs file/runs: logs cannot be written there" in result.output
     assert "--log-dir" not in CliRunner().invoke(main, ["run", "--help"]).output
 
 
@@ -111,7 +111,7 @@ def test_an_earlier_name_of_an_option(tmp_path: Path, monkeypatch: pytest.Monkey
     ("program", "code", "message"),
     [
         ("pythn", 127, "pythn cannot be executed: PATH has no program of this name; did you mean python?"),
-        ("./nothing.py", 127, "./nothing.py cannot be executed: there is no such file"),
+        ("./nothing.py", 127, "./nothing.py cannot be executed: the file does not exist"),
         ("./notes.py", 126, "not executable (chmod +x)"),
         ("notes.py", 127, "did you mean ./notes.py, or python notes.py?"),
     ],
@@ -154,7 +154,7 @@ def test_numbers_of_progress_are_explained() -> None:
     """What a line of progress says of the speed stands where a reader of that line looks."""
     shown = " ".join(CliRunner().invoke(main, ["run", "--help"]).output.split())
     assert "its standard error (+/-)" in shown
-    assert "how far the speeds of single steps scatter around their median (jitter)" in shown
+    assert "the scatter of the speeds of single steps around their median (jitter)" in shown
 
 
 @pytest.mark.parametrize(
@@ -162,25 +162,25 @@ def test_numbers_of_progress_are_explained() -> None:
     [
         (
             ["-np", "2", "--min-np", "3"],
-            "-np 2, with which the run begins, is not between --min-np 3 and --max-np 2",
+            "-np 2, the number of ranks at the start, is not between --min-np 3 and --max-np 2",
         ),
         (["-np", "2", "--max-np", "1"], "is not between --min-np 2 and --max-np 1"),
         (["-np", "4", "--min-np", "3", "--max-np", "2"], "is not between --min-np 3 and --max-np 2"),
-        (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: of 4 ranks --min-np 4 lets none be lost"),
+        (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: with --min-np 4 none of the 4 ranks may be lost"),
         (
             ["-np", "4", "--min-np", "2", "--on-loss", "Shrink", "--replace-timeout", "5"],
-            "--replace-timeout and --on-loss Shrink: nobody waits for a lost rank then",
+            "--replace-timeout and --on-loss Shrink: ranks do not wait for a replacement then",
         ),
         (["-np", "2", "--on-loss", "Panic"], "'Panic' is not one of"),
         (["-np", "2", "--replace-timeout", "0"], "0.0 is not in the range"),
         (["-np", "2", "--reset-limit", "-1"], "-1 is not in the range"),
         (["-np", "2", "--max-np", "4", "-H", "localhost:2"], "2 slots for 4 ranks; expected localhost:4"),
-        (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: there is no such file"),
+        (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: the file does not exist"),
         (["-np", "2", "--host-discovery-script", "notes.sh"], "is not executable; chmod +x notes.sh"),
-        (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both say where ranks are"),
+        (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both define the hosts"),
         (
             ["-np", "2", "--host-discovery-script", "notes.sh", "--hostfile", "notes.sh"],
-            "--hostfile notes.sh and --host-discovery-script notes.sh: both say where ranks are",
+            "--hostfile notes.sh and --host-discovery-script notes.sh: both define the hosts",
         ),
     ],
     ids=[

@@ -77,7 +77,9 @@ def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_runs(RUNS) == []
     for name in (None, "a"):
-        with pytest.raises(LogMissing, match=r"runs is not there, .* `ringtrain run -np 2 python train.py` makes one"):
+        with pytest.raises(
+            LogMissing, match=r"runs does not exist, .* `ringtrain run -np 2 python train.py` creates one"
+        ):
             find_attempt(name, RUNS)
     (tmp_path / "mine").mkdir()
     assert "`ringtrain run --runs mine -np 2" in no_runs_text(Path("mine"))

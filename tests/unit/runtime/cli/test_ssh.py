@@ -39,7 +39,7 @@ def ssh_that(script: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         (
             "echo 'sh: 1: exec: python: not found' >&2; exit 127",
-            "host a has no ringtrain where this",
+            "host a has no ringtrain at this",
         ),
         (
             "echo '/bin/python: No module named ringtrain' >&2; exit 1",
@@ -49,8 +49,8 @@ def ssh_that(script: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
             f"""echo '{GREETING}{{"version": "0.0.1", "run_address": ""}}'; sleep 60""",
             "host a has ringtrain 0.0.1",
         ),
-        ("echo a banner; exec sleep 60", r"host a said nothing within 1 s \(--start-timeout\)"),
-        ("exit 3", "host a: ringtrain remote-agent ended with 3: nothing was said"),
+        ("echo a banner; exec sleep 60", r"host a did not answer within 1 s \(--start-timeout\)"),
+        ("exit 3", "host a: ringtrain remote-agent ended with 3: no output"),
         (
             "echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255",
             r"ssh: .*Connection refused",
@@ -212,7 +212,7 @@ def test_a_connection_that_ends_before_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"directory": "/nothing/here"}, "/nothing/here, where the run was started, cannot be entered here"),
+        ({"directory": "/nothing/here"}, "/nothing/here, the run's working directory, cannot be entered here"),
         ({"interfaces": ("nothing0",)}, "--network-interfaces nothing0: none of them has an IPv4 address here"),
     ],
     ids=["no-directory", "no-interface"],
