@@ -48,13 +48,6 @@ FOREIGN = {
 # Functions with these prefixes answer a question, so they return bool.
 PREDICATE = re.compile(r"_*(is|has|can|should|are|was|were|does|did|may|must)_")
 QUESTION = re.compile(r"(What|Where|Who|Whose|How|When|Why|Which)\b")
-# Folders whose names and docstrings do not follow these two rules yet. Remove a folder when it does.
-NOT_YET = (
-    "client/ringtrain_client",
-    "plugins/page",
-    "plugins/torch",
-    "worker_image/ringtrain_job/cli",
-)
 # Pairs that users import: the same thing for arrays and for a framework.
 SHARED = {"HostOptimizer", "DistributedOptimizer", "DiLoCo"}
 
@@ -69,10 +62,9 @@ def modules(distribution: str) -> list[tuple[Path, ast.Module]]:
     return [(path.relative_to(root), ast.parse(path.read_text())) for path in paths]
 
 
-def rewritten_modules() -> list[tuple[Path, ast.Module]]:
-    """Return the modules outside of NOT_YET, with paths from the root of the repository."""
-    every = ((PRODUCT[name].relative_to(ROOT) / path, tree) for name in PRODUCT for path, tree in modules(name))
-    return [(path, tree) for path, tree in every if not any(path.is_relative_to(folder) for folder in NOT_YET)]
+def all_modules() -> list[tuple[Path, ast.Module]]:
+    """Return the modules of all distributions, with paths from the root of the repository."""
+    return [(PRODUCT[name].relative_to(ROOT) / path, tree) for name in PRODUCT for path, tree in modules(name)]
 
 
 def false_predicates(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -167,13 +159,13 @@ def test_arguments_are_passed_on_by_name(distribution: str) -> None:
 
 def test_a_predicate_returns_bool() -> None:
     """`is_…`, `has_…` and the like are questions with the answers True and False."""
-    found = [f"{path}:{line} {name}" for path, tree in rewritten_modules() for line, name in false_predicates(tree)]
+    found = [f"{path}:{line} {name}" for path, tree in all_modules() for line, name in false_predicates(tree)]
     assert found == []
 
 
 def test_no_docstring_begins_with_a_question_word() -> None:
     """A docstring begins with a command in the imperative or a noun phrase."""
-    found = [f"{path}:{line} {text}" for path, tree in rewritten_modules() for line, text in questions(tree)]
+    found = [f"{path}:{line} {text}" for path, tree in all_modules() for line, text in questions(tree)]
     assert found == []
 
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.events import EventsFile, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_page.summary import brief_attempt, start_part_durations
+from ringtrain_page.summary import start_part_durations
 
 
 def test_each_change_is_noted_once(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_what_kubernetes_says_is_noted_once_and_in_its_time(tmp_path: Path) -> N
         "the launcher started",
         "the launcher was restarted",
     ]
-    assert brief_attempt(files)["began"] == read_log_events(files)[3]["time"]
+    assert summarize_attempt(files).began == read_log_events(files)[3]["time"]
 
 
 def test_parts_of_a_start(tmp_path: Path) -> None:

@@ -210,11 +210,11 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("list",), 0, "runs is not there, and so there are no runs; `ringtrain run -np 2 python train.py` makes one"),
-        (("list", "--runs", "."), 0, ". has no runs; `ringtrain run --runs . -np 2 python train.py` makes one"),
-        (("report",), 1, "`ringtrain run -np 2 python train.py` makes one"),
+        (("list",), 0, "runs does not exist, so there are no runs; `ringtrain run -np 2 python train.py` creates one"),
+        (("list", "--runs", "."), 0, ". has no runs; `ringtrain run --runs . -np 2 python train.py` creates one"),
+        (("report",), 1, "`ringtrain run -np 2 python train.py` creates one"),
         (("compare", "a"), 2, f"1 run(s) to compare; expected 2 to {MOST_COMPARED}"),
-        (("compare", "a", "b"), 1, "runs is not there, and so there are no runs"),
+        (("compare", "a", "b"), 1, "runs does not exist, so there are no runs"),
     ],
     ids=["no-folder", "no-runs", "no-run-to-report", "one-run", "no-such-run"],
 )
