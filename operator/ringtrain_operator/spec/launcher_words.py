@@ -1,5 +1,5 @@
 # Generated from worker_image/ringtrain_job/cli/launchers.py: operator and runtime never import each other.
-"""Programs that start ranks themselves: each of several ranks would start a world of its own."""
+"""Detection of programs that start ranks themselves: each of several ranks would start its own world."""
 
 import re
 import shlex
@@ -19,13 +19,13 @@ _BEFORE = re.compile(r"exec|env|time|nohup|\w+=.*")
 _SHELLS = frozenset({"sh", "bash", "dash"})
 
 
-def launcher_in(command: Sequence[str]) -> str:
-    """The launcher that the command starts, itself or in a shell's text; empty: none that stays alone."""
+def launcher_of(command: Sequence[str]) -> str:
+    """Return the launcher that the command, or a shell's script in it, starts; empty if it starts none."""
     found = next((found for words in _commands(command) if (found := _launcher(words))), "")
     if found or not _is_script(command) or '"$@"' not in command[2]:
         return found
-    # A shell that sets variables in front of the command: torchrun may find the other nodes by them.
-    inner = launcher_in(command[4:])
+    # A shell may set variables before the command, by which torchrun finds the other nodes.
+    inner = launcher_of(command[4:])
     return "" if inner == "torchrun" and "PET_NNODES=" in command[2] else inner
 
 
@@ -34,14 +34,14 @@ def _is_script(words: Sequence[str]) -> bool:
 
 
 def _commands(command: Sequence[str]) -> list[list[str]]:
-    """The command, or those of a shell's text, without what stands before a program's name."""
+    """Return the command, or those of a shell's script, without the words before a program's name."""
     words = list(command)
     if _is_script(words):
         lexer = shlex.shlex(words[2].replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
             words = list(lexer)
-        except ValueError:  # a quote without its end
+        except ValueError:  # an unclosed quote
             return []
     found: list[list[str]] = [[]]
     for word in words:
@@ -53,7 +53,7 @@ def _commands(command: Sequence[str]) -> list[list[str]]:
 
 
 def _launcher(words: Sequence[str]) -> str:
-    if not words or _has_other_nodes(words):
+    if not words or _has_several_nodes(words):
         return ""
     name = PurePosixPath(words[0]).name
     if name in MPI | _OTHERS:
@@ -66,8 +66,8 @@ def _launcher(words: Sequence[str]) -> str:
     return ""
 
 
-def _has_other_nodes(words: Sequence[str]) -> bool:
-    """Whether the launcher is told that there are others, with which it makes one world."""
+def _has_several_nodes(words: Sequence[str]) -> bool:
+    """Return whether the launcher's options name several nodes, which form one world."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if (found := _NODES.fullmatch(word)) is not None:
             return (found[1] or following) not in ("1", "1:1")

@@ -13,7 +13,7 @@ from ..errors import Invalid, Problem, shown
 from .base import MAX_DEPTH, nesting_depth, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .labels import annotation_problems, label_problems
-from .launcher_words import MPI, launcher_in
+from .launcher_words import MPI, launcher_of
 from .metrics_rule import metrics_rule_problem
 from .model_problems import model_problems, rule_problems
 from .pod_schema import PodSchema, packaged_pod_spec_schema
@@ -223,7 +223,7 @@ def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
     if spec.backend != "ring" or spec.slots * spec.worker.replicas < 2:
         return
     main = containers_of(spec.worker.template)[0]
-    found = launcher_in([*(main.get("command") or []), *(main.get("args") or [])])
+    found = launcher_of([*(main.get("command") or []), *(main.get("args") or [])])
     if not found:
         return
     mpi = "; for a program of MPI set spec.backend: mpi" if found in MPI | {"horovodrun"} else ""

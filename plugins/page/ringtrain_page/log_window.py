@@ -23,7 +23,7 @@ class WantedPageLines:
 
     @property
     def matches(self) -> Callable[[str], bool]:
-        """A function that returns whether a line of the merged log passes the filter."""
+        """Predicate of lines of the merged log that pass the filter."""
         mark, text = "" if self.rank is None else f"[{self.rank}] ", self.text.lower()
         return lambda line: line.startswith(mark) and text in line.lower()
 

@@ -40,7 +40,7 @@ class ElasticCommandOptions:
 
     @property
     def given(self) -> bool:
-        """Whether the run is elastic: at least one option is specified."""
+        """True if the run is elastic: at least one option is specified."""
         return any(value is not None for value in vars(self).values())
 
 
