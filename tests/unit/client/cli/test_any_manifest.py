@@ -1,4 +1,4 @@
-"""Whatever a file holds, a command that reads it ends with a result or with words: never with a traceback."""
+"""Any manifest, valid or not: every command that reads it ends with a result or an error message, never a traceback."""
 
 import copy
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ MPIJOB_FIELDS = (
     *("namespace", "labels", "slotsPerWorker", "runPolicy", "mainContainer", "cleanPodPolicy", "restartPolicy"),
     *("mpiImplementation", "runLauncherAsWorker", "args", "command", "resources", "limits", "replicas"),
 )
-# The same cases in every run, as many as take a few seconds: raise max_examples to look for more.
+# The same cases in each run, as many as fit into a few seconds. Raise max_examples to search for more.
 FEW = settings(
     max_examples=150,
     derandomize=True,
@@ -52,7 +52,7 @@ FEW = settings(
 )
 
 
-# What people and programs write into a field by mistake, and what attackers would.
+# Values that people and programs write into a field by mistake, and those of attackers.
 STRANGE: tuple[Any, ...] = (
     None,
     True,
@@ -81,14 +81,14 @@ STRANGE: tuple[Any, ...] = (
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put into `value`: the path of every inner value."""
+    """Return the paths of all values in `value`, where other values can be inserted."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path for key, item in inner for path in [(*at, key), *paths(item, (*at, key))]]
 
 
 @st.composite
 def mutants(draw: st.DrawFn, good: list[Any], fields: tuple[str, ...] = ()) -> Any:
-    """One of `good`, changed in one to three places: a value replaced or taken away, or one of `fields` added."""
+    """Return one of `good` with one to three changes: a value replaced or removed, or one of `fields` added."""
     made = copy.deepcopy(draw(st.sampled_from(good)))
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(paths(made) or [()]))
@@ -111,7 +111,7 @@ def mutants(draw: st.DrawFn, good: list[Any], fields: tuple[str, ...] = ()) -> A
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A directory two levels inside another one, which must stay as it is but for this directory."""
+    """Yield a directory two levels inside another one, which must not change except in this directory."""
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     yield inside
@@ -120,7 +120,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def told(*words: str) -> Result:
-    """Run `dtj WORDS`; it ended by itself, with words if it failed."""
+    """Run `dtj WORDS` and assert that it ends without a traceback, and with an error message if it failed."""
     result = CliRunner().invoke(main, list(words))
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception
@@ -131,7 +131,7 @@ def told(*words: str) -> Result:
 
 
 def check_all(path: Path, folder: Path) -> None:
-    """Every command that reads a manifest, and what `dtj local` would start."""
+    """Run every command that reads a manifest, without starting the processes of `dtj local`."""
     for command in ("validate", "render", "convert"):
         told(command, str(path))
     try:
@@ -149,14 +149,14 @@ def check_all(path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("path", CORPUS, ids=[path.stem for path in CORPUS])
 def test_cases_that_were_found(path: Path, folder: Path) -> None:
-    """Files that once ended in a traceback, and those that mutants are made of."""
+    """Files that once caused a traceback, and the samples of the mutations, end without one."""
     check_all(path, folder)
 
 
 @FEW
 @given(job=mutants(SAMPLES, JOB_FIELDS))
 def test_mutated_jobs(job: Any, folder: Path) -> None:
-    """A sample with fields replaced, taken away or added."""
+    """A sample with fields replaced, removed or added ends without a traceback."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, allow_unicode=True))
     check_all(path, folder)
@@ -165,7 +165,7 @@ def test_mutated_jobs(job: Any, folder: Path) -> None:
 @FEW
 @given(job=mutants(MPIJOBS, MPIJOB_FIELDS))
 def test_mutated_mpijobs(job: Any, folder: Path) -> None:
-    """An MPIJob with fields replaced, taken away or added."""
+    """An MPIJob with fields replaced, removed or added ends without a traceback."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, allow_unicode=True))
     told("convert", str(path))
@@ -182,7 +182,7 @@ WORDS = (
 @FEW
 @given(content=st.lists(st.sampled_from(WORDS), max_size=30).map("".join).map(str.encode) | st.binary(max_size=200))
 def test_text_that_is_hardly_yaml(content: bytes, folder: Path) -> None:
-    """Words of YAML in any order, and any bytes."""
+    """Any sequence of YAML tokens, and any bytes, end without a traceback."""
     path = folder / "job.yaml"
     path.write_bytes(content)
     check_all(path, folder)

@@ -1,4 +1,4 @@
-"""The commands that `dtj` has."""
+"""Commands of `dtj`: help, hints, validate and render."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ringtrain_operator.command import DEFAULT_AGENT_IMAGE, operator
 
 
 def test_the_help_has_what_people_use() -> None:
-    """`dtj -h` lists commands for people."""
+    """`dtj -h` lists the commands for people and hides the others."""
     result = CliRunner().invoke(main, ["-h"])
     listed = [line.split()[0] for line in result.output.partition("Commands:")[2].splitlines() if line.strip()]
     assert {"why", "watch", "logs", "local"} <= set(listed)
@@ -33,14 +33,14 @@ def test_the_help_has_what_people_use() -> None:
     ],
 )
 def test_the_operator_does_not_start_with_what_makes_no_sense(words: list[str], said: str) -> None:
-    """With no worker it was ready, and looked at no job; port 99999 was 34463."""
+    """An invalid value of an option ends the operator with an error."""
     result = CliRunner().invoke(operator, [*words, "--kubeconfig", "/nowhere"])
     assert result.exit_code == 2
     assert said in result.output
 
 
 def test_a_mistyped_command_gets_a_hint() -> None:
-    """The command that was meant, where one is near."""
+    """A misspelled command gets a hint at a similar one."""
     result = CliRunner().invoke(main, ["lst"])
     assert result.exit_code == 2
     assert "No such command 'lst'. Did you mean 'list'?" in result.output
@@ -49,12 +49,12 @@ def test_a_mistyped_command_gets_a_hint() -> None:
 
 
 def test_describe_means_why() -> None:
-    """Who knows kubectl's word is shown ours."""
+    """A word of kubectl gets a hint at the equivalent command."""
     assert "Did you mean 'why'?" in CliRunner().invoke(main, ["describe"]).output
 
 
 def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
-    """Data workers and the evaluator, too."""
+    """The output has pods of data workers and the evaluator."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job(dataWorkers={"replicas": 2}, evaluator={})))
     result = CliRunner().invoke(main, ["render", str(path)])
@@ -80,7 +80,7 @@ def test_every_pod_of_a_job_is_rendered(tmp_path: Path) -> None:
 def test_an_installations_settings_are_rendered(
     values: tuple[str, ...] | None, image: str | None, group: int | None, cpu: str | None, tmp_path: Path
 ) -> None:
-    """As the chart gives them to the operator, by Helm's own output: pods are shown as it makes them."""
+    """The output has the pods as the operator of this installation creates them, by the output of Helm."""
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(logs={"persistentVolumeClaim": {"claimName": "logs"}})))
     command = ["render", str(tmp_path / "job.yaml")]
     if values is not None:
@@ -96,7 +96,7 @@ def test_an_installations_settings_are_rendered(
 
 
 def test_a_file_without_an_installation(tmp_path: Path) -> None:
-    """It is named, with what would do."""
+    """The error names the file and the expected content."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job()))
     result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
@@ -116,7 +116,7 @@ NAMING = {**job(), "spec": {"templateRef": {"name": "small"}, "worker": {"replic
 @pytest.mark.parametrize("beside", [True, False], ids=["beside-the-job", "in-a-file-of-its-own"])
 @pytest.mark.parametrize("command", ["validate", "render"])
 def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: Path) -> None:
-    """One of its own file, or of another; where it is in none, the field is named with the ways out."""
+    """A template of the job's file or of another file is used. Otherwise the error lists the ways to find it."""
     path, other = tmp_path / "job.yaml", tmp_path / "templates.yaml"
     path.write_text(yaml.safe_dump_all([NAMING, TEMPLATE] if beside else [NAMING]))
     other.write_text(yaml.safe_dump(TEMPLATE))
@@ -142,7 +142,7 @@ def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: 
     ],
 )
 def test_a_template_alone_is_validated(part: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """It is no whole job; what no job could mend is named with its field."""
+    """A template is not a complete job; a field that no job could correct is named."""
     path = tmp_path / "template.yaml"
     path.write_text(yaml.safe_dump({**TEMPLATE, "spec": {"job": part}}))
     result = CliRunner().invoke(main, ["validate", str(path)])
@@ -152,7 +152,7 @@ def test_a_template_alone_is_validated(part: dict[str, Any], said: str, tmp_path
 
 @pytest.mark.parametrize("command", ["validate", "render"])
 def test_a_list_is_its_items(command: str, tmp_path: Path) -> None:
-    """`kubectl get --output=yaml` of several jobs is a List; what kubectl applies, dtj reads."""
+    """A List, as `kubectl get --output=yaml` prints several jobs, is read like its items."""
     path = tmp_path / "jobs.yaml"
     path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [job(), job("faces")]}))
     result = CliRunner().invoke(main, [command, str(path)])
@@ -163,7 +163,7 @@ def test_a_list_is_its_items(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["validate", "render"])
 def test_a_job_that_the_cluster_names(command: str) -> None:
-    """`generateName` counts as in Kubernetes, and `-` is standard input; what is rendered is twice the same."""
+    """`generateName` works as in Kubernetes, `-` is standard input, and rendering is deterministic."""
     made = job()
     made["metadata"] = {"generateName": "digits-"}
     results = [CliRunner().invoke(main, [command, "-"], input=yaml.safe_dump(made)) for _ in range(2)]
@@ -173,7 +173,7 @@ def test_a_job_that_the_cluster_names(command: str) -> None:
 
 
 def test_a_generated_name_has_room() -> None:
-    """Five characters come behind it; the message names the field that is there."""
+    """A name that leaves no room for the suffix of five characters is refused with the field that has it."""
     made = job()
     made["metadata"] = {"generateName": "d" * 47}
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
@@ -183,7 +183,7 @@ def test_a_generated_name_has_room() -> None:
 
 
 def test_a_job_on_standard_input_is_not_run_here() -> None:
-    """`dtj local` looks at its file while the job runs."""
+    """`dtj local` refuses standard input, because it reads the file again while the job runs."""
     result = CliRunner().invoke(main, ["local", "-"], input=yaml.safe_dump(job()))
     assert result.exit_code == 2
     assert "write the job into a file" in result.output
@@ -205,7 +205,7 @@ def test_a_job_on_standard_input_is_not_run_here() -> None:
 )
 @pytest.mark.parametrize("way", ["volume", "variable"])
 def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], said: str, way: str) -> None:
-    """A job's ConfigMap with its namespace, its name and its keys; what the file has not may be in the cluster."""
+    """References of a job are checked with the ConfigMaps of its file; other names may exist in the cluster."""
     metadata = {name: value for name, value in beside.items() if name != "key"}
     config = {
         "apiVersion": "v1",
@@ -242,7 +242,7 @@ def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:
 
 
 def test_no_device_of_a_kind() -> None:
-    """`nvidia.com/gpu: 0` in a template is none, of a launcher, too."""
+    """`nvidia.com/gpu: 0` in a template means no device, also in a launcher's."""
     made = job(launcher={"template": {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 0}}}]}}})
     main_container = made["spec"]["worker"]["template"]["spec"]["containers"][0]
     main_container["resources"] = {"limits": {"nvidia.com/gpu": 0, "amd.com/gpu": "2"}}

@@ -1,4 +1,4 @@
-"""The table of commands: each loads, and its line fits."""
+"""Table of commands: each command loads, and its help fits one line."""
 
 import importlib
 import subprocess
@@ -12,7 +12,7 @@ from ringtrain_client.cli.main import lazy_commands
 
 @pytest.mark.parametrize("name", sorted(lazy_commands()))
 def test_a_command_of_the_table(name: str) -> None:
-    """It is a click command of that name, hidden where the table says so, and its line fits 60 characters."""
+    """The module has a click command of that name, hidden as in the table, with a help of at most 60 characters."""
     entry = lazy_commands()[name]
     module, attribute = entry.load.split(":")
     command = getattr(importlib.import_module(module), attribute)
@@ -23,7 +23,7 @@ def test_a_command_of_the_table(name: str) -> None:
 
 
 def test_help_loads_no_command() -> None:
-    """The list is read from the tables alone."""
+    """The list of commands imports no command's module."""
     code = (
         "import sys; from ringtrain_client.cli.main import main; main(['--help'], standalone_mode=False); "
         "print([name for name in sys.modules if name.startswith('ringtrain_client.cli.')])"

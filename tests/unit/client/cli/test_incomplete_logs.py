@@ -1,4 +1,4 @@
-"""The log of a launcher that has ended, of whose output its node kept the newest part."""
+"""Log of an ended launcher whose node has only the newest part of its output."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ BY_RANK = {"logLines": 3, "rankLogLines": [2, 1]}
 
 
 def job(**spec: Any) -> dict[str, Any]:
-    """A job whose first attempt has ended."""
+    """Return a job whose first attempt has ended."""
     container = {"name": "train", "image": "train:1", "command": ["train"]}
     return {
         "apiVersion": "ringtrain.dev/v1alpha1",
@@ -32,7 +32,7 @@ def job(**spec: Any) -> dict[str, Any]:
 
 
 def launcher(attempt: int = 1, **told: Any) -> dict[str, Any]:
-    """Its pod, with what it left in its termination message."""
+    """Return its pod with the content of its termination message."""
     message = json.dumps({"version": 1, "attempt": attempt, **told})
     return {
         "metadata": {"name": "digits-launcher", "labels": {"ringtrain.dev/attempt": str(attempt)}},
@@ -45,33 +45,33 @@ def launcher(attempt: int = 1, **told: Any) -> dict[str, Any]:
 
 
 class Api:
-    """A node that has the last `kept` of a launcher's four lines, for a user who may not create pods."""
+    """API of a node with the last `kept` of a launcher's four lines, for a user who may not create pods."""
 
     def __init__(self, kept: int) -> None:
         self.lines = [b"[0] a\n", b"2026 the launcher's own\n", b"[1] b\n", b"[0] c\n"][4 - kept :]
 
     async def pod_log(self, *_: str, tail_lines: int | None = None, **__: Any) -> AsyncGenerator[bytes, None]:
-        """What the node has."""
+        """Return the lines that the node has."""
         if not self.lines:
             raise ServerError("no answer from the node")
         for line in self.lines[-tail_lines:] if tail_lines else self.lines:
             yield line
 
     async def get(self, resource: ApiResource, *_: Any) -> None:
-        """The job's Service may not be read, either; nothing else is."""
+        """Raise Forbidden for the job's Service, the only object that is read."""
         assert resource is SERVICES
         raise Forbidden("may not get services")
 
     async def select(self, *_: Any, **__: Any) -> list[Any]:
-        """No pods."""
+        """Return no pods."""
         return []
 
     async def create(self, *_: Any) -> None:
-        """Refused."""
+        """Raise Forbidden."""
         raise Forbidden("may not create pods")
 
     async def delete(self, *_: Any) -> None:
-        """Of what was not made."""
+        """Do nothing: no pod was created."""
 
 
 def read(
@@ -84,7 +84,7 @@ def read(
     status: dict[str, Any] | None = None,
     **spec: Any,
 ) -> tuple[bytes, str]:
-    """What is printed, and the error."""
+    """Return the printed output and the error."""
     found = b""
 
     async def collect() -> None:
@@ -104,7 +104,7 @@ def read(
 
 
 def test_all_is_there() -> None:
-    """Then nothing is said, and no pod is asked for."""
+    """A complete log is printed without a message, and no pod is created."""
     assert read(4, 0, pod=launcher(**TOTAL), logs=CLAIM) == (b"a\nc\n", "")
     merged = b"[0] a\n2026 the launcher's own\n[1] b\n[0] c\n"
     assert read(4, None, pod=launcher(**TOTAL), logs=CLAIM) == (merged, "")
@@ -113,7 +113,7 @@ def test_all_is_there() -> None:
 @pytest.mark.parametrize(("kept", "missing"), [(1, 2), (3, 1)])
 @pytest.mark.parametrize(("rank", "printed"), [(0, b"c\n"), (None, b"[0] c\n")], ids=["rank", "merged"])
 def test_some_are_missing(kept: int, missing: int, rank: int | None, printed: bytes) -> None:
-    """What is there is printed; the error says how many are not, and where they are."""
+    """The existing lines are printed, and the error has the number and the location of the missing ones."""
     out, error = read(kept, rank, pod=launcher(**TOTAL))
     assert out.endswith(printed)
     assert f"{missing} of the 3 lines that all ranks wrote are no longer" in error
@@ -121,14 +121,14 @@ def test_some_are_missing(kept: int, missing: int, rank: int | None, printed: by
 
 
 def test_the_ranks_own_count() -> None:
-    """Where the launcher left it, one rank's missing lines are counted, and another's do not matter."""
+    """With the launcher's counts by rank, only the missing lines of the requested rank matter."""
     out, error = read(1, 0, pod=launcher(**BY_RANK))
     assert (out, "1 of the 2 lines that rank 0 wrote" in error) == (b"c\n", True)
     assert read(3, 1, pod=launcher(**BY_RANK)) == (b"b\n", "")
 
 
 def test_without_the_right_to_create_pods() -> None:
-    """Then what the node has is printed, and the error says where the rest is and why it was not read there."""
+    """The node's lines are printed, and the error has the location of the rest and the reason for not reading it."""
     out, error = read(1, 0, pod=launcher(**TOTAL), logs=CLAIM)
     assert out == b"c\n"
     assert "2 of the 3 lines" in error
@@ -137,7 +137,7 @@ def test_without_the_right_to_create_pods() -> None:
 
 
 def test_no_launcher() -> None:
-    """Nothing is printed, and where the log is, or that it is gone, is told."""
+    """Nothing is printed, and the error has the location of the log, or says that it was deleted."""
     assert read(4, None) == (
         b"",
         "digits has no launcher now; its logs were deleted with its pod, because "
@@ -148,7 +148,7 @@ def test_no_launcher() -> None:
 
 
 def test_an_attempt_that_never_was() -> None:
-    """It left no logs anywhere, nor did a job that has not started."""
+    """An attempt without a launcher has no logs, nor has a job that has not started."""
     for logs in ({}, {"logs": CLAIM}):
         assert read(4, 0, attempt=7, pod=launcher(**TOTAL), **logs) == (
             b"",
@@ -164,19 +164,19 @@ def test_an_attempt_that_never_was() -> None:
 
 
 def test_a_node_that_is_gone() -> None:
-    """The claim is tried then; the error has what the node and the claim answered."""
+    """If the node does not answer, the claim is tried, and the error has the answers of the node and of the claim."""
     out, error = read(0, 0, pod=launcher(**TOTAL), logs=CLAIM)
     assert (out, "claim runs, in team/digits/1/" in error) == (b"", True)
     assert error.endswith("no answer from the node; may not create pods")
 
 
 def test_a_tail_that_is_whole() -> None:
-    """The newest lines are what a node keeps."""
+    """With --tail, lines that the node has deleted do not matter."""
     assert read(1, 0, tail=1, pod=launcher(**TOTAL)) == (b"c\n", "")
     assert read(2, None, tail=2, pod=launcher(**TOTAL)) == (b"[1] b\n[0] c\n", "")
 
 
 def test_a_launcher_that_left_no_count(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whether lines are missing cannot be known, and that is said."""
+    """Without the launcher's count, a message says that lines may be missing."""
     assert read(4, 0, pod=launcher()) == (b"a\nc\n", "")
     assert "did not report how many lines it wrote" in capsys.readouterr().out

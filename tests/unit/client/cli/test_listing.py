@@ -1,4 +1,4 @@
-"""The table of jobs on a terminal of 80 columns and in a pipe."""
+"""Table of jobs on a terminal of 80 columns and in a pipe."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture
 def in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with runs of a job of the longest name, and of one that has failed."""
+    """Change into a folder with runs of a job with the longest name, and of a job that has failed."""
     for name, state in ((LONG, "Running"), ("digits", "Failed")):
         made: dict[str, Any] = job(name)
         made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -32,7 +32,7 @@ def in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("options", "width"), [([], 80), ([], 60), (["-A"], 80), (["-o", "wide"], 1000)])
 def test_rows_fit_a_terminal_and_lose_nothing(in_runs: None, options: list[str], width: int) -> None:
-    """Long names and progress are broken; all letters are there, and the state is coloured."""
+    """Long names and progress are wrapped without losing a letter, and the state is coloured."""
     env = {**TERMINAL, "COLUMNS": str(min(width, 80))}
     result = CliRunner().invoke(main, ["list", "--local", *options], env=env)
     assert result.exit_code == 0, result.output
@@ -46,7 +46,7 @@ def test_rows_fit_a_terminal_and_lose_nothing(in_runs: None, options: list[str],
 
 
 def test_no_color_and_pipes_have_no_colours(in_runs: None) -> None:
-    """NO_COLOR is honoured, and a pipe gets a line for each job, whatever its length."""
+    """NO_COLOR disables colours, and a pipe gets one line for each job."""
     plain = CliRunner().invoke(main, ["list", "--local"], env={**TERMINAL, "NO_COLOR": "1"}).output
     assert "\x1b[31m" not in plain
     piped = CliRunner().invoke(main, ["list", "--local"], env={**TERMINAL, "FORCE_COLOR": None}).output
@@ -55,7 +55,7 @@ def test_no_color_and_pipes_have_no_colours(in_runs: None) -> None:
 
 
 def test_watch_shows_a_table_only(in_runs: None) -> None:
-    """JSON that never ends is refused."""
+    """--watch with JSON output is refused."""
     result = CliRunner().invoke(main, ["list", "--local", "--watch", "-o", "json"])
     assert result.exit_code == 2
     assert "--watch shows a table" in result.output

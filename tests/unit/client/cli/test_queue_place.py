@@ -1,4 +1,4 @@
-"""A job's place in its queue, as Kueue's visibility API has it: answers over HTTP, given here."""
+"""A job's place in its queue, from responses of Kueue's visibility API."""
 
 import asyncio
 from typing import Any
@@ -17,14 +17,14 @@ QUEUE = "/apis/visibility.kueue.x-k8s.io/{version}/namespaces/team/localqueues/r
 
 
 def waiting(state: str = "Queued", queued_as: str = "Workload") -> Json:
-    """A job that waits in the queue `research`."""
+    """Return a job that waits in the queue `research`."""
     metadata = {"name": "digits", "uid": "0a1b2c3d-0000"}
     status = {"state": state, "attempt": 1, "ledger": {"queuedAs": queued_as}}
     return {"metadata": metadata, "spec": {"scheduling": {"queue": "research"}}, "status": status}
 
 
 def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 200) -> tuple[str, int]:
-    """What is told where these Workloads wait, and how many requests it took."""
+    """Return the text for these waiting Workloads, and the number of requests."""
     requests: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -57,37 +57,37 @@ def asked(job: Json, names: list[str], version: str = "v1beta2", status: int = 2
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 def test_the_place_is_counted_from_one(version: str) -> None:
-    """In the LocalQueue and in the ClusterQueue, in whichever version is served."""
+    """The place is read from the LocalQueue and the ClusterQueue, in any served version."""
     told, _ = asked(waiting(), ["other", "digits-0a1b2c3d"], version)
     assert told == "place 2 in LocalQueue research, 3 in its ClusterQueue"
 
 
 def test_a_place_behind_a_thousand() -> None:
-    """The answer has pages."""
+    """Later pages of the answer are read."""
     told, requests = asked(waiting(), [f"job-{n}" for n in range(PAGE)] + ["digits-0a1b2c3d"])
     assert (told.split(",")[0], requests) == (f"place {PAGE + 1} in LocalQueue research", 2)
 
 
 def test_a_group_of_pods_has_a_place_too() -> None:
-    """Its Workload is Kueue's own, and has the group's name."""
+    """A PodGroup's Workload, which Kueue creates, has the group's name."""
     told, _ = asked(waiting("Pending", "PodGroup"), ["digits-0a1b2c3d-1"])
     assert told == "place 1 in LocalQueue research, 1 in its ClusterQueue"
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_who_may_not_ask_is_told_the_rest(status: int) -> None:
-    """Neither a missing right nor a Kueue without that API is an error of `dtj why`."""
+    """A missing right, or a Kueue without that API, is no error of `dtj why`."""
     assert asked(waiting(), ["digits-0a1b2c3d"], status=status)[0] == ""
 
 
 def test_nobody_asks_for_a_job_that_does_not_wait() -> None:
-    """A job that runs, and one that waits for places without a queue."""
+    """A running job, and one that waits without a queue, have no place."""
     assert asked(waiting("Running"), ["digits-0a1b2c3d"]) == ("", 0)
     assert asked(waiting("Queued", ""), ["digits-0a1b2c3d"]) == ("", 0)
 
 
 def test_why_tells_the_place_below_what_the_job_waits_for() -> None:
-    """A line of its own."""
+    """The place is printed in a separate line."""
     assert list(explain_job(waiting(), [], [], place="place 2 in LocalQueue research"))[1] == (
         "    place 2 in LocalQueue research"
     )

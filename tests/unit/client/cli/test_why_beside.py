@@ -1,4 +1,4 @@
-"""What `dtj why`, `dtj list`, `dtj logs` and the metrics tell of data workers and the evaluator."""
+"""Data workers and the evaluator in `dtj why`, `dtj list`, `dtj logs` and the metrics."""
 
 import json
 from pathlib import Path
@@ -18,26 +18,26 @@ KEY = JobKey("default", "digits")
 
 
 def served() -> World:
-    """A job with two data workers and an evaluator that all run; ranks wait 23 % of their time."""
+    """Return a job with two data workers and an evaluator that all run. Ranks wait 23 % of their time."""
     w = started(job(dataWorkers={"replicas": 2}, evaluator={}))
     waits(w, 0.23)
     return w
 
 
 def waits(w: World, fraction: float | None) -> None:
-    """What the launcher says from now on."""
+    """Set the launcher's report."""
     w.launcher_says("Running", 12)
     w.report["data"] = {"waitFraction": fraction}
     w.settle()
 
 
 def why(w: World) -> str:
-    """What `dtj why` prints."""
+    """Return the output of `dtj why`."""
     return "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
 
 
 def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
-    """Of a thousand pods that wait for a place, one cannot get its image: it comes first, and most are counted."""
+    """Of a thousand pending pods, the one whose image cannot be pulled is first, and most others are only counted."""
     named = [{"name": f"digits-worker-{index}", "uid": str(index), "labels": {}} for index in range(1000)]
     pods = [{"metadata": meta, "spec": {}, "status": {"phase": "Pending"}} for meta in named]
     waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
@@ -49,7 +49,7 @@ def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
 
 
 def test_why_tells_what_keeps_input_away() -> None:
-    """The condition, what ranks wait, and how the last pods ended."""
+    """The output has the condition, the waiting time of ranks, and the ends of the last pods."""
     w = served()
     assert "ranks wait for input 23 % of their time; 2 of 2 data workers ready" in why(w)
     for name in ("digits-data-0", "digits-data-1"):
@@ -64,7 +64,7 @@ def test_why_tells_what_keeps_input_away() -> None:
 
 
 def test_it_is_counted_once() -> None:
-    """By what is new in a status; the gauge is gone with the job, and when nothing is known."""
+    """Counters follow changes of the status; the gauge is removed with the job, and if its value is unknown."""
     w, metrics = served(), OperatorMetrics()
     before = w.job["status"]
     metrics.record_status(KEY, before)
@@ -83,7 +83,7 @@ def test_it_is_counted_once() -> None:
 
 
 def test_local_logs_of_pods_beside_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their own files; what is not there is said with what is."""
+    """The pods' own files are printed; the error for a missing one lists the existing ones."""
     w, runner = served(), CliRunner()
     directory = tmp_path / "runs" / "digits-1"
     (directory / "pods").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What `dtj why` and the metrics tell of an elastic job's losses."""
+"""Losses of an elastic job in `dtj why` and the metrics."""
 
 import json
 
@@ -13,7 +13,7 @@ VICTIM = "digits-worker-1"
 
 
 def test_why_tells_the_losses() -> None:
-    """What is missing, what became of it, and what it has cost so far."""
+    """The output has the missing worker, the cause and the cost of its loss."""
     w = elastic()
     w.evict(VICTIM)
     w.settle()
@@ -26,7 +26,7 @@ def test_why_tells_the_losses() -> None:
 
 
 def test_a_lost_state_is_told_in_the_status() -> None:
-    """Owner and second home lost at once: within the attempt, in status.failure, an event and `dtj why`, once."""
+    """Simultaneous loss of owner and replica appears once in status.failure, an event and `dtj why`."""
     w = elastic()
     message = "no rank of formation 1 is left: training begins at its last checkpoint"
     lost = {
@@ -49,7 +49,7 @@ def test_a_lost_state_is_told_in_the_status() -> None:
 
 
 def test_losses_are_counted() -> None:
-    """Each once, by what is new in a status."""
+    """Each loss is counted once, by the change of the status."""
     metrics, w = OperatorMetrics(), elastic()
     before = w.job["status"]
     w.evict(VICTIM)
@@ -63,7 +63,7 @@ def test_losses_are_counted() -> None:
 
 
 def test_an_elastic_jobs_launcher_is_told_and_no_other() -> None:
-    """How many workers the status says, beside its /status."""
+    """An elastic job's launcher gets the number of workers of the status; the launcher of another job gets none."""
     w = elastic(workers=3)
     assert wanted_workers(w.job) == 3
     del w.job["spec"]["elastic"]

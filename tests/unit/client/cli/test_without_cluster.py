@@ -1,4 +1,4 @@
-"""`dtj list`, `why` and `logs` where `dtj local` ran: no cluster is needed."""
+"""`dtj list`, `why` and `logs` for runs of `dtj local`, without a cluster."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from ringtrain_client.local.past_runs import write_job
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory in which a job ran twice; nothing names a cluster."""
+    """Return a directory in which a job ran twice, without any variable that names a cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
@@ -38,13 +38,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def dtj(*words: str) -> Result:
-    """Run it here."""
+    """Return the result of `dtj WORDS`."""
     return CliRunner().invoke(main, list(words))
 
 
 @pytest.mark.parametrize("words", [(), ("--local",)], ids=["by-itself", "asked-for"])
 def test_runs_are_listed(folder: Path, words: tuple[str, ...]) -> None:
-    """The newest first, each with how it ended."""
+    """The newest run is first, and each has its final state."""
     result = dtj("list", *words)
     assert result.exit_code == 0, result.output
     assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
@@ -54,7 +54,7 @@ def test_runs_are_listed(folder: Path, words: tuple[str, ...]) -> None:
 
 
 def test_output_is_a_format_everywhere(folder: Path) -> None:
-    """What kubectl's `-o` does; `wide` says what ran, and why it ended."""
+    """`-o` works as in kubectl; `wide` has image and reason."""
     assert dtj("list", "-o", "name").stdout == "digits\ndigits\n"
     assert json.loads(dtj("list", "-o", "json").stdout) == yaml.safe_load(dtj("list", "-o", "yaml").stdout)
     header, newest, _ = dtj("list", "-o", "wide").stdout.splitlines()
@@ -66,13 +66,13 @@ def test_output_is_a_format_everywhere(folder: Path) -> None:
 
 
 def test_pages_are_those_of_a_cluster(folder: Path) -> None:
-    """`dtj ui` has no --local: `ringtrain ui` shows runs of this machine, and the help says so."""
+    """`dtj ui` has no --local, and its help refers to `ringtrain ui`."""
     assert "--local" not in (shown := dtj("ui", "--help").output)
     assert "`ringtrain ui` shows the jobs of `dtj local`" in " ".join(shown.split())
 
 
 def test_the_newest_run_is_explained(folder: Path) -> None:
-    """Its failure, without a cluster."""
+    """`dtj why` prints the failure of a local run."""
     result = dtj("why", "digits")
     assert result.stdout.startswith("digits is Failed\n")
     assert result.stdout.count("rank 1 exited with 9") == 1
@@ -89,7 +89,7 @@ def test_the_newest_run_is_explained(folder: Path) -> None:
     ids=["merged", "one-rank", "tail"],
 )
 def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], expected: str) -> None:
-    """Its files under runs/."""
+    """`dtj logs` reads the files under runs/."""
     result = dtj("logs", "digits", *words)
     assert (result.exit_code, result.stdout) == (0, expected), result.exception
 
@@ -104,21 +104,21 @@ def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], expected: 
     ids=["no-rank", "no-attempt", "no-job"],
 )
 def test_what_is_not_there(folder: Path, words: tuple[str, ...], expected: str) -> None:
-    """Told with what there is."""
+    """The error for a missing rank, attempt or job lists the existing ones."""
     result = dtj(*words)
     assert result.exit_code == 1
     assert expected in result.stderr
 
 
 def test_following_a_run_that_is_over(folder: Path) -> None:
-    """Ends with it. A pod beside the ranks cannot be followed: what shows output as it comes is named."""
+    """--follow ends with the run. For an auxiliary pod, the error names the command that prints its output."""
     assert dtj("logs", "digits", "--follow").stdout == "[0] a2\n[1] b\n"
     assert "0 to 1" in dtj("logs", "digits", "--follow", "--rank", "2").stderr
     assert "dtj local --logs" in dtj("logs", "digits", "--follow", "--evaluator").stderr
 
 
 def test_a_cluster_that_is_named_is_asked(folder: Path) -> None:
-    """A kubeconfig, or a namespace, means a cluster."""
+    """A kubeconfig or a namespace selects a cluster."""
     result = dtj("list", "--kubeconfig", str(folder / "none"))
     assert result.exit_code == 1
     assert "kubeconfig" in result.stderr

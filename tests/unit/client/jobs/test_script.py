@@ -1,4 +1,4 @@
-"""Functions as scripts: their source runs by itself, or the reason why it could not is told before it is sent."""
+"""Functions as scripts: their source runs without the module, or the error has the reason before anything is sent."""
 
 import functools
 import json
@@ -19,14 +19,14 @@ LIMIT = 3
 
 
 def run(text: str, tmp_path: Path) -> str:
-    """What the script prints, run as a rank would run it."""
+    """Return the output of the script, run as by a rank."""
     file = tmp_path / "script.py"
     file.write_text(text)
     return completed([sys.executable, str(file)], check=True).stdout
 
 
 def prints(rows: list[int], scale: float = 1.0, *, label: "json.JSONDecoder | str" = "sum") -> None:
-    import json  # of its own
+    import json  # imported in the function
 
     def total(values: list[int]) -> float:
         return sum(value * scale for value in values)
@@ -69,14 +69,14 @@ def around(held: int) -> Callable[[], int]:
 
 
 def test_a_function_runs_by_its_source(tmp_path: Path) -> None:
-    """With what it imports and defines within, and its arguments; annotations are never evaluated."""
+    """A function with local imports, definitions and arguments runs; annotations are never evaluated."""
     script = function_script(prints, [[1, 2, 3]], {"scale": 0.5, "label": "it's"})
     assert script.name == "prints_.py"
     assert run(script.text, tmp_path) == """{"it's": 3.0} __main__\n"""
 
 
 def test_a_function_within_a_function_is_dedented(tmp_path: Path) -> None:
-    """As long as it uses nothing of the one around it."""
+    """A nested function runs if it uses nothing of the outer one."""
 
     def nested() -> None:
         print("here")
@@ -85,7 +85,7 @@ def test_a_function_within_a_function_is_dedented(tmp_path: Path) -> None:
 
 
 def test_texts_of_a_function_within_a_function_stay_as_they_are(tmp_path: Path) -> None:
-    """Their lines are indented as the code is, or not at all."""
+    """Multi-line strings of an indented function do not change."""
 
     def nested() -> None:
         print("""one
@@ -104,7 +104,7 @@ def обучи(шаги: int) -> None:
 
 
 def test_names_of_modules_and_of_other_alphabets(tmp_path: Path) -> None:
-    """A script has a name that no module has, and that a ConfigMap takes."""
+    """The script's name differs from all modules' names, and is a valid key of a ConfigMap."""
     assert function_script(json_, [], {}).name == "json__.py"
     script = function_script(обучи, [3], {})
     assert script.name == "______.py"
@@ -122,7 +122,7 @@ def random(json):
 
 
 def imported(file: Path, text: str) -> dict[str, Any]:
-    """The names of a module that is imported from a file with this text."""
+    """Return the names of a module that is imported from a file with this text."""
     file.write_text(text)
     names: dict[str, Any] = {}
     exec(compile(text, str(file), "exec"), names)
@@ -130,7 +130,7 @@ def imported(file: Path, text: str) -> dict[str, Any]:
 
 
 def test_a_function_may_have_a_modules_name(tmp_path: Path) -> None:
-    """What it imports by that name is the module."""
+    """An import in the function with the script's name imports the module."""
     func = imported(tmp_path / "own.py", OF_A_FILE.format(more="<"))["random"]
     script = function_script(func, [1], {})
     file = tmp_path / script.name
@@ -140,7 +140,7 @@ def test_a_function_may_have_a_modules_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [OF_A_FILE.format(more=">"), "\n\n" + OF_A_FILE.format(more="<"), "x = 1\n"])
 def test_a_file_that_has_changed_since_it_was_imported(tmp_path: Path, text: str) -> None:
-    """Its present text is not what this program runs, and is not sent in its place."""
+    """A function whose file has changed since its import is refused."""
     file = tmp_path / "own.py"
     func = imported(file, OF_A_FILE.format(more="<"))["random"]
     file.write_text(text)
@@ -149,7 +149,7 @@ def test_a_file_that_has_changed_since_it_was_imported(tmp_path: Path, text: str
 
 
 def test_a_modules_own_print_is_missing(tmp_path: Path) -> None:
-    """The script would find Python's own, and do something else."""
+    """A name that the module redefines is refused, because the script would use Python's own."""
     func = imported(tmp_path / "own.py", "print = exit\n\ndef train():\n    print(1)\n")["train"]
     with pytest.raises(ScriptUnusable, match="train uses print, which it does not define"):
         function_script(func, [], {})
@@ -173,13 +173,13 @@ def test_a_modules_own_print_is_missing(tmp_path: Path) -> None:
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
 def test_what_cannot_be_sent(func: Callable[..., object], expected: str) -> None:
-    """Told by name, with the way out."""
+    """The error names the function and a solution."""
     with pytest.raises(ScriptUnusable, match=expected.replace("(", r"\(")):
         function_script(func, [], {})
 
 
 def test_a_function_without_source() -> None:
-    """As one that was typed into a shell."""
+    """A function typed into a shell, which has no source, is refused."""
     names: dict[str, Any] = {}
     exec("def typed(): pass", names)
     with pytest.raises(ScriptUnusable, match=r"source of typed cannot be read.*notebook"):
@@ -188,13 +188,13 @@ def test_a_function_without_source() -> None:
 
 @pytest.mark.parametrize("value", [object(), (1, 2), {1: 2}, math.nan], ids=["object", "tuple", "number-key", "nan"])
 def test_arguments_are_json(value: object) -> None:
-    """A value that would arrive as another one is refused."""
+    """An argument that JSON would change is refused."""
     with pytest.raises(ScriptUnusable, match="args"):
         function_script(prints, [value], {})
 
 
 def test_a_file_of_the_largest_size(tmp_path: Path) -> None:
-    """A byte more than a ConfigMap has is refused before anything is sent."""
+    """A file that exceeds a ConfigMap by one byte is refused before anything is sent."""
     file = tmp_path / "train.py"
     file.write_text("#" * MAX_BYTES)
     assert read_script(file).name == "train.py"
@@ -205,6 +205,6 @@ def test_a_file_of_the_largest_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "expected"), [("no.py", "No such file.*in_image"), ("a b.py", "name may have")])
 def test_a_file_that_cannot_be_sent(name: str, expected: str, tmp_path: Path) -> None:
-    """What is wrong with it."""
+    """The error has the problem of the file."""
     with pytest.raises(ScriptUnusable, match=expected):
         read_script(tmp_path / name)

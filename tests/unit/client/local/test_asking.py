@@ -1,4 +1,4 @@
-"""`dtj local` asks the launcher, which may end at any moment, how the job is."""
+"""Requests of `dtj local` to a launcher that may end at any moment."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 853\r\n\r\n"
 
 @pytest.mark.parametrize("answer", [b"", HEAD, HEAD + b'{"state":'], ids=["nothing", "no-body", "half-a-body"])
 def test_a_launcher_that_ends_in_the_middle_of_its_answer(answer):
-    """There is no report then, and a reason; the job goes on."""
+    """There is no report, but a reason, and the job continues."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
 

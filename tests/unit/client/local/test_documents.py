@@ -1,4 +1,4 @@
-"""YAML as it is read and printed: kubectl (go-yaml) and a reader of YAML 1.2 are the judges."""
+"""Reading and writing YAML, compared with kubectl (go-yaml) and a reader of YAML 1.2."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ pytestmark = [
 FEW = settings(
     max_examples=40, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-# What somebody has seen to lose its quotes, or that a reader takes for something else than a text.
+# Texts that have lost their quotes before, or that a reader takes for another type.
 WORDS = (
     *(
         "2e-5",
@@ -91,7 +91,7 @@ VALUES = st.lists(TEXTS | NUMBER | st.booleans() | st.none() | st.dictionaries(T
 
 
 def read_by_kubectl(path: Path, text: str) -> Any:
-    """The `spec` that kubectl reads; None if it refuses."""
+    """Return the `spec` that kubectl reads; None if it refuses."""
     path.write_text(text)
     command = ["kubectl", "annotate", "--local", f"--filename={path}", "a=b", "--output=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -99,14 +99,14 @@ def read_by_kubectl(path: Path, text: str) -> Any:
 
 
 def document(values: Any) -> dict[str, Any]:
-    """An object that has the values."""
+    """Return an object with the values."""
     return {"apiVersion": "ringtrain.dev/v1alpha1", "kind": "Any", "metadata": {"name": "a"}, "spec": values}
 
 
 @FEW
 @given(VALUES)
 def test_what_is_printed_is_read_as_it_was(tmp_path: Path, values: list[Any]) -> None:
-    """By the loader, by PyYAML, by YAML 1.2 and by kubectl."""
+    """Printed values are read as the same by the loader, PyYAML, YAML 1.2 and kubectl."""
     text = write_documents([document({"v": values})])
     (tmp_path / "printed.yaml").write_text(text)
     assert read_documents(tmp_path / "printed.yaml") == [document({"v": values})]
@@ -118,7 +118,7 @@ def test_what_is_printed_is_read_as_it_was(tmp_path: Path, values: list[Any]) ->
 @FEW
 @given(st.lists(NUMBERS | st.sampled_from([word for word in WORDS if word.isalnum()]), min_size=1, max_size=30))
 def test_a_plain_word_is_read_as_by_kubectl(tmp_path: Path, words: list[str]) -> None:
-    """Unless the loader refuses what JSON has no number for."""
+    """A number is read as by kubectl, unless the loader refuses a value that JSON does not have."""
     path = tmp_path / "m.yaml"
     read = {}
     for number, word in enumerate(words):
@@ -145,7 +145,7 @@ spec:
 
 
 def test_convert_and_render_keep_words(tmp_path: Path) -> None:
-    """Both print through the one dumper."""
+    """`dtj convert` and `dtj render` use the same dumper, which changes no text."""
     words = [word for word in WORDS if word.strip()]
     (tmp_path / "job.yaml").write_text(
         JOB.replace("WORDS", ", ".join(json.dumps(word, ensure_ascii=False) for word in words))

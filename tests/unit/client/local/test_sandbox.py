@@ -1,4 +1,4 @@
-"""From a built pod to a command on this machine."""
+"""Translation of a built pod to a command on this machine."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from ringtrain_operator.spec.parse import parse_job
 
 
 def places(root: Path) -> LocalPlaces:
-    """Directories under `root`."""
+    """Return directories under `root`."""
     return LocalPlaces(root / "run", root / "claims")
 
 
@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 def command(
     root: Path, container: Fields | None = None, pod: Fields | None = None, contents: Contents | None = None
 ) -> LocalPodCommand:
-    """What is run for worker 1 of a job with these fields in its template and a claim at /data."""
+    """Return the command of worker 1 of a job with these template fields and a claim at /data."""
     claim = {"persistentVolumeClaim": {"claimName": "c"}, "mountPath": "/data"}
     manifest = job(checkpoint=claim)
     manifest["metadata"]["uid"] = "0a1b2c3d"
@@ -43,7 +43,7 @@ def command(
 
 
 def test_the_environment_is_this_machines(tmp_path: Path) -> None:
-    """Addresses are loopback, ports are free ones or any, paths are directories that exist."""
+    """Addresses are loopback, ports are free or 0, paths are existing directories."""
     env = command(tmp_path).env
     host, port = env[contract.ENV_LAUNCHER_ADDRESS].split(":")
     assert (host, env[contract.ENV_POD_IP]) == ("127.0.0.1", "127.0.0.1")
@@ -55,21 +55,21 @@ def test_the_environment_is_this_machines(tmp_path: Path) -> None:
 
 
 def test_secrets_are_for_this_user_only(tmp_path: Path) -> None:
-    """Files of mode 0600, the role's own pair under the names of the contract."""
+    """Secret files have mode 0600, and the role's key pair has the contract's names."""
     directory = Path(command(tmp_path).env[contract.ENV_SECRET_DIR])
     modes = {path.name: path.stat().st_mode & 0o777 for path in directory.iterdir()}
     assert modes == dict.fromkeys(("ca.crt", "tls.crt", "tls.key", "token"), 0o600)
 
 
 def test_paths_in_arguments_are_mapped(tmp_path: Path) -> None:
-    """A mounted path is this machine's directory also in the command; a path that only begins alike is not."""
+    """A mounted path is replaced in the command; a path that only has the same prefix is not."""
     argv = command(tmp_path, {"command": ["t", "--dir=/data/x", "/data", "/database"]}).argv
     here = (tmp_path / "claims/c").resolve()
     assert argv[-3:] == (f"--dir={here}/x", str(here), "/database")
 
 
 def test_paths_in_a_script_are_mapped(tmp_path: Path) -> None:
-    """A command may be a shell's text; what a variable or another directory stands before is another path."""
+    """Paths in a shell's script are replaced, except after a variable or another directory."""
     there = "cd /data; cat </data/hosts >$(cat /data/x) '/data/y'"
     other = "ls $HOME/data ./data s3://b/data /data-2"
     argv = command(tmp_path, {"command": ["sh", "-c", f"{there}; {other}"]}).argv
@@ -78,13 +78,13 @@ def test_paths_in_a_script_are_mapped(tmp_path: Path) -> None:
 
 
 def test_a_template_may_have_a_path_of_its_own(tmp_path: Path) -> None:
-    """ringtrain and python are found nevertheless."""
+    """ringtrain and python are found although the template defines PATH."""
     env = command(tmp_path, {"env": [{"name": "PATH", "value": "/opt/x/bin:/bin"}]}).env
     assert env["PATH"] == f"{Path(sys.executable).parent}:/opt/x/bin:/bin"
 
 
 def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables with which a rank could find itself in another job stay outside."""
+    """Variables by which a rank could join another job are not inherited."""
     for name in ("RINGTRAIN_RANK", "TF_CONFIG", "RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("HOME_OF_TESTS", "kept")
@@ -117,7 +117,7 @@ def test_another_jobs_world_is_not_inherited(tmp_path: Path, monkeypatch: pytest
 def test_what_needs_a_cluster_is_said(
     tmp_path: Path, container: dict[str, Any], pod: dict[str, Any], says: str
 ) -> None:
-    """A pod that one machine cannot have is refused by the name of what it asks for."""
+    """A pod that needs a cluster is refused with the field that needs it."""
     with pytest.raises(LocalUnsupported, match=says):
         command(tmp_path, container, pod)
 
@@ -127,12 +127,12 @@ def test_what_needs_a_cluster_is_said(
     [("$(A)-b", "1-b"), ("$(NO)", "$(NO)"), ("$$(A)", "$(A)"), ("$A", "$A"), ("a$(A)$(A)", "a11")],
 )
 def test_references_expand_as_a_kubelet_does(text: str, expanded: str) -> None:
-    """Known names are replaced, unknown ones stay, $$ is $."""
+    """Known names are replaced, unknown ones stay, $$ becomes $."""
     assert expand(text, {"A": "1"}) == expanded
 
 
 def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
-    """ConfigMaps and Secrets of the file, as variables and as files, as a kubelet has them."""
+    """ConfigMaps and Secrets of the file are available as variables and files, as by a kubelet."""
     beside = read_contents(
         [
             {
@@ -200,7 +200,7 @@ def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_api_server_would_refuse_is_said(document: dict[str, Any], says: str) -> None:
-    """With the field, and what it should be; `dtj validate` and `dtj local` print the line."""
+    """The error has the field and the expected value; `dtj validate` and `dtj local` print it."""
     with pytest.raises(Invalid, match=says):
         read_contents([{"metadata": {"name": "s"}, **document}], "default")
 

@@ -1,4 +1,4 @@
-"""What a person sees: manifest problems, lines, the panel, the summary."""
+"""Output for people: manifest problems, lines, the panel, the summary."""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -23,12 +23,12 @@ from ringtrain_operator.errors import Invalid
 
 
 def view(w: World) -> JobView:
-    """What a display gets to see of a world."""
+    """Return a view of a job for a display."""
     return JobView(w.job, w.status, w.observed(), ())
 
 
 def running(step: int) -> World:
-    """A gang at this step."""
+    """Return a gang at this step."""
     w = World(job())
     w.start_gang(step)
     w.report["ranks"] = [{"rank": r, "state": "Running", "step": step, "exitCode": None} for r in range(2)]
@@ -36,7 +36,7 @@ def running(step: int) -> World:
 
 
 def on_screen(w: World) -> str:
-    """The panel as text."""
+    """Return the panel as text."""
     console = Console(width=90, file=io.StringIO(), force_terminal=False)
     console.print(render_live_display(view(w), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)))
     assert isinstance(console.file, io.StringIO)
@@ -44,7 +44,7 @@ def on_screen(w: World) -> str:
 
 
 def test_the_panel_shows_steps_numbers_and_ranks() -> None:
-    """Bar, loss, rate, and every rank by its worker."""
+    """The panel has a bar, loss, rate, and the ranks of each worker."""
     text = on_screen(running(40))
     for part in ("default/digits", "Running", "40/100", "40%", "loss 0.5000", "samples/s 10", "digits-worker-1"):
         assert part in text
@@ -52,7 +52,7 @@ def test_the_panel_shows_steps_numbers_and_ranks() -> None:
 
 
 def test_the_panel_says_how_long_it_takes_from_here() -> None:
-    """By the steps since it began to look: of this attempt, and not where none was made or nothing is left."""
+    """The estimate uses the steps of this attempt since the first one observed; None without progress or at the end."""
     began, pace = datetime(2026, 1, 1, tzinfo=UTC), StepPace()
     left = [pace.seconds_left(view(running(step)), began + timedelta(seconds=s)) for s, step in LOOKS]
     assert left == [None, None, 50.0, 50.0, 15.0, None, None, 29.0]
@@ -61,12 +61,12 @@ def test_the_panel_says_how_long_it_takes_from_here() -> None:
     assert "40/100   40%  1 min 15 s left" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-# Seconds, and the step then; at last an attempt that begins again.
+# Seconds and step; at the end, an attempt that starts again.
 LOOKS = [(0, 40), (2, 40), (10, 50), (13, 50), (15, 70), (20, 100), (21, 10), (22, 13)]
 
 
 def test_ranks_of_a_worker_that_fit_no_line() -> None:
-    """Eight of them: they take several lines, and none loses its state or its step."""
+    """Eight ranks use several lines, and none loses its state or step."""
     w = running(40)
     w.report["ranks"] = [{"rank": r, "state": "Running", "step": 123456} for r in range(16)]
     text = on_screen(w)
@@ -75,7 +75,7 @@ def test_ranks_of_a_worker_that_fit_no_line() -> None:
 
 
 def test_many_ranks_are_counted() -> None:
-    """More ranks than fit a screen are counted by state."""
+    """Ranks that do not fit on a screen are counted by state."""
     w = running(40)
     w.report["ranks"] = [{"rank": r, "state": "Running" if r else "Failed"} for r in range(100)]
     text = on_screen(w)
@@ -84,7 +84,7 @@ def test_many_ranks_are_counted() -> None:
 
 
 def test_lines_say_what_changed() -> None:
-    """A line a change, none without."""
+    """A line is printed for each change, and only then."""
     w, out = World(job()), io.StringIO()
     display = PlainLocalDisplay(out, None)
     for _ in range(3):
@@ -100,7 +100,7 @@ def test_lines_say_what_changed() -> None:
 
 
 def test_small_and_large_numbers_are_told() -> None:
-    """A slow model's rate and a small loss are not 0, and a loss that has left all bounds is no 300 digits."""
+    """A low rate and a small loss are not shown as 0, and a huge loss is shown in a few digits."""
     told = [("loss", "0.0004123"), ("samples/s", "0.42"), ("lr", "1e-05")]
     assert progress_numbers({"loss": 0.0004123, "samplesPerSecond": 0.42, "metrics": {"lr": 1e-5}}) == told
     assert progress_numbers({"loss": 1e300, "samplesPerSecond": 12345.6}) == [
@@ -111,7 +111,7 @@ def test_small_and_large_numbers_are_told() -> None:
 
 
 def test_the_summary_of_a_failure() -> None:
-    """State, cause, and the failed rank's last lines."""
+    """The summary has state, cause, and the failed rank's last lines."""
     w = running(1)
     w.launcher_ends(64, reason="BadConfiguration", message="no data", logTail=["Traceback", "boom"])
     out = io.StringIO()
@@ -132,7 +132,7 @@ def test_the_summary_of_a_failure() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_summaries_break_between_words(width: int) -> None:
-    """At any width: no line is too long, no word is broken, the second line stands below the first."""
+    """At any width no line is too long, no word is broken, and further lines are indented."""
     w = running(1)
     words = "the quick brown fox jumps over the lazy dog, " * 4
     w.launcher_ends(64, reason="BadConfiguration", message=words, logTail=["    indented " + words])
@@ -148,7 +148,7 @@ def test_summaries_break_between_words(width: int) -> None:
 
 
 def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
-    """Code that reports no metrics usually prints one: the last one is taken."""
+    """Without reported metrics, the last printed accuracy is used."""
     directory = tmp_path / "default/digits/1"
     directory.mkdir(parents=True)
     (directory / "job.log").write_text("[0] accuracy 0.5\n[0] test accuracy: 0.9806\n")
@@ -158,7 +158,7 @@ def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
 
 
 def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
-    """Half a line waits for its end; a new attempt begins anew."""
+    """An incomplete line waits for its end; a new attempt starts at its beginning."""
     log = tmp_path / "1" / "job.log"
     tail = PastLocalRunTail(tmp_path)
     assert tail.lines(1) == []
@@ -174,7 +174,7 @@ def test_output_is_followed_by_whole_lines(tmp_path: Path) -> None:
 
 
 def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
-    """What a failing attempt wrote since the last look comes before the next attempt's lines."""
+    """The last lines of a failed attempt come before the next attempt's lines."""
     tail = PastLocalRunTail(tmp_path)
     for attempt, text in ((1, "[0] a\n"), (2, "[0] c\n")):
         (tmp_path / str(attempt)).mkdir()
@@ -199,7 +199,7 @@ def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
     ],
 )
 def test_a_manifest_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> None:
-    """The file is named, and what is wrong with it."""
+    """The error has the file and the problem."""
     path = tmp_path / "job.yaml"
     path.write_text(text)
     with pytest.raises(ManifestUnreadable, match=rf"job\.yaml: {says}"):
@@ -207,7 +207,7 @@ def test_a_manifest_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> 
 
 
 def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:
-    """None is on this machine, and the operator's plan leaves it alone: nothing would ever happen."""
+    """A job of another controller is refused, because nothing would run it."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job(managedBy="kueue.x-k8s.io/multikueue")))
     with pytest.raises(Invalid, match=r"spec\.managedBy: is 'kueue\.x-k8s\.io/multikueue'.*; remove it"):
@@ -215,14 +215,14 @@ def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
-    """A new spec takes effect with the next generation; a broken or forbidden one does not."""
+    """A changed spec takes effect with the next generation; a broken or forbidden one does not."""
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job()))
     obj, file = {**load_job(path), "status": {"ledger": {"hasRun": True}}}, LocalManifestFile(path)
     assert file.refresh(obj) is obj
     path.write_text("a: [")
     assert file.refresh(obj) is obj
-    assert file.refusal == ""  # it may be half-saved
+    assert file.refusal == ""  # the file may be half-saved
     assert file.refresh(obj) is obj
     assert "not YAML" in file.refusal
     path.write_text(yaml.safe_dump(job(backend="mpi")))
@@ -235,7 +235,7 @@ def test_a_saved_change_is_an_apply(tmp_path: Path) -> None:
 
 
 def test_a_change_that_is_refused_is_said_once(tmp_path: Path) -> None:
-    """Whoever saves a change that cannot take effect is told why, in any display."""
+    """A refused change is reported once in any display, with the reason."""
     path, out = tmp_path / "job.yaml", io.StringIO()
     path.write_text(yaml.safe_dump(job(runPolicy={"suspend": True})))
     runner = LocalProcessRunner(tmp_path / "run", tmp_path / "claims")
