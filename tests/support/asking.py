@@ -1,4 +1,4 @@
-"""HTTP for tests, in which a refusal is an answer."""
+"""HTTP requests for tests, in which an error status is an answer."""
 
 import urllib.error
 import urllib.request
@@ -7,7 +7,7 @@ from support.deadlines import patient
 
 
 def ask(url: str, data: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:
-    """Status and body."""
+    """Return status and body."""
     asked = urllib.request.Request(url, data=data, headers=headers, method=method)
     try:
         with urllib.request.urlopen(asked, timeout=patient(60)) as answer:

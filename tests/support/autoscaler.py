@@ -34,7 +34,7 @@ _SPEC = {
     },
     "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": "Value is immutable"}],
 }
-# The fields that the operator may write; another is dropped, and so found out.
+# Fields that the operator may write. Any other is dropped, which the test detects.
 CRD: Json = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -72,13 +72,13 @@ CRD: Json = {
 
 @asynccontextmanager
 async def provisioning(api: ApiClient, namespace: str) -> AsyncIterator[None]:
-    """Meanwhile every request of the namespace gets its nodes."""
+    """Provide the nodes of every request of the namespace within the block."""
     async with again_and_again(lambda: _answer(api, namespace)):
         yield
 
 
 async def say(api: ApiClient, request: Json, kind: str, reason: str = "Done", message: str = "") -> None:
-    """A condition of the request holds from now on."""
+    """Set a condition of the request."""
     meta = request["metadata"]
     conditions = list((request.get("status") or {}).get("conditions") or ())
     patch = {"status": {"conditions": [*conditions, new_condition(kind, "True", reason, message)]}}

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, told what to do by its DevTools protocol."""
+"""A real Chromium without a window, controlled by the DevTools protocol."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ DEADLINE_S = patient(60.0)
 
 
 class Tab:
-    """One page. `complaints`: what it wrote to its console as an error, and exceptions that nobody caught."""
+    """One page. `complaints`: its error messages on the console, and uncaught exceptions."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -27,7 +27,7 @@ class Tab:
         self.complaints: list[str] = []
 
     async def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol; returns its result."""
+        """Call a method of the protocol and return its result."""
         self._number += 1
         await self._socket.send_json({"id": self._number, "method": method, "params": params})
         while True:
@@ -38,17 +38,17 @@ class Tab:
                 return dict(message["result"])
 
     async def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives."""
+        """Return the value of a JavaScript expression."""
         found = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, (expression, found)
         return found["result"].get("value")
 
     async def open(self, path: Path, width: int = 1000, *, dark: bool = False) -> None:
-        """Load a file, on a screen so wide."""
+        """Load a file on a screen of this width."""
         await self.visit(path.resolve().as_uri(), width, dark=dark)
 
     async def visit(self, url: str, width: int = 1000, *, dark: bool = False, ends_at: str = "") -> None:
-        """Load `url`, on a screen so wide. `ends_at`: where it leads."""
+        """Load `url` on a screen of this width. `ends_at`: URL after redirects."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -67,7 +67,7 @@ class Tab:
             raise AssertionError(f"not within {DEADLINE_S:g} s: {expression}; the page shows {text}") from None
 
     async def _is_true(self, expression: str) -> bool:
-        """Whether it is; not on a page that is just being left."""
+        """Return whether the expression is true; False on a page that is being left."""
         try:
             return await self.value(f"Boolean({expression})") is True
         except AssertionError as error:
@@ -76,14 +76,14 @@ class Tab:
             return False
 
     async def picture(self, path: Path, height: int = 900) -> None:
-        """Write what the tab shows, from its top, as a PNG."""
+        """Write a PNG of the tab, from its top."""
         width = await self.value("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         found = await self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(found["data"]))
 
     async def press(self, key: str) -> None:
-        """Press a key and let it go."""
+        """Press and release a key."""
         codes = {"Tab": 9, "ArrowLeft": 37, "Home": 36, "Enter": 13}
         text = {"text": "\r"} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
@@ -101,7 +101,7 @@ class Tab:
 
 @asynccontextmanager
 async def open_browser(folder: Path, within_s: float = DEADLINE_S) -> AsyncIterator[Tab]:
-    """A tab of a new browser, which keeps its files in `folder`, for so long. Skips where there is no Chromium."""
+    """Open a tab of a new browser with its files in `folder`. Skips the test without Chromium."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed: `make test` installs it where apt-get can")

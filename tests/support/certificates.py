@@ -1,4 +1,4 @@
-"""CAs of jobs, as the operator puts them into a Secret, and of clusters."""
+"""CAs of jobs, as the operator writes them into a Secret, and of clusters."""
 
 import ipaddress
 import ssl
@@ -27,7 +27,7 @@ class JobAuthority:
         self._certificate = builder.sign(self._key, hashes.SHA256())
 
     def secret_dir(self, directory: Path, role: str, *, uid: str = "", token: str = "token-1") -> Path:
-        """Write what a pod of `role` mounts into `directory`; `uid`: in the certificate, instead of the job's."""
+        """Write the files that a pod of `role` mounts into `directory`. `uid`: in it; default: the job's."""
         directory.mkdir(parents=True)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, role)])
@@ -45,7 +45,7 @@ class JobAuthority:
 
 
 class ClusterAuthority:
-    """The CA of a cluster. `key_usage`: whether it says what its key is for, as RFC 5280 asks of a CA."""
+    """The CA of a cluster. `key_usage`: whether it has the extension that RFC 5280 requires of a CA."""
 
     def __init__(self, *, key_usage: bool) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -64,12 +64,12 @@ class ClusterAuthority:
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 
     def server_context(self, directory: Path, *names: str) -> ssl.SSLContext:
-        """Return the certificate of a server with these IPs and host names; its files are written into `directory`."""
+        """Return the certificate of a server with these IPs and host names; write its files into `directory`."""
         certificate, key = self.issue("apiserver", *names)
         return _context(directory / "server.pem", key + certificate)
 
     def issue(self, subject: str, *names: str) -> tuple[bytes, bytes]:
-        """A certificate for `subject` with these IPs and host names, and its key; as PEM."""
+        """Return a certificate for `subject` with these IPs and host names, and its key, as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]), key.public_key())
@@ -83,14 +83,14 @@ class ClusterAuthority:
 
 
 def self_signed(name: str) -> tuple[bytes, bytes]:
-    """The key, and the certificate for 127.0.0.1, of a server that is its own authority; as PEM."""
+    """Return the key and the self-signed certificate of a server at 127.0.0.1, as PEM."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _builder(subject, subject, key.public_key()).add_extension(_of_names(["127.0.0.1"]), critical=False)
     return _key_bytes(key), builder.sign(key, hashes.SHA256()).public_bytes(PEM)
 
 
 def own_context(name: str, directory: Path) -> ssl.SSLContext:
-    """What a server at 127.0.0.1 needs that is its own authority; its file is written into `directory`."""
+    """Return the TLS context of a server at 127.0.0.1 with a self-signed certificate, written into `directory`."""
     return _context(directory / f"{name}.pem", b"".join(self_signed(name)))
 
 

@@ -1,4 +1,4 @@
-"""One API server under test, fake or real, and small waits on its objects."""
+"""One API server under test, fake or real, and helpers that wait for its objects."""
 
 import asyncio
 import secrets
@@ -20,12 +20,12 @@ from support.installation import beyond_rights, manifests
 from support.objects import NAMESPACES, kubeconfig
 
 Json = dict[str, Any]
-WAIT_S = 180.0  # generous: what is waited for takes well under a second on an idle machine
+WAIT_S = 180.0  # generous: on an idle machine each wait takes well under a second
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """An API server, as its admin and as the operator. `fake` or `plane` says which it is."""
+    """An API server as its admin and as the operator. `fake` or `plane` says which one it is."""
 
     connection: ApiConnection
     api: ApiClient
@@ -34,7 +34,7 @@ class Cluster:
     plane: ControlPlane | None = None
 
     def kubeconfig(self, folder: Path) -> Path:
-        """A kubeconfig of the admin; for the fake it is written to `folder`."""
+        """Return a kubeconfig of the admin; for the fake one it is written to `folder`."""
         if self.plane is not None:
             return self.plane.kubeconfig()
         path = folder / "kubeconfig"
@@ -42,7 +42,7 @@ class Cluster:
         return path
 
     async def new_namespace(self) -> str:
-        """A namespace of its own for a test, with the default ServiceAccount that pods need."""
+        """Create a namespace for a test, with the default ServiceAccount that pods need."""
         name = f"test-{secrets.token_hex(4)}"
         await self.api.create(NAMESPACES, None, {"metadata": {"name": name}})
         if self.plane is not None:
@@ -50,11 +50,11 @@ class Cluster:
         return name
 
     async def pause(self) -> None:
-        """A moment between two looks."""
+        """Sleep between two reads."""
         await asyncio.sleep(0.02)
 
     async def until_quiet(self) -> None:
-        """Return when the fake has not been written to for a while (long against the gap between two writes)."""
+        """Wait until no request has changed the fake one for a while, longer than the time between two writes."""
         assert self.fake is not None
         seen = -1
         while seen != self.fake.store.version:
@@ -62,11 +62,11 @@ class Cluster:
             await asyncio.sleep(0.15)
 
     async def until_exists(self, resource: ApiResource, namespace: str | None, name: str) -> Json:
-        """The object, as soon as it is there."""
+        """Return the object as soon as it exists."""
         return await self.until(resource, namespace, name, lambda obj: obj is not None)
 
     async def until_gone(self, resource: ApiResource, namespace: str | None, name: str) -> None:
-        """Return when the object is gone."""
+        """Wait until the object is deleted."""
         await self.until(resource, namespace, name, lambda obj: obj is None)
 
     async def until(
@@ -77,7 +77,7 @@ class Cluster:
         condition: Callable[[Json | None], Any],
         within_s: float = WAIT_S,
     ) -> Json:
-        """The object once `condition` holds for it (None: absent); raises TimeoutError with its last state."""
+        """Return the object once `condition` is true for it (None: absent). Raises TimeoutError with its last state."""
         seen: Json | None = None
         try:
             async with asyncio.timeout(within_s):
@@ -91,12 +91,12 @@ class Cluster:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             if seen is not None:
-                seen["metadata"].pop("managedFields", None)  # half of it, and of no interest
+                seen["metadata"].pop("managedFields", None)  # long and not relevant
             raise TimeoutError(f"{resource.kind} {namespace}/{name} did not get there: {seen}") from None
 
 
 def can_open(kind: str) -> bool:
-    """Whether tests can run on this kind of API server, "fake" or "real"."""
+    """Return whether tests can run on this kind of API server, "fake" or "real"."""
     return kind == "fake" or not why_unavailable()
 
 
@@ -123,6 +123,6 @@ async def real_cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def namespace_of(opened: AbstractAsyncContextManager[Cluster]) -> AsyncIterator[tuple[Cluster, str]]:
-    """A cluster that is opened, and a namespace of the test's own in it."""
+    """A cluster, and a namespace for the test in it."""
     async with opened as cluster:
         yield cluster, await cluster.new_namespace()

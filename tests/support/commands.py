@@ -1,4 +1,4 @@
-"""Programs of others for tests: commands that are run, and scripts that are modules of no package."""
+"""Runs other programs for tests: commands, and scripts that are not modules of a package."""
 
 import importlib.util
 import os
@@ -11,19 +11,19 @@ from typing import Any
 
 from support.deadlines import patient
 
-# Of what hangs: the machine may be busy, and what is run takes seconds.
+# Limit for a command that hangs. The machine may be busy; a command normally takes seconds.
 DEADLINE_S = patient(240.0)
 
 
 def completed(
     words: Sequence[str | Path], *, timeout: float = DEADLINE_S, check: bool = False, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """The command once it has ended, with its output as text; `options` are those of `subprocess.run`."""
+    """Run a command and return its result, with output as text. `options` are those of `subprocess.run`."""
     return subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=check, **options)
 
 
 def ringtrain_run(directory: Path, *words: str, **env: str) -> "subprocess.Popen[str]":
-    """`ringtrain run`, begun in `directory`, which has its temporary files, too; its output is in pipes."""
+    """Start `ringtrain run` in `directory`, which is also its TMPDIR, with its output in pipes."""
     return subprocess.Popen(
         [sys.executable, "-m", "ringtrain", "run", *words],
         cwd=directory,
@@ -36,7 +36,7 @@ def ringtrain_run(directory: Path, *words: str, **env: str) -> "subprocess.Popen
 
 
 def module_at(path: Path) -> ModuleType:
-    """A script as a module, in a process that has it once."""
+    """Return a script as a module, loaded once for each process."""
     name = f"script_{path.stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

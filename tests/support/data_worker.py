@@ -1,4 +1,4 @@
-"""Data workers as processes of a test, that can be killed, stopped, and replaced."""
+"""Data workers as processes of a test that can be killed, stopped and replaced."""
 
 import json
 import os
@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 
 
 class DataWorkers:
-    """Some data workers without a launcher, and the file that ranks read."""
+    """Data workers without a launcher, and the file that ranks read."""
 
     def __init__(self, directory: Path, count: int, *, slots: int = 1, timeout_s: float = 4.0) -> None:
         self.file = directory / "workers.json"
         self._slots = slots
         self._timeout_s = timeout_s
-        # One thread starts all, and stays: a process ends with the thread that started it.
+        # One thread starts all and stays alive: a process ends with the thread that started it.
         self._starter = ThreadPoolExecutor(1)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._entries: dict[int, dict[str, Any]] = {}
@@ -36,7 +36,7 @@ class DataWorkers:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a rank is told."""
+        """Return the environment variables of a rank."""
         return {
             "RINGTRAIN_DATA_WORKERS_FILE": str(self.file),
             "RINGTRAIN_TIMEOUT": f"{self._timeout_s:g}",
@@ -44,27 +44,27 @@ class DataWorkers:
         }
 
     def kill(self, index: int) -> None:
-        """SIGKILL, and no trace of it in the file."""
+        """Send SIGKILL, and remove it from the file."""
         self.processes[index].kill()
         self.processes[index].wait()
 
     def stop(self, index: int) -> None:
-        """SIGSTOP."""
+        """Send SIGSTOP."""
         self.processes[index].send_signal(signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.processes[index].send_signal(signal.SIGCONT)
 
     def replace(self, index: int) -> None:
-        """Another process in the place of one that was killed, at another address."""
+        """Start another process, at another address, in place of a killed one."""
         if self.processes[index].poll() is None:
             self.kill(index)
         self._enter(index, self._start())
         self._write()
 
     def only(self, indices: Sequence[int]) -> None:
-        """Have the file name these alone."""
+        """Write only these into the file."""
         entries = [self._entries[index] for index in indices]
         self._write(entries)
 
@@ -99,7 +99,7 @@ class DataWorkers:
 
 
 def main() -> None:
-    """Serve on any free port, which is printed."""
+    """Serve on any free port, and print it."""
     slots, alive_s = int(sys.argv[1]), float(sys.argv[2])
     server = DataWorkerServer(0, Secrets(), "none", slots=slots, alive_s=alive_s, environment=os.environ)
     print(server.port, flush=True)

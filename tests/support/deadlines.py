@@ -15,7 +15,7 @@ VARIABLE = "TESTS_PACE"
 
 
 def _loop() -> float:
-    """Seconds that three million additions take by the clock."""
+    """Return the seconds that three million additions take."""
     began, total = time.perf_counter(), 0
     for number in range(3_000_000):
         total += number
@@ -26,5 +26,5 @@ PACE = float(os.environ.setdefault(VARIABLE, f"{min(MOST, max(1.0, _loop() / REF
 
 
 def patient(seconds: float) -> float:
-    """`seconds` on the reference machine, and as much longer as this one is slower."""
+    """Return `seconds` on the reference machine, multiplied if this machine is slower."""
     return seconds * PACE

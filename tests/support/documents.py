@@ -1,4 +1,4 @@
-"""YAML that tests read, by libyaml where PyYAML has it: a chart with its CRDs takes it a fifth of the time."""
+"""YAML for tests, read by libyaml if PyYAML has it, which takes a fifth of the time for a chart with its CRDs."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,6 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def documents(text: str | Path) -> list[Any]:
-    """All documents of a text or a file that are not empty."""
+    """Return all documents of a text or a file that are not empty."""
     content = text.read_text() if isinstance(text, Path) else text
     return [one for one in yaml.load_all(content, Loader=LOADER) if one]

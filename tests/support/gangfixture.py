@@ -1,4 +1,4 @@
-"""A gang of real processes for each test that asks for one."""
+"""Fixture of a gang of real processes."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from support.gang import GangProcesses
 
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Callable[..., GangProcesses]]:
-    """`gang(workers, slots, **settings)`; everything it started is gone after the test."""
+    """Return `gang(workers, slots, **settings)`. All its processes have ended after the test."""
     made: list[GangProcesses] = []
 
     def make(workers: int, slots: int, **settings: str) -> GangProcesses:

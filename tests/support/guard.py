@@ -1,4 +1,4 @@
-"""Whatever ends this process, SIGKILL included: the processes that it started for a test end with it."""
+"""End the processes that this process has started for a test when it ends, also by SIGKILL."""
 
 import subprocess
 import sys
@@ -19,22 +19,22 @@ for group in left:
 
 
 class Guard:
-    """Ends process groups when this process is gone. One small process of its own, started when it is needed."""
+    """Ends process groups when this process ends, by one small helper process that is started on demand."""
 
     def __init__(self) -> None:
         self._watcher: subprocess.Popen[str] | None = None
 
     def begun(self, group: int) -> None:
-        """From now on the process group `group` ends with this process."""
+        """Watch the process group `group`."""
         self._tell(f"+{group}")
 
     def ended(self, group: int) -> None:
-        """The group has ended: its number may soon be another's."""
+        """Stop watching the group. It has ended, and its number may be used again."""
         self._tell(f"-{group}")
 
     def _tell(self, line: str) -> None:
         if self._watcher is None:
-            # a session of its own: the Ctrl-C that ends us must not end it first
+            # a separate session, so that a Ctrl-C that ends us does not end it first
             self._watcher = subprocess.Popen(
                 [sys.executable, "-S", "-E", "-c", _WATCHER],
                 stdin=subprocess.PIPE,

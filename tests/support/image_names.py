@@ -1,4 +1,4 @@
-"""Which images there are, and what they are called."""
+"""Names of the container images."""
 
 import os
 import re
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def targets() -> list[str]:
-    """The images that the Dockerfile makes, or those of them that RINGTRAIN_IMAGES lists."""
+    """Return the images of the Dockerfile, or those of them in RINGTRAIN_IMAGES."""
     stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     made = [
         stage for stage in stages if stage.startswith(("worker", "operator", "agent")) and not stage.endswith("-build")
@@ -18,12 +18,12 @@ def targets() -> list[str]:
 
 
 def version() -> str:
-    """The version that chart, samples and images share."""
+    """Return the version that chart, samples and images share."""
     chart = (ROOT / "charts/ringtrain-operator/Chart.yaml").read_text()
     found = re.search(r'^appVersion: "(.+)"$', chart, re.MULTILINE)
     return found[1]
 
 
 def name_of(target: str) -> str:
-    """The image of a target, as the samples and the chart name it."""
+    """Return the image of a target, as in the samples and the chart."""
     return f"ghcr.io/ringtrain/{target}:{version()}"

@@ -1,4 +1,4 @@
-"""Container images, run the way a cluster's strictest settings run them."""
+"""Runs container images with the strictest settings of a cluster."""
 
 import json
 import os
@@ -18,7 +18,7 @@ RUN_WITHIN_S = 300.0
 
 
 def find_engine() -> str:
-    """The program of IMAGE_ENGINE, else docker or podman, whichever answers; empty if none does."""
+    """Return the program of IMAGE_ENGINE, else docker or podman, whichever works; empty if none does."""
     for name in (os.environ.get("IMAGE_ENGINE"), "docker", "podman"):
         if not name or not shutil.which(name):
             continue
@@ -35,7 +35,7 @@ class Engine:
     program: str
 
     def inspect(self, image: str) -> Json:
-        """What the engine knows of an image. Raises LookupError if it is not there."""
+        """Return the engine's data of an image. Raises LookupError if it does not exist."""
         done = completed([self.program, "image", "inspect", image])
         if done.returncode:
             raise LookupError(f"{self.program} has no image {image}: `make images` builds it ({done.stderr.strip()})")
@@ -49,7 +49,7 @@ class Engine:
         env: Mapping[str, str] | None = None,
         user: str = USER,
     ) -> list[str]:
-        """The words that run `argv` (default: the image's own) in a container that goes when it ends.
+        """Return the words that run `argv` (default: the image's own) in a container that is removed at its end.
 
         Its root is read-only, and it has no capability and no way to get one. The host's network is its network.
         `options`: more of the engine's, for example writable places.
@@ -63,7 +63,7 @@ class Engine:
     def run(
         self, image: str, *options: str, argv: Sequence[str] = (), stdin: str = "", user: str = USER
     ) -> subprocess.CompletedProcess[str]:
-        """Run `argv` to its end, output and errors captured together in stdout."""
+        """Run `argv` to its end and return the result, with stdout and stderr together in stdout."""
         command = self.command(image, *options, "--interactive", argv=argv, user=user)
         return subprocess.run(
             command,
@@ -76,5 +76,5 @@ class Engine:
         )
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a container, by its name; no harm if it is gone."""
+        """Send SIGKILL to a container by its name, if it exists."""
         subprocess.run([self.program, "kill", name], capture_output=True, timeout=patient(60), check=False)

@@ -1,4 +1,4 @@
-"""Install the operator's rights on an API server as its manifests have them, and get its own token."""
+"""Installs the operator's rights on an API server from its manifests, and requests its own token."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,12 +25,12 @@ INSTALLED = {
 
 
 def manifests(path: Path = ROOT / "manifests" / "operator.yaml") -> list[Json]:
-    """The objects of a manifest file."""
+    """Return the objects of a manifest file."""
     return documents(path)
 
 
 def beyond_rights(calls: Iterable[Call], objects: list[Json]) -> set[str]:
-    """What the operator asked of the fake API server that the roles among `objects` do not allow it."""
+    """Return the operator's requests to the fake API server that the roles among `objects` do not allow."""
     roles = [obj for obj in objects if obj["kind"] in ("ClusterRole", "Role")]
     own = [rule for role in roles if not _is_aggregated(role) for rule in role["rules"]]
     asked = {call for call in calls if call.agent.startswith("ringtrain-operator")}
@@ -38,7 +38,7 @@ def beyond_rights(calls: Iterable[Call], objects: list[Json]) -> set[str]:
 
 
 def _is_aggregated(role: Json) -> bool:
-    """Whether it is a role of users."""
+    """Return whether it is a role for users."""
     return any(label.startswith("rbac.authorization.k8s.io/aggregate-to") for label in role["metadata"]["labels"])
 
 
@@ -52,12 +52,12 @@ def _allowed(call: Call, rules: list[Json]) -> bool:
 
 
 async def install_rights(api: ApiClient, objects: list[Json]) -> str:
-    """Create namespace, account, roles and bindings; returns a token of the operator's ServiceAccount."""
+    """Create namespace, account, roles and bindings; return a token of the operator's ServiceAccount."""
     account: Json = {}
     for obj in objects:
         resource = INSTALLED.get(obj["kind"])
         if resource is None:
-            continue  # no kubelet runs the Deployment here: the test is the operator's process
+            continue  # without a kubelet, the Deployment would not run: the operator is a process of the test
         try:
             await api.create(resource, obj["metadata"].get("namespace"), obj)
         except AlreadyExists:
@@ -68,7 +68,7 @@ async def install_rights(api: ApiClient, objects: list[Json]) -> str:
 
 
 async def token_of(api: ApiClient, namespace: str, name: str) -> str:
-    """A token of a ServiceAccount, as the kubelet would get it for a pod."""
+    """Return a token of a ServiceAccount, as the kubelet would request it for a pod."""
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",

@@ -9,7 +9,7 @@ Json = dict[str, Any]
 
 
 def job(name: str = "digits", *, workers: int = 2, **spec: Any) -> Json:
-    """A small valid job; `spec` is merged into its spec."""
+    """Return a small valid job. `spec` is merged into its spec."""
     template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["train"]}]}}
     return {
         "apiVersion": contract.API_VERSION,
@@ -20,7 +20,7 @@ def job(name: str = "digits", *, workers: int = 2, **spec: Any) -> Json:
 
 
 def python_job(name: str, program: str, go_on: Path, *, workers: int = 1, **spec: Any) -> Json:
-    """A job whose ranks run the Python `program`, which finds the path of `go_on` in GO_ON."""
+    """Return a job whose ranks run the Python code `program`. GO_ON has the path of `go_on`."""
     made = job(name, workers=workers, **spec)
     container = made["spec"]["worker"]["template"]["spec"]["containers"][0]
     told = {"command": ["python", "-c", program], "env": [{"name": "GO_ON", "value": str(go_on)}]}
@@ -29,12 +29,12 @@ def python_job(name: str, program: str, go_on: Path, *, workers: int = 1, **spec
 
 
 def workers_with_devices(count: int) -> Json:
-    """The worker part of a spec: two workers with `count` devices each."""
+    """Return the worker part of a spec: two workers with `count` devices each."""
     return {**job()["spec"]["worker"], "devices": {"nvidia.com/gpu": count}}
 
 
 def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int = 2, **failure: Any) -> str:
-    """What a launcher leaves behind (docs/contract.md)."""
+    """Return the termination message of a launcher (docs/contract.md)."""
     import json
 
     message: Json = {
@@ -50,11 +50,11 @@ def termination_message(outcome: str = "Succeeded", attempt: int = 1, world: int
 
 
 def state(obj: Json | None) -> str:
-    """The state that a job's status says."""
+    """Return the state in a job's status."""
     return str(((obj or {}).get("status") or {}).get("state") or "")
 
 
 def condition(obj: Json, kind: str) -> Json:
-    """One condition of a job, empty if absent."""
+    """Return one condition of a job; an empty dict if it does not exist."""
     conditions = (obj.get("status") or {}).get("conditions") or []
     return next((c for c in conditions if c["type"] == kind), {})

@@ -1,11 +1,11 @@
-"""Strategies for lines and JSON as no sane program writes them."""
+"""Strategies for malformed lines and JSON."""
 
 import json
 from typing import Any
 
 from hypothesis import strategies as st
 
-# Any characters, lone surrogates and NUL among them.
+# Any characters, including lone surrogates and NUL.
 TEXTS: st.SearchStrategy[str] = st.text(st.characters(), max_size=30) | st.sampled_from(
     ["\ud800", "\x00", "\n", "\x1b[2J", "\udcff\udcff", "9" * 401]
 )
@@ -35,12 +35,12 @@ _FIELDS = (
 
 
 def nested(depth: int) -> str:
-    """JSON of so many lists in each other."""
+    """Return JSON of `depth` nested lists."""
     return "[" * depth + "]" * depth
 
 
 def report_lines() -> st.SearchStrategy[bytes]:
-    """Lines that are nearly report lines: the contract's fields with any values, some twice, some raw."""
+    """Return lines similar to report lines: the contract's fields with any values, some repeated, some raw."""
     sane = {"step": st.integers(0, 5), "time": st.floats(0, 2e9), "unit": TEXTS}
     value = st.one_of(JSON_VALUES.map(json.dumps), st.sampled_from([nested(500), nested(50_000), "1e999", "9" * 5000]))
     pairs = [st.tuples(st.just(name), sane.get(name, JSON_VALUES).map(json.dumps) | value) for name in ("step", "time")]

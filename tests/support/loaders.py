@@ -1,4 +1,4 @@
-"""What data workers of the tests import and call."""
+"""Functions that data workers of the tests import and call."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ Indices = NDArray[np.int64]
 
 
 def squares(indices: Indices) -> dict[str, Any]:
-    """Something that follows from the index, of several types."""
+    """Return values of several types that follow from the index."""
     return {
         "square": (indices**2).astype(np.float32),
         "image": np.repeat(indices[:, None] % 251, 5, axis=1).astype(np.uint8),
@@ -24,7 +24,7 @@ def squares(indices: Indices) -> dict[str, Any]:
 
 
 def slow(indices: Indices) -> dict[str, Any]:
-    """As `squares`, a little later. Notes in DIRECTORY, where there is one, that this data worker has loaded."""
+    """Return `squares` with a delay. Record in DIRECTORY, if set, that this data worker has loaded it."""
     time.sleep(0.01)
     if directory := os.environ.get("DIRECTORY"):
         Path(directory, f"loaded-by-{os.environ.get('RINGTRAIN_DATA_INDEX')}").touch()
@@ -32,19 +32,19 @@ def slow(indices: Indices) -> dict[str, Any]:
 
 
 def large(indices: Indices) -> dict[str, Any]:
-    """32 MiB."""
+    """Return 32 MiB."""
     return {"large": np.full((32 << 20,), indices[0] % 251, np.uint8)}
 
 
 def raises(indices: Indices) -> dict[str, Any]:
-    """An error for the batch with sample 7."""
+    """Raise an error for the batch with sample 7."""
     if 7 in indices:
         raise LookupError("no picture 7")
     return squares(indices)
 
 
 def dies_once(indices: Indices) -> dict[str, Any]:
-    """Kills its process over the batch with sample 7, as long as a file is there to be removed."""
+    """Kill this process at the batch with sample 7, if a file can be removed."""
     marker = Path(os.environ["DIES_ONCE"])
     if 7 in indices and marker.exists():
         marker.unlink()
@@ -53,7 +53,7 @@ def dies_once(indices: Indices) -> dict[str, Any]:
 
 
 def dies(indices: Indices) -> dict[str, Any]:
-    """Kills its process over the batch with sample 7."""
+    """Kill this process at the batch with sample 7."""
     if 7 in indices:
         os.kill(os.getpid(), signal.SIGKILL)
     return squares(indices)
@@ -64,7 +64,7 @@ def quits(indices: Indices) -> dict[str, Any]:
 
 
 def is_stopped(indices: Indices) -> dict[str, Any]:
-    """Stops its process over the batch with sample 7, as long as a file is there to be removed."""
+    """Stop this process at the batch with sample 7, if a file can be removed."""
     marker = Path(os.environ["DIES_ONCE"])
     if 7 in indices and marker.exists():
         marker.unlink()
@@ -102,7 +102,7 @@ not_a_function = 5
 
 
 def lines(uri: str, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The lines of a file, from a byte on."""
+    """Yield the lines of a file from a byte on."""
     with Path(uri).open("rb") as file:
         file.seek(offset)
         while line := file.readline():
@@ -118,13 +118,13 @@ def no_offset(uri: str, offset: int) -> Iterator[Any]:
 
 
 def none(uri: str, offset: int) -> Iterator[Any]:
-    """What a record that cannot be decoded may become: more may follow."""
+    """Yield None, which is not a record, and a valid record."""
     yield None
     yield 1, {"line": np.zeros(1)}
 
 
 def watched(indices: Indices) -> dict[str, Any]:
-    """1 MiB a batch. Says when it begins and ends, with the data worker's process and its own."""
+    """Return 1 MiB per batch. Record begin and end, with the process of the data worker and its own."""
     directory = Path(os.environ["WATCHED"])
     said = f"{os.getppid()} {os.getpid()}"
     _say(directory / f"loading-{indices[0]}", said)

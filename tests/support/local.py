@@ -1,4 +1,4 @@
-"""`dtj local` as a user runs it: a process of its own, whose descendants are counted when it has ended."""
+"""Runs `dtj local` as a separate process, and finds its remaining descendants when it has ended."""
 
 import subprocess
 import time
@@ -14,12 +14,12 @@ from support.deadlines import patient
 
 T = TypeVar("T")
 
-# Ten times what a loaded machine was seen to need.
+# Ten times the time that a loaded machine needed.
 DEADLINE_S = patient(240.0)
 
 
 def until(found: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """The first true answer of `found`, asked again and again until the deadline."""
+    """Poll `found` until it returns a true value, and return that."""
     deadline = time.monotonic() + deadline_s
     while not (answer := found()):
         assert time.monotonic() < deadline, f"{found} was not true within {deadline_s:g} s"
@@ -29,7 +29,7 @@ def until(found: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
 
 @dataclass
 class Local:
-    """A running `dtj local`, and everything it started."""
+    """A running `dtj local` and the processes that it has started."""
 
     process: subprocess.Popen[str]
     mark: str
@@ -38,7 +38,7 @@ class Local:
     output: str = field(default="")
 
     def finish(self, code: int) -> str:
-        """Wait for the end; returns what was printed. Nothing that was started is left, in memory or in TMPDIR."""
+        """Wait for the end and return the output. Assert that no process and no file in TMPDIR remains."""
         self.output, _ = self.process.communicate(timeout=DEADLINE_S)
         assert self.process.returncode == code, self.output
         assert self.processes() == []
@@ -46,15 +46,15 @@ class Local:
         return self.output
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that carries this run's mark in its environment, zombies apart."""
+        """Return every process with this run's marker in its environment, except zombies."""
         return [p for p in psutil.process_iter() if _environment(p).get("TEST_MARK") == self.mark]
 
     def rank(self, rank: int) -> psutil.Process | None:
-        """The process of a rank, once it trains."""
+        """Return the process of a rank, once it trains."""
         return next((p for p in self.processes() if _environment(p).get("RINGTRAIN_RANK") == str(rank)), None)
 
     def log(self, attempt: int, name: str = "job.log") -> str:
-        """A file of an attempt's log store."""
+        """Return the path of a file of an attempt's log store."""
         (path,) = self.directory.glob(f"runs/*/logs/default/*/{attempt}/{name}")
         return path.read_text()
 

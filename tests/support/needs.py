@@ -1,4 +1,4 @@
-"""Tests of what need not be installed are skipped without it."""
+"""Skips tests of packages that are not installed."""
 
 from importlib.util import find_spec
 
@@ -6,10 +6,10 @@ import pytest
 
 
 def installed(*modules: str) -> bool:
-    """Whether `modules` can be imported. None is, as a framework would take seconds of each test process."""
+    """Return whether `modules` can be imported. It imports none, because a framework would take seconds."""
     try:
         return all(find_spec(module) for module in modules)
-    except ModuleNotFoundError:  # a parent's
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 

@@ -13,23 +13,23 @@ CUSTOM_RESOURCE_DEFINITIONS = ApiResource(
 
 
 def subresource(resource: ApiResource, name: str, part: str) -> ApiResource:
-    """Where the API serves a part of an object that is made by POST: a pod's `binding`, an account's `token`."""
+    """Return the API path of a subresource that is created by POST: a pod's `binding`, an account's `token`."""
     return ApiResource(resource.api_version, part, f"{resource.plural}/{name}/{part}")
 
 
 def config_map(name: str, labels: dict[str, str] | None = None, **data: str) -> Json:
-    """A ConfigMap with `data`."""
+    """Return a ConfigMap with `data`."""
     return {"metadata": {"name": name, "labels": labels or {}}, "data": data}
 
 
 def pod(name: str, **spec: Any) -> Json:
-    """A pod of one container that nobody runs; `spec` is merged into its spec."""
+    """Return a pod with one container, which no kubelet runs. `spec` is merged into its spec."""
     containers = [{"name": "main", "image": "none"}]
     return {"metadata": {"name": name}, "spec": {"containers": containers, **spec}}
 
 
 def kubeconfig(cluster: dict[str, str], user: dict[str, str], **context: str) -> Json:
-    """A kubeconfig with one of each."""
+    """Return a kubeconfig with one cluster, user and context."""
     return {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,4 +1,4 @@
-"""An operator in this process, for tests: started, watched, stopped or cut off."""
+"""Operators in this process, for tests: started, observed, stopped or interrupted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.operator import Operator
 from ringtrain_operator.cluster.poll import PollTimes
 from ringtrain_operator.cluster.reconcile import Clock, utc_now
 
-# By operator the task that it runs in.
+# Task of each operator.
 _TASKS: "WeakKeyDictionary[Operator, asyncio.Task[None]]" = WeakKeyDictionary()
 QUICK_POLLS = PollTimes(interval_s=0.2)
 
@@ -28,7 +28,7 @@ async def start_operator(
     wait: bool = True,
     **config: Any,
 ) -> "tuple[Operator, asyncio.Task[None]]":
-    """An operator that watches (unless not to `wait`), and the task it runs in; raises what kept it from that."""
+    """Start an operator and wait until it watches, unless `wait` is False; return it and its task. Raises its error."""
     settings: dict[str, Any] = {"listen": "127.0.0.1:0", "leader_election": False, "grace_s": 5.0, **config}
     operator = Operator(
         OperatorConfig(**settings),
@@ -49,25 +49,25 @@ async def start_operator(
 
 
 async def stop_operator(operator: Operator, running: "asyncio.Task[None]") -> None:
-    """End an operator gracefully; raises what broke it."""
+    """End an operator gracefully. Raises its error."""
     operator.stop()
     await running
 
 
 async def end_operator(operator: Operator) -> None:
-    """Stop an operator that `running_operator` started, and return when it has ended."""
+    """Stop an operator that `running_operator` started, and wait for its end."""
     operator.stop()
     await asyncio.wait((_TASKS[operator],))
 
 
 @asynccontextmanager
 async def running_operator(connection: ApiConnection, clock: Clock = utc_now, **config: Any) -> AsyncIterator[Operator]:
-    """An operator that watches; what breaks it breaks the test."""
+    """Run an operator within the block. Its error fails the test."""
     operator, running = await start_operator(connection, clock, **config)
     try:
         yield operator
     except BaseException:
-        if running.done():  # the operator broke: that is the cause, not what the test missed because of it
+        if running.done():  # the operator's error is the cause of the test's failure
             running.result()
         raise
     finally:
@@ -75,7 +75,7 @@ async def running_operator(connection: ApiConnection, clock: Clock = utc_now, **
 
 
 async def cut_off(operator: Operator, running: "asyncio.Task[None]") -> None:
-    """End an operator as a killed process ends: nothing more is sent."""
+    """End an operator like a killed process, which sends no further request."""
     operator.api.fence(lambda: False)
     running.cancel()
     await asyncio.wait((running,))

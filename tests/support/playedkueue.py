@@ -1,4 +1,4 @@
-"""What pure tests need of Kueue: it holds one Workload, and the test says what Kueue does to it."""
+"""Kueue for pure tests: it has one Workload, and the test says what Kueue does to it."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 @dataclass
 class PlayedKueue:
-    """One Workload, and what was written. `pods_at_release`: pods that were there when quota was given back."""
+    """One Workload, and the requests. `pods_at_release`: existing pods at the time of the quota's release."""
 
     version: str = "v1beta2"
     workload: Json | None = None
@@ -24,12 +24,12 @@ class PlayedKueue:
     pods_at_release: list[str] = field(default_factory=list)
 
     def view(self) -> KueueView:
-        """What the operator sees."""
+        """Return the operator's view."""
         seen = view_workload(self.workload, self.flavors) if self.workload is not None else None
         return KueueView(self.version, seen, self.priority, self.problem)
 
     def change(self, change: WorkloadChange, pods: Json) -> None:
-        """Do what the operator asks, as the API server does."""
+        """Apply the operator's requests as the API server does."""
         self.writes.append(change.verb)
         if change.verb == "create":
             assert self.workload is None, "the Workload exists"
@@ -44,7 +44,7 @@ class PlayedKueue:
             self._patch(change.body["patch"], pods)
 
     def admit(self, workers: int | None = None, *, flavor: str = "default", **more: Any) -> None:
-        """Reserve quota, in `flavor`, for so many workers, and admit. `more`: fields of each assignment."""
+        """Reserve quota in `flavor` for this number of workers, and admit. `more`: fields of each assignment."""
         counts = {p["name"]: p["count"] for p in self.workload["spec"]["podSets"]}
         counts["workers"] = workers or counts["workers"]
         given = [{"name": n, "count": c, "flavors": {"cpu": flavor}, **more} for n, c in counts.items()]
@@ -54,7 +54,7 @@ class PlayedKueue:
         self.says("Evicted", "False", "QuotaReserved", "")
 
     def evict(self, reason: str = "Preempted", message: str = "Preempted to accommodate a workload") -> None:
-        """Ask for the quota back."""
+        """Request the quota back."""
         self.says("Evicted", "True", reason, message)
 
     def says(self, kind: str, status: str, reason: str, message: str) -> None:
@@ -65,7 +65,7 @@ class PlayedKueue:
         self._touch()
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Status and reason of a condition; empty if there is none."""
+        """Return status and reason of a condition; empty if it does not exist."""
         found = (self.workload or {}).get("status", {}).get("conditions") or []
         return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
 

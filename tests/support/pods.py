@@ -1,4 +1,4 @@
-"""Environments of ranks in pods, all of them processes of this machine."""
+"""Environments of ranks in pods, which are processes of this machine."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from support.ports import free_addresses
 
 
 class Pods:
-    """Environments of ranks in pods, of two or of `each`, on this machine."""
+    """Return environments of ranks on this machine, two or `each` in a pod."""
 
     def __init__(self, pods: int, timeout_s: float = 60, each: int = 2) -> None:
         self.size = each * pods

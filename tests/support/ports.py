@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` different ports of `host` on which nothing listens."""
+    """Return `count` different ports of `host` on which no program listens."""
     global _block
     assert count < _IN_BLOCK, f"{count} ports asked for; a block has {_IN_BLOCK - 1}"
     with _lock:
@@ -40,7 +40,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             _block = _claimed()
         ports: list[int] = []
         for _ in range(_IN_BLOCK):
-            # round and round: what was given lately is not given again, as worlds listen a moment after this
+            # cyclic: a port is not returned again soon, because worlds listen a moment later
             _block.last = _block.first + 1 + (_block.last - _block.first) % (_IN_BLOCK - 1)
             if _is_free(host, _block.last) and _block.last not in ports:
                 ports.append(_block.last)
@@ -50,7 +50,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def free_addresses(count: int, host: str = "127.0.0.1") -> list[str]:
-    """Return `count` different `host:port` addresses on which nothing listens."""
+    """Return `count` different `host:port` addresses on which no program listens."""
     return [f"{host}:{port}" for port in free_ports(count, host)]
 
 

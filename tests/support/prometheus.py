@@ -26,13 +26,13 @@ SCRAPES_EVERY_S = 0.5
 
 
 class Prometheus:
-    """One that scrapes."""
+    """A Prometheus that scrapes."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1"
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of its API; what is wrong with a query is an AssertionError."""
+        """Return the `data` of an answer of its API. Raises AssertionError if the query is invalid."""
         url = f"{self._url}/{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
@@ -41,11 +41,11 @@ class Prometheus:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression now."""
+        """Return the present series of an expression."""
         return self.ask("query", query=expression)["result"]
 
     def is_up(self) -> bool:
-        """Whether it answers queries: it says no with 503 while it starts."""
+        """Return whether it answers queries; it returns 503 while it starts."""
         try:
             with urllib.request.urlopen(f"{self._url}/query?query=1", timeout=DEADLINE_S):
                 return True
@@ -55,7 +55,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(directory: Path, targets: Mapping[str, Sequence[int]]) -> Iterator[Prometheus]:
-    """A Prometheus with our rules that scrapes ports of this host, by the name of a scrape job."""
+    """Run a Prometheus with our rules that scrapes ports of this host, by the name of a scrape job."""
     configuration = {
         "global": {"scrape_interval": f"{int(SCRAPES_EVERY_S * 1000)}ms", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],

@@ -12,7 +12,7 @@ HELM = Path(sys.executable).with_name("helm")
 
 
 class HelmFailed(Exception):
-    """What Helm said instead of rendering."""
+    """Helm's error."""
 
 
 def render(

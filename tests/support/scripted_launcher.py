@@ -1,4 +1,4 @@
-"""The launcher's gang and log store behind its real service, in this process: the test gives the orders."""
+"""The launcher's gang and log store behind its real service, in this process. The test gives the orders."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from support.gang import GangProcesses, until
 
 
 class ScriptedLauncher:
-    """Serves on the control port of `job`. `close` it, and make another: that launcher was restarted."""
+    """Serves on the control port of `job`. Close it and create another to simulate a restart of the launcher."""
 
     def __init__(self, job: GangProcesses) -> None:
         self.config = LauncherConfig.from_env(job.environment("launcher", "job-launcher"))
@@ -46,7 +46,7 @@ class ScriptedLauncher:
         self.gang.give(order)
 
     def form(self, formation: int, members: list[tuple[int, int]], slots: tuple[int, ...]) -> None:
-        """Give the order that formation `formation` has `members`: (slot, life), by rank."""
+        """Order a formation with `members`: (slot, life), by rank."""
         count = self.config.slots
         agents = self.gang.registrations()
         places = [(agents[slot // count], slot % count) for slot, _ in members]
@@ -63,7 +63,7 @@ class ScriptedLauncher:
         self.give(Form(world, slots))
 
     def state(self, slot: int) -> RankState:
-        """What an agent has told of a slot."""
+        """Return the state of a slot that its agent has reported."""
         return self.gang.view().ranks[slot]
 
     def until(self, slot: int, phase: RankPhase = RankPhase.RUNNING, **expected: object) -> RankState:

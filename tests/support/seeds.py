@@ -1,4 +1,4 @@
-"""The command lines of programs that play what follows from seeds."""
+"""Command lines of programs that replay histories from seeds."""
 
 import argparse
 import sys
@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds that a command names: how many from 0 on, or first-last."""
+    """Return the seeds of a text: a number of seeds from 0 on, or first-last."""
     first, _, last = text.rpartition("-")
     return list(range(int(first), int(last) + 1)) if first else list(range(int(last)))
 
 
 def given_seeds(without: str) -> tuple[list[int], int]:
-    """The seeds that the command line names, those of `without` if it names none; how many jobs run at a time."""
+    """Return the seeds of the command line, by default those of `without`, and the number of parallel jobs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("seeds", nargs="?", default=without, help="how many from 0 on, or first-last")
     parser.add_argument("--seed", type=int, help="one, alone")
@@ -26,7 +26,7 @@ def given_seeds(without: str) -> tuple[list[int], int]:
 def play_histories(
     without: str, judge: Callable[[int], str], told: Callable[[int], str] = lambda seed: "played"
 ) -> None:
-    """Play the seeds' histories, and exit with how many are bad. `judge`: what is bad; `told`: what a history is."""
+    """Replay the seeds' histories and exit with the number of bad ones. `judge`: problems; `told`: description."""
 
     def timed(seed: int) -> tuple[int, str, float]:
         began = time.monotonic()

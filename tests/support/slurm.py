@@ -1,4 +1,4 @@
-"""A SLURM cluster on this machine: its controller, and each node's daemon in a network namespace of its own."""
+"""A SLURM cluster on this machine: its controller, and each node's daemon in a separate network namespace."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """Why no cluster can be started here; empty when it can."""
+    """Return the reason for which no cluster can be started here; empty if it can."""
     missing = [program for program in PROGRAMS if not shutil.which(program)]
     if missing:
         return f"SLURM needs {', '.join(missing)} (apt install slurmctld slurmd slurm-client)"
@@ -54,7 +54,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` in SLURM's order. `folder`: configuration and logs."""
+    """A running cluster. `nodes` in SLURM's order. `folder`: configuration and logs."""
 
     folder: Path
     nodes: tuple[HostNet, ...]
@@ -104,7 +104,7 @@ class Cluster:
         return clean | {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def _enter(self, node: HostNet) -> list[str]:
-        """The node's network and name, and names of nodes that all of them know."""
+        """Return the node's network namespace and name, and names of nodes that all of them know."""
         mount = f'mount --bind {self.folder}/hosts /etc/hosts && exec "$@"'
         return [*node.enter, "unshare", "--mount", "sh", "-c", mount, "sh"]
 
@@ -114,7 +114,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, count: int) -> Iterator[Cluster]:
-    """A cluster of `count` nodes with four CPUs each."""
+    """Run a cluster of `count` nodes with four CPUs each."""
     with ExitStack() as stack:
         made = Cluster(folder, stack.enter_context(network(count)).hosts)
         made.start(stack)

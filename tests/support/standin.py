@@ -20,7 +20,7 @@ PAUSE_S = 0.05
 
 @asynccontextmanager
 async def again_and_again(do: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Meanwhile `do` it, whatever the API server says to that."""
+    """Repeat `do` within the block, whatever the API server answers."""
 
     async def forever() -> None:
         while True:
@@ -38,13 +38,13 @@ async def again_and_again(do: Callable[[], Awaitable[None]]) -> AsyncIterator[No
 
 @asynccontextmanager
 async def admitting(api: ApiClient, namespace: str) -> AsyncIterator[None]:
-    """Meanwhile every Workload of the namespace that waits is admitted."""
+    """Admit every waiting Workload of the namespace within the block."""
     async with again_and_again(lambda: _admit(api, namespace)):
         yield
 
 
 async def evict(api: ApiClient, namespace: str, name: str) -> None:
-    """Ask for a Workload's quota back, as when a more urgent one needs it."""
+    """Request a Workload's quota back, as if a more urgent one needs it."""
     while True:
         workload = await api.get(WORKLOADS, namespace, name)
         evicted = new_condition("Evicted", "True", "Preempted", "Preempted to accommodate a workload")

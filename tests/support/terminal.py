@@ -1,4 +1,4 @@
-"""A command on a terminal, as a person sees it: what is on the screen, and keys that are typed."""
+"""Runs a command on a terminal, and reads the screen and types keys like a person."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ DEADLINE_S = patient(240.0)
 
 
 class Terminal:
-    """Runs `words` in `directory` with `columns` x 40 characters; `close` must be called."""
+    """Runs `words` in `directory` on a terminal of `columns` x 40 characters; `close` must be called."""
 
     def __init__(self, words: Sequence[str], directory: Path, columns: int) -> None:
         self._screen = pyte.Screen(columns, 40)
@@ -41,7 +41,7 @@ class Terminal:
         os.close(theirs)
 
     def lines(self) -> list[str]:
-        """The screen, without blanks at the ends of lines and without empty lines."""
+        """Return the lines of the screen, without trailing blanks and empty lines."""
         return [line.rstrip() for line in self._screen.display if line.strip()]
 
     def until(self, pattern: str) -> None:
@@ -55,27 +55,27 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def end(self) -> int:
-        """Wait for the end; returns the exit status."""
+        """Wait for the end and return the exit status."""
         deadline = time.monotonic() + DEADLINE_S
         while self._read(deadline):
             pass
         return self.process.wait(max(1.0, deadline - time.monotonic()))
 
     def hang_up(self) -> int:
-        """Close the window, which sends SIGHUP; returns the exit status."""
+        """Close the window, which sends SIGHUP, and return the exit status."""
         os.close(self._ours)
         self._ours = -1
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End the remaining processes."""
         self.process.kill()
         self.process.wait()
         if self._ours >= 0:
             os.close(self._ours)
 
     def _read(self, deadline: float) -> bool:
-        """Take in what was written; False at the deadline, and when nobody has the terminal open any more."""
+        """Read the output; return False at the deadline, or if no process has the terminal open."""
         if not select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Configurations of ranks whose parts need not be named."""
+"""Configurations of ranks, changed by the names of settings of any part."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -7,7 +7,7 @@ from ringtrain._core.world.config import WorkerConfig
 
 
 def changed_config(config: WorkerConfig, **settings: Any) -> WorkerConfig:
-    """Return `config` with other settings: of its own, or of one of its parts."""
+    """Return `config` with changed settings, its own or those of one of its parts."""
     own = {name: settings.pop(name) for name in list(settings) if name in vars(config)}
     parts: dict[str, Any] = {}
     for part in (config.place, config.numbers, config.waits, config.ways, config.trust):

@@ -136,7 +136,7 @@ def test_whoever_waits_when_a_client_is_closed_is_told(tmp_path: Path) -> None:
     try:
         assert heard.get(timeout=SOON_S) == "[0] began"
         client.close()
-        assert "closed by another thread" in str(heard.get(timeout=SOON_S))
+        assert "another thread closed this client" in str(heard.get(timeout=SOON_S))
         thread.join(SOON_S)
         assert not thread.is_alive()
     finally:
