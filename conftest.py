@@ -13,7 +13,7 @@ from frameworks.harness import TORCH_DEVICES
 from hypothesis import HealthCheck, settings
 from ring.leftovers import note_others
 from support.deadlines import patient
-from support.sampling import MARK, Sample, changed_since, is_changed, mark_seams
+from support.sampling import MARK, Sample, mark_seams
 
 pytest_plugins = ["support.gangfixture", "support.storefixtures", "frameworks.collected"]
 
@@ -51,12 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="of a sample: run each test marked `sampled` in one of so many runs, beside what its mark says",
     )
-    parser.addoption(
-        "--since",
-        default="",
-        metavar="REVISION",
-        help="beside a sample, run all cases of test files that have changed since",
-    )
     parser.addoption("--after-fast", action="store_true", help="leave out what a bare pytest runs")
 
 
@@ -66,12 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.option.sample = config.workerinput["sample"]
         config.option.fast = config.workerinput["fast"]
-        config.option.changed = config.workerinput["changed"]
         return
     if config.option.sample == "any":
         config.option.sample = str(random.SystemRandom().randrange(1_000_000))
-    since = config.option.since
-    config.option.changed = changed_since(since, config.rootpath) if since else []
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,7 +70,6 @@ def pytest_configure_node(node: Any) -> None:
     """Before a worker of pytest-xdist starts, which is given the words of the command line alone."""
     node.workerinput["sample"] = node.config.option.sample
     node.workerinput["fast"] = node.config.option.fast
-    node.workerinput["changed"] = node.config.option.changed
 
 
 def pytest_report_header() -> str:
@@ -97,8 +87,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         reporter.write_line(
             f"sample {seed} of the long tests (again with --sample={seed}, all with make test-thorough)"
         )
-    for name in session.config.option.changed if reporter is not None and seed else ():
-        reporter.write_line(f"all cases of {name}, which has changed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -108,9 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if _is_in(item.path, folder):
                 item.add_marker(mark)
     mark_seams(items)
-    changed = {config.rootpath / name for name in config.option.changed}
-    sampled_out = Sample(config.option.sample, config.option.thin).left_out(items)
-    left_out = {item for item in sampled_out if not is_changed(item, changed)}
+    left_out = Sample(config.option.sample, config.option.thin).left_out(items)
     if config.option.fast:
         left_out |= {item for item in items if item.get_closest_marker("slow")}
     if config.option.after_fast:

@@ -101,8 +101,11 @@ def declared(path: Path) -> Declared | None:
     literal = ast.literal_eval(made.pop("RUN_IN").value)  # type: ignore[attr-defined]
     kinds = [_kind(path, one) for one in (literal if isinstance(literal, list) else [literal])]
     lines = {name: node.lineno for name, node in made.items() if name.startswith("test_")}
-    if unknown := {test for kind in kinds for test in kind.tests} - lines.keys():
+    run = {test for kind in kinds for test in kind.tests or lines}
+    if unknown := run - lines.keys():
         raise ValueError(f"{path.name}: RUN_IN names {sorted(unknown)}, expected tests of the file: {sorted(lines)}")
+    if missing := lines.keys() - run:
+        raise ValueError(f"{path.name}: no world of RUN_IN has {sorted(missing)}; expected one for each test")
     return Declared(lines, kinds)
 
 

@@ -4,7 +4,6 @@ Ranks are forked from a process that has imported the framework (`frameworks.wor
 framework. Tests that start ranks of their own run in a process of their file (`frameworks.scenarios`).
 """
 
-import ast
 import atexit
 import functools
 import json
@@ -12,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +26,6 @@ ENV = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
 }
-SIZES = [1, 2, 3, 4]
-
 # Backend of torch.distributed by the kind of device on which checks of ringtrain.torch make tensors. CUDA where
 # there is a GPU: looked for as a file, since asking PyTorch would cost each test process its import.
 TORCH_DEVICES = {"cpu": "gloo"} | ({"cuda": "nccl"} if Path("/dev/nvidia0").exists() else {})
@@ -117,59 +113,3 @@ def end_servers(but: Server | None = None) -> None:
         process.kill()
         process.wait()
         folder.cleanup()
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Modules of checks that share a world. `framework`: the module to import before ranks are forked. `env`: more
-    variables for them.
-    """
-
-    framework: str
-    modules: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
-
-    def names(self) -> list[str]:
-        """`module.check` for each check, found without importing a module (and a framework with it)."""
-        return [f"{module}.{name}" for module in self.modules for name in _names_in(module)]
-
-    def failure(self, check: str, size: int, among: tuple[str, ...] = ()) -> str:
-        """How `check` failed in a world of `size` ranks: the tracebacks of all ranks; empty if it did not.
-
-        `among`: the checks that the world runs, `check` one of them; all of them unless given.
-        """
-        chosen = among or tuple(self.names())
-        files = [
-            (_path_of(module), tuple(one.split(".")[1] for one in chosen if one.split(".")[0] == module))
-            for module in self.modules
-        ]
-        failed = failures_in_world(self.framework, self.env, size, tuple(files))
-        return failed.get("*", "") or failed.get(check, "")
-
-
-@dataclass(frozen=True)
-class Scenarios:
-    """A module of checks that start ranks of their own, forked from a process that has imported `framework`."""
-
-    framework: str
-    module: str
-    env: tuple[tuple[str, str], ...] = ()
-
-    def names(self) -> list[str]:
-        return _names_in(self.module)
-
-    def failure(self, check: str) -> str:
-        """How `check` failed: its traceback; empty if it did not."""
-        return failure_of_scenario(self.framework, self.env, _path_of(self.module), check)
-
-
-def _path_of(module: str) -> Path:
-    paths = [folder / f"{module}.py" for folder in (HERE, *PLUGIN_TESTS)]
-    return next(path for path in paths if path.exists())
-
-
-def _names_in(module: str) -> list[str]:
-    tree = ast.parse(_path_of(module).read_text())
-    made = [node.targets[0] if isinstance(node, ast.Assign) else node for node in tree.body]
-    names = [getattr(node, "name", getattr(node, "id", "")) for node in made]
-    return [name for name in names if name.startswith(("check_", "script_"))]

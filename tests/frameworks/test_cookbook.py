@@ -6,18 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from frameworks.harness import Checks
+from frameworks.declared import declared
 from support.commands import completed
 from support.deadlines import patient
-from support.needs import installed, need
 
 PAGE = (Path(__file__).parents[2] / "docs/cookbook.md").read_text()
-NEEDS = {"pytorch_lightning": ("lightning",), "hugging_face_s_trainer": ("transformers", "accelerate")}
 DEADLINE_S = patient(120.0)
 
 
-# Lightning imports torch; imported here, it is imported once and not in each rank.
-CHECKS = Checks("lightning" if installed("lightning") else "torch", ("cookbook_recipes",))
+RECIPES = ("test_cookbook_recipes.py", "test_cookbook_libraries.py")
 
 
 def blocks() -> dict[str, list[str]]:
@@ -30,15 +27,6 @@ def blocks() -> dict[str, list[str]]:
 
 
 @pytest.mark.sampled(one_in=3)
-@pytest.mark.parametrize("check", CHECKS.names())
-def test_a_recipe_does_what_the_page_says(check):
-    """With one rank and with two, which end with the same weights."""
-    need(*NEEDS.get(check.partition("check_")[2], ()))
-    assert not CHECKS.failure(check, 1)
-    assert not CHECKS.failure(check, 2)
-
-
-@pytest.mark.sampled(one_in=3)
 def test_a_notebook_gets_what_its_ranks_returned():
     """The cell is run as a notebook runs it: its function is in no file."""
     (cell,) = blocks()["ranks_from_a_notebook"]
@@ -47,11 +35,12 @@ def test_a_notebook_gets_what_its_ranks_returned():
     assert re.fullmatch(r"\[0\.\d+, 0\.\d+\]\n", done.stdout), done.stderr
 
 
-def test_every_recipe_is_checked():
-    """A recipe without a check would rot."""
-    checked = {check.partition("check_")[2] for check in CHECKS.names()}
+def test_every_recipe_is_tested():
+    """A recipe without a test would no longer work one day."""
+    files = [declared(Path(__file__).with_name(name)) for name in RECIPES]
+    tested = {test.removeprefix("test_") for file in files if file for test in file.lines}
     others = {"the_beginning_of_every_recipe", "ranks_from_a_notebook"}
-    assert {name for name, programs in blocks().items() if programs} == checked | others
+    assert {name for name, programs in blocks().items() if programs} == tested | others
 
 
 def test_recipes_are_short():

@@ -58,8 +58,6 @@ def _names_in(path: Path) -> set[str]:
 
 def _runner(module: ModuleType, name: str, judge: str) -> Callable[[], Any]:
     test = getattr(module, name)
-    if name.startswith("script_"):
-        return functools.partial(module.run, test, name)
     if judge:
         owner, _, function = judge.rpartition(".")
         return functools.partial(getattr(importlib.import_module(owner), function), test, name)

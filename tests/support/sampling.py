@@ -11,21 +11,17 @@
 Where a case is skipped because of what a machine lacks, `can_run=` says whether a value of `of` can run here, as a
 sample of skipped tests would be none. A test that is not marked, and runs on several implementations of a seam
 (`SEAMS`), runs on one of them. `make test` takes a sample, in which each marked test is a twelfth as often
-(`--thin`), but all cases of files that have changed (`--since`); without the option, and in `make test-thorough`, all
-cases run.
+(`--thin`); without the option, in `make test-changed` and in `make test-thorough`, all cases run.
 """
 
 import random
-import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from support.cluster import can_open
-from support.commands import completed
 
 T = TypeVar("T")
 MARK = (
@@ -37,8 +33,6 @@ SEAMS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(["open_cluster", "server"], can_open),
     "transport": lambda value: True,
 }
-# A change of more files than this is one of names or of style: all their cases would take hours.
-MOST_CHANGED = 20
 # In the place of a parameter's name in `each`: all others of the test.
 _OTHERS = "others"
 
@@ -117,27 +111,6 @@ def mark_seams(items: Iterable[pytest.Item]) -> None:
             for seam in SEAMS.keys() & _case(item).params.keys():
                 more = {**(mark.kwargs if mark else {}), "can_run": SEAMS[seam]}
                 item.add_marker(pytest.mark.sampled(1, of=seam, each=_OTHERS, **more), append=False)
-
-
-def changed_since(revision: str, root: Path) -> list[str]:
-    """The Python files below `root` that differ from git's `revision` or are new; none where there is no git, and of
-    more than `MOST_CHANGED`."""
-    if shutil.which("git") is None:
-        return []
-    words = (
-        ["diff", "--name-only", "--relative", revision, "--", "*.py"],
-        ["ls-files", "--others", "--exclude-standard", "*.py"],
-    )
-    found = [completed(["git", *more], cwd=root) for more in words]
-    changed = sorted({name for done in found if done.returncode == 0 for name in done.stdout.splitlines()})
-    return changed if len(changed) <= MOST_CHANGED else []
-
-
-def is_changed(item: pytest.Item, changed: Collection[Path]) -> bool:
-    """Whether the file of `item` is one of `changed`, or the module of the check that it runs."""
-    check = _case(item).params.get("check")
-    modules = {path.stem for path in changed}
-    return item.path in changed or (isinstance(check, str) and check.partition(".")[0] in modules)
 
 
 def _case(item: pytest.Item) -> Any:

@@ -110,26 +110,6 @@ def test_a_thin_run_takes_half_of_the_marked_tests_and_every_case_of_a_seam(tmp_
     assert 35 < thin["counted"] < 65
 
 
-def test_all_cases_of_a_file_that_has_changed_are_taken(tmp_path: Path) -> None:
-    """Of one that git knows as it is, the sample; of one that differs, or is new, all: also of a module of checks."""
-    (tmp_path / "pytest.ini").touch()
-    old, new, checks = (tmp_path / name for name in ("test_old.py", "test_new.py", "numbers_of.py"))
-    cases = "import pytest\n\n@pytest.mark.sampled(1)\n@pytest.mark.parametrize({}, {})\ndef test_case({}): pass\n"
-    old.write_text(cases.format("'case'", "range(10)", "case"))
-    checks.touch()
-    by_check = tmp_path / "test_checks.py"
-    by_check.write_text(cases.format("'check'", "[f'numbers_of.check_{n}' for n in range(5)] + ['other.x']", "check"))
-    for words in ("init", "add .", "-c user.name=a -c user.email=a@example.com commit -m old"):
-        assert completed(["git", *words.split()], cwd=tmp_path).returncode == 0
-    assert "2 passed" in _run(tmp_path, "--sample=7", "--since=HEAD")
-    new.write_text(old.read_text())
-    assert "12 passed" in _run(tmp_path, "--sample=7", "--since=HEAD", "-n", "2")
-    old.write_text(old.read_text() + "\n")
-    checks.write_text("# other\n")
-    assert re.search(r"2[56] passed", printed := _run(tmp_path, "--sample=7", "--since=HEAD"))
-    assert "all cases of test_old.py, which has changed" in printed
-
-
 @pytest.mark.sampled(one_in=2)
 def test_what_fast_leaves_out_is_what_comes_after_it() -> None:
     """Together they are all tests of the folder, each once."""

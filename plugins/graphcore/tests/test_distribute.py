@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_training import RANK, SIZE, batch, pooled
+from test_tensorflow_training import RANK, SIZE, batch, pooled
 
 import ringtrain.tensorflow as hvd
 from ringtrain.tensorflow import distribute

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
-from keras_training import fit
 from tensorflow import keras
-from tensorflow_training import SIZE, agree, network, pooled, same_everywhere
+from test_keras_training import fit
+from test_tensorflow_training import SIZE, agree, network, pooled, same_everywhere
 
 import ringtrain.keras as hvd
+
+RUN_IN = {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3}
 
 RULES = {
     "sgd": lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9),
@@ -16,7 +18,7 @@ RULES = {
 }
 
 
-def check_this_is_keras_2():
+def test_this_is_keras_2():
     assert keras.optimizers.Adam is tf_keras.optimizers.Adam
     assert isinstance(hvd.callbacks.MetricAverageCallback(), tf_keras.callbacks.Callback)
 
@@ -35,7 +37,7 @@ def trained(rule: str, steps: int) -> keras.Model:
     return model
 
 
-def check_legacy_optimizers_train_like_one_process():
+def test_legacy_optimizers_train_like_one_process():
     for rule in RULES:
         model = network(seed=SIZE)
         model.set_weights(network().get_weights())
@@ -49,7 +51,7 @@ def check_legacy_optimizers_train_like_one_process():
         same_everywhere(model)
 
 
-def check_legacy_optimizer_accumulates():
+def test_legacy_optimizer_accumulates():
     model = network()
     optimizer = hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=2)
     before = model.get_weights()
@@ -62,7 +64,7 @@ def check_legacy_optimizer_accumulates():
     same_everywhere(model)
 
 
-def check_momentum_correction_of_a_legacy_optimizer():
+def test_momentum_correction_of_a_legacy_optimizer():
     model = network()
     optimizer = RULES["sgd"]()
     fit(model, optimizer, 2)
@@ -76,6 +78,6 @@ def check_momentum_correction_of_a_legacy_optimizer():
         np.testing.assert_allclose(slot, 0.5 * old, rtol=1e-6)
 
 
-def check_wrong_optimizer():
+def test_wrong_optimizer():
     with pytest.raises(ValueError, match="expected a Keras optimizer"):
         hvd.DistributedOptimizer(object())

@@ -6,12 +6,14 @@ import time
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tensorflow_training import RANK, SIZE, batch, network, stepper
+from test_tensorflow_training import RANK, SIZE, batch, network, stepper
 
 import ringtrain.tensorflow as hvd
 import ringtrain.tensorflow.keras as in_keras
 from ringtrain.optim.memory_check import EVERY
 from ringtrain.optim.replicas import PARTS
+
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
 
 ODD = SIZE - 1
 MOST_UPDATES = PARTS * EVERY + EVERY + 1
@@ -52,7 +54,7 @@ def raises_on_every_rank(trains, words: str) -> None:
     assert words in str(raised.value), raised.value
 
 
-def check_other_values_of_a_rank_are_found():
+def test_other_values_of_a_rank_are_found():
     """Other values are found with a tape, eagerly and in a graph, and with a Keras optimizer, in any variable."""
     for kind, make in STEPPERS.items():
         model = network()
@@ -69,7 +71,7 @@ def check_other_values_of_a_rank_are_found():
         raises_on_every_rank(functools.partial(steps, step, 3, 3 + MOST_UPDATES), words), kind
 
 
-def check_a_wrong_rate_is_found():
+def test_a_wrong_rate_is_found():
     """One rank has set another rate before the steps of a graph."""
     model = network()
     rate = 0.02 if RANK == ODD else 0.01
@@ -78,7 +80,7 @@ def check_a_wrong_rate_is_found():
     raises_on_every_rank(lambda: steps(step, 0, 2), words)
 
 
-def check_a_write_that_needs_no_gradient_comes_after_the_comparison():
+def test_a_write_that_needs_no_gradient_comes_after_the_comparison():
     """Weight decay of Keras' AdamW is one. Of one rank it is done before that rank has a gradient, of the others
     after they have their sums."""
     weight = tf.Variable(tf.ones([4]))
@@ -116,7 +118,7 @@ def check_a_write_that_needs_no_gradient_comes_after_the_comparison():
         step()
 
 
-def check_a_step_that_fails_counts_on_no_rank():
+def test_a_step_that_fails_counts_on_no_rank():
     """One rank's fails at its start, the others' when variables were looked at already: later updates are compared
     on all ranks alike."""
     weight = tf.Variable(tf.ones([4]))
@@ -152,7 +154,7 @@ def check_a_step_that_fails_counts_on_no_rank():
             step()
 
 
-def check_variables_of_a_ranks_own_are_not_compared():
+def test_variables_of_a_ranks_own_are_not_compared():
     """Local layers, frozen variables, and a model of a process set of one rank."""
     model = network()
     for index, layer in enumerate(model.layers):
@@ -169,7 +171,7 @@ def check_variables_of_a_ranks_own_are_not_compared():
         hvd.remove_process_set(alone)
 
 
-def check_two_models_of_a_step_are_compared_each():
+def test_two_models_of_a_step_are_compared_each():
     """Tapes of one name: that of the second model is found, too, and where a rank joins counting begins anew."""
     models = [network(), network(seed=1)]
     both = [eagerly(model, keras.optimizers.SGD(0.01)) for model in models]

@@ -13,6 +13,11 @@ from tensorflow import keras
 import ringtrain.tensorflow as hvd
 from ringtrain.step_time import measured
 
+RUN_IN = [
+    {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3},
+    {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3},
+]
+
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
 STEPS = 50
@@ -76,7 +81,7 @@ def same_everywhere(model: keras.Model) -> None:
         np.testing.assert_array_equal(row, flat)
 
 
-def check_tape_trains_like_one_process():
+def test_tape_trains_like_one_process():
     for rule in RULES:
         model = network()
         step = stepper(model, RULES[rule](), hvd.DistributedGradientTape)
@@ -86,7 +91,7 @@ def check_tape_trains_like_one_process():
         same_everywhere(model)
 
 
-def check_host_strategy_trains_like_one_process():
+def test_host_strategy_trains_like_one_process():
     strategy = hvd.HostStrategy()
     for rule in RULES:
         with strategy.scope():
@@ -129,7 +134,7 @@ def own_gradients(way: str, variables, uses) -> list:
     return hvd.HostStrategy().reduce_gradients(tape.gradient(loss, variables), variables)
 
 
-def check_gradients_that_some_ranks_lack():
+def test_gradients_that_some_ranks_lack():
     """The result equals one process on the joined batch: zeros if another rank has a gradient, None if no rank has
     one."""
     variables = [tf.Variable(tf.fill([2], index + 1.0)) for index in range(4)]
@@ -143,7 +148,7 @@ def check_gradients_that_some_ranks_lack():
                     np.testing.assert_allclose(*([0], [0]) if wanted is None else (grad, wanted), rtol=1e-6)
 
 
-def check_a_graph_that_is_built_again_agrees_anew():
+def test_a_graph_that_is_built_again_agrees_anew():
     """With two losses over separate variables, a function's second graph has other gradients."""
     variables = [tf.Variable(tf.ones([2])) for _ in range(2)]
     sizes = []
@@ -166,7 +171,7 @@ def embedding_loss(table, rank: int, whole: bool):
     return loss + tf.reduce_sum(table) if whole and rank == SIZE - 1 else loss
 
 
-def check_slices_that_some_ranks_lack_or_have_as_tensors():
+def test_slices_that_some_ranks_lack_or_have_as_tensors():
     """The result equals one process on the joined batch, for an embedding that a rank has not looked up or has used
     whole."""
     table = tf.Variable(tf.ones([4, 2]))
@@ -194,7 +199,7 @@ def gradients_of(tape_of, x: tf.Tensor, variables) -> list:
     return tape_of(tape).gradient(loss, variables)
 
 
-def check_options_of_the_tape():
+def test_options_of_the_tape():
     """Rank r's gradients are r + 1 everywhere; with all options the mean is that of all ranks."""
     variables = [tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3)), tf.Variable(tf.ones(3))]
     x, mean = tf.fill([3], RANK + 1.0), (SIZE + 1) / 2
@@ -215,7 +220,7 @@ def check_options_of_the_tape():
             hvd.DistributedGradientTape(tf.GradientTape(), **wrong)
 
 
-def check_structure_of_sources_and_missing_gradients():
+def test_structure_of_sources_and_missing_gradients():
     used, unused = tf.Variable(1.0), tf.Variable(1.0)
     with tf.GradientTape() as tape:
         loss = used * float(RANK)
@@ -224,7 +229,7 @@ def check_structure_of_sources_and_missing_gradients():
     np.testing.assert_allclose(grads["a"][0], (SIZE - 1) / 2)
 
 
-def check_sparse_gradients():
+def test_sparse_gradients():
     for sparse_as_dense in (False, True):
         table = tf.Variable(tf.ones((SIZE + 1, 2)))
         with tf.GradientTape() as tape:
@@ -235,7 +240,7 @@ def check_sparse_gradients():
         np.testing.assert_allclose(tf.convert_to_tensor(grad), expected, rtol=1e-6)
 
 
-def check_local_sources():
+def test_local_sources():
     shared, local = tf.Variable(1.0), tf.Variable(1.0)
     for scale, divisor in ((True, SIZE), (False, 1)):
         with tf.GradientTape(persistent=True) as tape:
@@ -250,7 +255,7 @@ def check_local_sources():
         np.testing.assert_allclose([own_grad, grad], [RANK / divisor, (SIZE - 1) / 2], rtol=1e-6)
 
 
-def check_local_layers():
+def test_local_layers():
     """The argument is a list of layers, or one layer."""
     shared, local = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
     x = tf.fill([1, 2], float(RANK))
@@ -265,7 +270,7 @@ def check_local_layers():
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=["dense"])
 
 
-def check_sync_batch_normalization():
+def test_sync_batch_normalization():
     """Output, gradients and moving averages are those of plain batch normalisation over the pooled batch."""
     inputs = [np.random.default_rng(rank).normal(size=(rank + 2, 5, 3)).astype("float32") for rank in range(SIZE)]
     mine = slice(sum(len(i) for i in inputs[:RANK]), sum(len(i) for i in inputs[: RANK + 1]))
@@ -284,7 +289,7 @@ def check_sync_batch_normalization():
         hvd.SyncBatchNormalization(fused=True)
 
 
-def check_where_the_time_of_a_step_goes():
+def test_where_the_time_of_a_step_goes():
     """The wait for reductions is measured; the update where Python makes it, not within a graph."""
     model, optimizer = network(), hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     measured.reset()

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_training import RANK, SIZE, batch, pooled
+from test_tensorflow_training import RANK, SIZE, batch, pooled
 
 import ringtrain.tensorflow as hvd
+
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
 
 RULES = {
     "sgd": lambda: tf.compat.v1.train.GradientDescentOptimizer(0.1),
@@ -40,7 +42,7 @@ def trained(optimizer: Callable, data: list, cycle: int = 1, clip: bool = False)
         return np.concatenate([session.run(weights).reshape(-1), session.run(used)]), session.run(steps)
 
 
-def check_v1_optimizer_trains_like_one_process():
+def test_v1_optimizer_trains_like_one_process():
     for rule in RULES.values():
         ours, _ = trained(lambda rule=rule: hvd.DistributedOptimizer(rule()), [batch(RANK, n) for n in range(50)])
         plain, _ = trained(rule, [pooled(n) for n in range(50)])
@@ -49,7 +51,7 @@ def check_v1_optimizer_trains_like_one_process():
             np.testing.assert_array_equal(row, ours)
 
 
-def check_v1_optimizer_accumulates():
+def test_v1_optimizer_accumulates():
     """Two runs and their mean are one run over both batches; the graph's steps are all counted."""
     for rule in RULES.values():
         for clip in (False, True):
@@ -74,7 +76,7 @@ def check_v1_optimizer_accumulates():
     np.testing.assert_allclose(summed, double, rtol=1e-5, atol=1e-5)
 
 
-def check_v1_optimizer_with_adasum():
+def test_v1_optimizer_with_adasum():
     """Ranks with the same batches make the steps of one of them; with others all end with the same bits."""
     if SIZE & (SIZE - 1):
         return
@@ -93,7 +95,7 @@ def check_v1_optimizer_with_adasum():
         assert (len(np.unique(hvd.allgather(between[None, :1]))) == SIZE) is (passes == 2 or SIZE == 1)
 
 
-def check_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
+def test_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
     """A step is combined with those of the same variable, which does not change on ranks without its gradient."""
     if SIZE & (SIZE - 1):
         return
@@ -109,7 +111,7 @@ def check_v1_optimizer_with_adasum_where_ranks_lack_different_gradients():
     np.testing.assert_allclose(second, [-1.0 if SIZE > 1 else 0.0] * 2)
 
 
-def check_v1_optimizer_eagerly():
+def test_v1_optimizer_eagerly():
     """A loss is a function without a graph; sums over several passes need a graph."""
     weight = tf.Variable(1.0)
     optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0))
@@ -119,7 +121,7 @@ def check_v1_optimizer_eagerly():
         hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), backward_passes_per_step=2)
 
 
-def check_v1_optimizer_local_variables():
+def test_v1_optimizer_local_variables():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         shared, local = (tf.compat.v1.get_variable(name, initializer=1.0) for name in ("shared", "local"))
         optimizer = hvd.DistributedOptimizer(
@@ -132,7 +134,7 @@ def check_v1_optimizer_local_variables():
         np.testing.assert_allclose(session.run([shared, local]), [1.0 - (SIZE - 1) / 2, 1.0 - RANK])
 
 
-def check_v1_optimizer_errors():
+def test_v1_optimizer_errors():
     plain = tf.compat.v1.train.GradientDescentOptimizer(1.0)
     with pytest.raises(ValueError, match="optimizer is a str; expected"):
         hvd.DistributedOptimizer("sgd")
@@ -144,7 +146,7 @@ def check_v1_optimizer_errors():
         hvd.DistributedOptimizer(plain, backward_passes_per_step=2).apply_gradients([])
 
 
-def check_hook_of_v1_sessions():
+def test_hook_of_v1_sessions():
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("v", initializer=float(RANK))
         gathered = hvd.allgather(tf.constant([float(RANK)]))

@@ -11,8 +11,13 @@ import ringtrain.tensorflow as hvd
 import ringtrain.tensorflow.keras
 import ringtrain.tensorflow.keras.callbacks
 
+RUN_IN = [
+    {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3},
+    {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3},
+]
 
-def check_helpers_of_horovod():
+
+def test_helpers_of_horovod():
     assert hvd.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
     assert [hvd.check_num_rank_power_of_2(n) for n in (0, 1, 3, 4)] == [False, True, False, True]
     assert hvd.handle_average_backwards_compatibility(None, False) is hvd.Sum
@@ -23,7 +28,7 @@ def check_helpers_of_horovod():
     assert hvd.mpi_ops.allgather is hvd.allgather
 
 
-def check_aggregation_helper_of_horovod():
+def test_aggregation_helper_of_horovod():
     """Two runs of a graph: the first only counts, the second reduces the sum of both and applies it."""
     hvd.init()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -47,7 +52,7 @@ def check_aggregation_helper_of_horovod():
         assert session.run(steps) == 2
 
 
-def check_names_arguments_and_defaults_are_those_of_horovod():
+def test_names_arguments_and_defaults_are_those_of_horovod():
     assert differences("tensorflow", ringtrain.tensorflow) == []
     assert differences("keras", ringtrain.keras) == []
     assert differences("keras.callbacks", ringtrain.keras.callbacks) == []

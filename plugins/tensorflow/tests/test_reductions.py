@@ -24,8 +24,10 @@ from tensorflow_values import (
 
 import ringtrain.tensorflow as hvd
 
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
 
-def check_allreduce_forward():
+
+def test_allreduce_forward():
     for dtype in (*FLOATS, *INTEGERS):
         for dim in DIMS:
             for op in FOLDS:
@@ -34,7 +36,7 @@ def check_allreduce_forward():
                 same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
 
 
-def check_allreduce_in_a_graph():
+def test_allreduce_in_a_graph():
     """Every dimension of float32, and matrices of every other dtype: tracing takes longer than the collectives."""
     for dtype in (*FLOATS, *INTEGERS):
         dims = DIMS if dtype == "float32" else [2]
@@ -48,13 +50,13 @@ def check_allreduce_in_a_graph():
                 same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
 
 
-def check_allreduce_factors():
+def test_allreduce_factors():
     for dtype in FLOATS:
         result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
         same(result, 1.5 * reduced(2, dtype, "Sum"), dtype, dtype)
 
 
-def check_allreduce_gradient():
+def test_allreduce_gradient():
     for op in FOLDS:
         for dtype, dim, graph in gradient_cases():
             x = value(RANK, dim, dtype)
@@ -63,7 +65,7 @@ def check_allreduce_gradient():
             same(grad, allreduce_gradient(dim, op), (op, dtype, dim, graph), dtype)
 
 
-def check_second_derivative():
+def test_second_derivative():
     """The collective's part of the derivative would be missing; if that part is zero, the derivative is correct."""
 
     def second(x, function):
@@ -83,7 +85,7 @@ def check_second_derivative():
                 call(x, lambda x, c=collective: c(x) ** 3)
 
 
-def check_derivative_of_a_function_within_two_tapes():
+def test_derivative_of_a_function_within_two_tapes():
     """TensorFlow builds the second derivative of a function there, although it is not used."""
     function = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum) ** 2)
     x = tf.fill([2], 1.0)
@@ -96,7 +98,7 @@ def check_derivative_of_a_function_within_two_tapes():
     np.testing.assert_allclose(grad, [2.0 * SIZE**2] * 2)
 
 
-def check_types_that_can_not_be_reduced():
+def test_types_that_can_not_be_reduced():
     """The ranks go on."""
     with pytest.raises(ValueError, match="can't be sent"):
         hvd.allreduce(tf.constant(["a"]))
@@ -118,13 +120,13 @@ def allreduce_gradient(dim: int, op: str) -> np.ndarray:
     return 2 * total * held[RANK] / held.sum(axis=0)
 
 
-def check_allreduce_of_variables_scalars_and_averages():
+def test_allreduce_of_variables_scalars_and_averages():
     same(hvd.allreduce(tf.Variable([1.0, 2.0]), op=hvd.Sum), SIZE * np.array([1.0, 2.0]), "variable")
     same(hvd.allreduce(tf.constant(float(RANK)), average=False), np.array(float(sum(RANKS))), "scalar")
     assert hvd.allreduce(tf.constant([True, RANK == 0]), op=hvd.Min).numpy().tolist() == [True, SIZE == 1]
 
 
-def check_allreduce_compressed():
+def test_allreduce_compressed():
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         for dtype in ("float32", "int64"):
             result = hvd.allreduce(value(RANK, 2, dtype), op=hvd.Sum, compression=compression)
@@ -132,7 +134,7 @@ def check_allreduce_compressed():
             same(result, reduced(2, dtype, "Sum"), dtype)
 
 
-def check_adasum():
+def test_adasum():
     if SIZE & (SIZE - 1):
         with pytest.raises(RuntimeError, match=f"the process set has {SIZE}"):
             hvd.allreduce(value(RANK, 1), op=hvd.Adasum)
@@ -141,7 +143,7 @@ def check_adasum():
     assert hvd.allreduce(tf.one_hot(RANK, SIZE), op=hvd.Adasum).numpy().tolist() == [1.0] * SIZE
 
 
-def check_allreduce_of_indexed_slices():
+def test_allreduce_of_indexed_slices():
     for wrap in MODES.values():
 
         @wrap
@@ -157,7 +159,7 @@ def check_allreduce_of_indexed_slices():
         hvd.allreduce(tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0])), op=hvd.Max)
 
 
-def check_slices_of_large_integers_are_scaled_exactly():
+def test_slices_of_large_integers_are_scaled_exactly():
     """Beyond 2^53 a double has no odd numbers."""
     value = 2**60 + 1
     slices = tf.IndexedSlices(tf.constant([[value]], tf.int64), tf.constant([RANK]), tf.constant([SIZE, 1]))
@@ -165,7 +167,7 @@ def check_slices_of_large_integers_are_scaled_exactly():
     assert result.values.numpy().tolist() == [[3 * value]] * SIZE
 
 
-def check_grouped_allreduce():
+def test_grouped_allreduce():
     for dtype in (*FLOATS, *INTEGERS):
         for op in FOLDS:
             results = hvd.grouped_allreduce([value(RANK, dim, dtype) for dim in DIMS], op=getattr(hvd, op))
@@ -173,7 +175,7 @@ def check_grouped_allreduce():
                 same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
 
 
-def check_grouped_allreduce_with_slices_and_gradient():
+def test_grouped_allreduce_with_slices_and_gradient():
     for wrap in MODES.values():
         for dtype in FLOATS:
 
@@ -193,7 +195,7 @@ def check_grouped_allreduce_with_slices_and_gradient():
             same(dense, np.ones((SIZE, 2)), "slices")
 
 
-def check_reducescatter():
+def test_reducescatter():
     for dtype in (*FLOATS, *INTEGERS):
         for dim in DIMS:
             for op in ("Sum", "Average"):
@@ -201,7 +203,7 @@ def check_reducescatter():
                 same(result, reduced(dim, dtype, op)[rows_of(RANK, SIZE + 1)], (dtype, dim, op), dtype)
 
 
-def check_reducescatter_gradient():
+def test_reducescatter_gradient():
     lengths = [len(range(SIZE + 1)[rows_of(rank, SIZE + 1)]) for rank in RANKS]
     weights = np.repeat([rank + 1.0 for rank in RANKS], lengths)
     for op, factor in (("Sum", SIZE), ("Average", 1)):
@@ -211,7 +213,7 @@ def check_reducescatter_gradient():
             same(grad, factor * spread(weights, x), (op, dtype, dim, graph), dtype)
 
 
-def check_grouped_reducescatter():
+def test_grouped_reducescatter():
     weights = np.repeat([rank + 1.0 for rank in RANKS], 2)
     for dtype in FLOATS:
         for op, factor in (("Sum", SIZE), ("Average", 1)):

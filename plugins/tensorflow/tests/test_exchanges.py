@@ -21,8 +21,10 @@ from tensorflow_values import (
 
 import ringtrain.tensorflow as hvd
 
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
 
-def check_allgather():
+
+def test_allgather():
     for dtype in (*FLOATS, *INTEGERS):
         for dim in DIMS:
             result = hvd.allgather(value(RANK, dim, dtype, RANK + 1))
@@ -32,7 +34,7 @@ def check_allgather():
             same(result, np.concatenate([numbers(rank, dim, rank + dim) for rank in RANKS]), (dtype, dim))
 
 
-def check_allgather_gradient():
+def test_allgather_gradient():
     """The mean of all ranks' gradients: every row of the output weighs its place, and ranks weigh theirs
     differently."""
 
@@ -48,14 +50,14 @@ def check_allgather_gradient():
             same(grad, spread(rows, x), (dtype, dim, graph), dtype)
 
 
-def check_broadcast():
+def test_broadcast():
     for root in RANKS:
         for dtype in (*FLOATS, *INTEGERS):
             for dim in DIMS:
                 same(hvd.broadcast(value(RANK, dim, dtype), root), numbers(root, dim), (root, dtype, dim))
 
 
-def check_broadcast_gradient():
+def test_broadcast_gradient():
     for root in {0, SIZE - 1}:
         flows = sum(rank + 1.0 for rank in RANKS) / SIZE if root == RANK else 0.0
         for dtype, dim, graph in gradient_cases():
@@ -64,7 +66,7 @@ def check_broadcast_gradient():
             same(grad, np.full(tuple(x.shape), flows), (root, dtype, dim, graph), dtype)
 
 
-def check_alltoall():
+def test_alltoall():
     for dtype in (*FLOATS, *INTEGERS):
         for dim in DIMS:
             result = hvd.alltoall(value(RANK, dim, dtype, 2 * SIZE))
@@ -72,7 +74,7 @@ def check_alltoall():
             same(result, np.concatenate(sent), (dtype, dim))
 
 
-def check_alltoall_splits():
+def test_alltoall_splits():
     """Rank r sends (r + i) % 3 rows to rank i: some send nothing to some."""
     splits = [[(rank + to) % 3 for to in RANKS] for rank in RANKS]
     counts = [splits[rank][RANK] for rank in RANKS]
@@ -88,7 +90,7 @@ def check_alltoall_splits():
                 assert received.numpy().tolist() == counts
 
 
-def check_alltoall_rank_that_sends_nothing():
+def test_alltoall_rank_that_sends_nothing():
     rows = 0 if RANK == 0 else SIZE
     for wrap in MODES.values():
         result, received = wrap(hvd.alltoall)(tf.ones((rows, 2)), tf.fill([SIZE], rows // SIZE))
@@ -98,7 +100,7 @@ def check_alltoall_rank_that_sends_nothing():
         assert (nothing.shape, none.numpy().tolist()) == ((0, 2), [0] * SIZE)
 
 
-def check_alltoall_gradient():
+def test_alltoall_gradient():
     """Gradients go back the way that the rows came, weighed by the rank that they were sent to."""
     splits = [(RANK + to) % 3 for to in RANKS]
     weights = np.repeat([to + 1.0 for to in RANKS], splits)
@@ -108,7 +110,7 @@ def check_alltoall_gradient():
         same(grad, spread(weights, x), (dtype, dim, graph))
 
 
-def check_broadcast_variables():
+def test_broadcast_variables():
     for wrap in MODES.values():
         variables = [tf.Variable(value(RANK, dim)) for dim in DIMS] + [tf.Variable(RANK)]
 

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.needs import installed
-from support.ports import free_addresses
 from torch import nn
 from torch_training import same_everywhere
 
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.optim import Cosine, Warmup
+
+# The world of one rank comes first: that of two compares its weights with those that the first has left in a file.
+RUN_IN = {"framework": "torch", "ranks": [1, 2]}
 
 PAGE = (Path(__file__).parents[2] / "docs/cookbook.md").read_text()
 BEGINNING = "the_beginning_of_every_recipe"
@@ -102,7 +103,7 @@ def shared_folder() -> Iterator[None]:
         os.chdir(before)
 
 
-def check_clip_gradients():
+def test_clip_gradients():
     names = run("clip_gradients")
     assert names["optimizer"].gradient_norm > 0
 
@@ -114,7 +115,7 @@ def check_clip_gradients():
     as_on_one_rank("clip_gradients", names["model"])
 
 
-def check_clip_gradients_with_torch_s_functions():
+def test_clip_gradients_with_torch_s_functions():
     names = run("clip_gradients_with_torch_s_functions")
 
     def step(_: int, params: list[nn.Parameter], optimizer: torch.optim.SGD) -> None:
@@ -125,7 +126,7 @@ def check_clip_gradients_with_torch_s_functions():
     as_on_one_rank("clip_gradients_with_torch_s_functions", names["model"])
 
 
-def check_change_the_learning_rate():
+def test_change_the_learning_rate():
     names = run("change_the_learning_rate")
     schedule = Warmup(4, start=0.0, after=Cosine(3 * STEPS - 4))
     assert names["rates"] == [0.2 * schedule(step) for step in range(3 * STEPS)]
@@ -138,7 +139,7 @@ def check_change_the_learning_rate():
     as_on_one_rank("change_the_learning_rate", names["model"])
 
 
-def check_change_the_learning_rate_with_torch_s_schedulers():
+def test_change_the_learning_rate_with_torch_s_schedulers():
     names = run("change_the_learning_rate_with_torch_s_schedulers")
     alone = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.2)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(alone, max_lr=0.2, total_steps=3 * STEPS)
@@ -154,7 +155,7 @@ def check_change_the_learning_rate_with_torch_s_schedulers():
     as_on_one_rank("change_the_learning_rate_with_torch_s_schedulers", names["model"])
 
 
-def check_accumulate_gradients():
+def test_accumulate_gradients():
     names = run("accumulate_gradients")
     assert names["optimizer"].updates == 2 * STEPS // 4
 
@@ -168,13 +169,13 @@ def check_accumulate_gradients():
     as_on_one_rank("accumulate_gradients", names["model"])
 
 
-def check_train_in_bf16():
+def test_train_in_bf16():
     names = run("train_in_bf16")
     assert {param.dtype for param in names["model"].parameters()} == {torch.float32}
     as_on_one_rank("train_in_bf16", names["model"], tolerance=2e-2)
 
 
-def check_train_in_fp16_with_gradscaler():
+def test_train_in_fp16_with_gradscaler():
     def overflow(names: Names) -> None:
         names["targets"][names["shard"].order(0)[15]] = 1e4  # of the last rank, in the first step
 
@@ -184,7 +185,7 @@ def check_train_in_fp16_with_gradscaler():
     as_on_one_rank("train_in_fp16_with_gradscaler", names["model"], tolerance=2e-2, skipped=skipped)
 
 
-def check_compile_the_model():
+def test_compile_the_model():
     torch.compiler.set_default_backend("aot_eager")  # all of torch.compile but its C++ compiler, which takes 10 s
     try:
         names = run("compile_the_model")
@@ -194,14 +195,14 @@ def check_compile_the_model():
     as_on_one_rank("compile_the_model", names["model"])
 
 
-def check_load_samples_in_worker_processes():
+def test_load_samples_in_worker_processes():
     multiprocessing.current_process().daemon = False  # as in a rank that no test started: it may have children
     names = run("load_samples_in_worker_processes")
     as_in_torch(names, 2, lambda _, __, optimizer: stepped(optimizer))
     as_on_one_rank("load_samples_in_worker_processes", names["model"])
 
 
-def check_use_torch_s_distributedsampler():
+def test_use_torch_s_distributedsampler():
     names = run("use_torch_s_distributedsampler")
     assert names["optimizer"].updates == 2 * STEPS
     as_on_one_rank("use_torch_s_distributedsampler", names["model"])
@@ -226,7 +227,7 @@ class EndingShard:
             yield batch
 
 
-def check_restart_in_the_middle_of_an_epoch():
+def test_restart_in_the_middle_of_an_epoch():
     def interrupt(names: Names) -> None:
         names["shard"] = EndingShard(names["shard"], STEPS + 4)  # two steps after the second checkpoint
 
@@ -240,7 +241,7 @@ def check_restart_in_the_middle_of_an_epoch():
     as_on_one_rank("restart_in_the_middle_of_an_epoch", names["model"], tolerance=1e-4)
 
 
-def check_restart_with_all_that_a_training_has():
+def test_restart_with_all_that_a_training_has():
     name = "restart_with_all_that_a_training_has"
 
     def interrupt(names: Names) -> None:
@@ -255,7 +256,7 @@ def check_restart_with_all_that_a_training_has():
     as_on_one_rank(name, names["net"], tolerance=1e-3, rates=rates, updates=names["scheduler"].last_epoch)
 
 
-def check_evaluate_on_all_ranks():
+def test_evaluate_on_all_ranks():
     names = run("evaluate_on_all_ranks")
     with torch.no_grad():
         whole = names["loss_of"](names["model"](names["features"]), names["targets"]).item()
@@ -263,14 +264,14 @@ def check_evaluate_on_all_ranks():
     assert hvd.allgather_object(names["value"]) == [names["value"]] * SIZE
 
 
-def check_stop_early_all_ranks_together():
+def test_stop_early_all_ranks_together():
     names = run("stop_early_all_ranks_together")
     assert 2 < names["epoch"] < 99
     assert hvd.allgather_object(names["epoch"]) == [names["epoch"]] * SIZE
     as_on_one_rank("stop_early_all_ranks_together", names["model"], epoch=names["epoch"])
 
 
-def check_save_the_best_weights():
+def test_save_the_best_weights():
     with shared_folder():
         names = run("save_the_best_weights")
     with torch.no_grad():
@@ -280,7 +281,7 @@ def check_save_the_best_weights():
     as_on_one_rank("save_the_best_weights", names["model"])
 
 
-def check_fine_tune_with_frozen_layers():
+def test_fine_tune_with_frozen_layers():
     """The frozen layer is as it was after the first epoch, and trained after the second."""
     first_layer = []
 
@@ -299,35 +300,13 @@ def check_fine_tune_with_frozen_layers():
     as_on_one_rank("fine_tune_with_frozen_layers", names["model"])
 
 
-def check_lbfgs():
+def test_lbfgs():
     names = run("lbfgs")
     assert hvd.allgather_object(names["loss"].item()) == [names["loss"].item()] * SIZE
     assert names["loss"] < 0.05
     as_on_one_rank("lbfgs", names["model"], tolerance=1e-3)
 
 
-def check_several_models_such_as_a_gan():
+def test_several_models_such_as_a_gan():
     names = run("several_models_such_as_a_gan")
     as_on_one_rank("several_models_such_as_a_gan", names["model"], names["critic"], tolerance=1e-4)
-
-
-def check_pytorch_lightning():
-    if not installed("lightning"):
-        return
-    with shared_folder():
-        names = run("pytorch_lightning")
-    assert names["trainer"].global_step == 2 * STEPS
-    as_on_one_rank("pytorch_lightning", names["model"])
-
-
-def check_hugging_face_s_trainer():
-    if not (installed("transformers") and installed("accelerate")):
-        return
-    host, port = hvd.broadcast_object(free_addresses(1)[0] if RANK == 0 else None, 0).rsplit(":", 1)
-    if SIZE > 1:  # what the agent gives a rank
-        os.environ |= {"RANK": str(RANK), "LOCAL_RANK": str(RANK), "WORLD_SIZE": str(SIZE)}
-        os.environ |= {"LOCAL_WORLD_SIZE": str(SIZE), "MASTER_ADDR": host, "MASTER_PORT": port}
-    with shared_folder():
-        names = run("hugging_face_s_trainer")
-        assert names["trainer"].state.global_step == 2 * STEPS
-        as_on_one_rank("hugging_face_s_trainer", names["model"], tolerance=1e-4)

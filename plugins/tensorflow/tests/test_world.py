@@ -7,8 +7,10 @@ from tensorflow_values import MODES, RANK, RANKS, SIZE, same
 
 import ringtrain.tensorflow as hvd
 
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
 
-def check_objects():
+
+def test_objects():
     state = {"step": RANK, "weights": np.full(2, float(RANK)), "names": ["a", ("b", None)]}
     received = hvd.broadcast_object(state, SIZE - 1)
     assert (received["step"], received["weights"].tolist()) == (SIZE - 1, [SIZE - 1.0] * 2)
@@ -18,7 +20,7 @@ def check_objects():
         hvd.allgather_object(object())
 
 
-def check_world_ops():
+def test_world_ops():
     @tf.function
     def facts():
         return (
@@ -33,7 +35,7 @@ def check_world_ops():
     assert int(hvd.process_set_included_op(99)) == -2
 
 
-def check_process_sets():
+def test_process_sets():
     if SIZE < 2:
         return
     even = hvd.add_process_set([rank for rank in RANKS if rank % 2 == 0])
@@ -57,7 +59,7 @@ def check_process_sets():
     assert [hvd.remove_process_set(s) for s in (even, odd)] == [True, True]
 
 
-def check_objects_of_every_plain_kind():
+def test_objects_of_every_plain_kind():
     """Values of numpy, Python and TensorFlow in containers arrive; a value that cannot be sent fails all ranks at
     once."""
     value = {
@@ -73,7 +75,7 @@ def check_objects_of_every_plain_kind():
             call(object() if RANK == 0 else None)
 
 
-def check_join():
+def test_join():
     """A rank that has joined counts as zeros; what needs data from every rank fails on all others."""
     for first in {0, SIZE - 1}:
         steps = 1 if first == RANK else 3
@@ -94,7 +96,7 @@ def check_join():
         assert hvd.allgather_object(last) == [last] * SIZE
 
 
-def check_errors():
+def test_errors():
     """An error names both ranks and both values, eagerly and out of a graph."""
     if SIZE > 1:
         for wrap, error in ((MODES["eager"], RuntimeError), (MODES["graph"], tf.errors.OpError)):

@@ -17,6 +17,8 @@ from ringtrain._core.process_groups.uncaught import shorten_lost_peers
 from ringtrain.errors import PeerLost
 from ringtrain_tensorflow.calls import host_call
 
+RUN_IN = {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3}
+
 hvd.init()
 COUNT = 5
 TOTAL = sum(rank + 1.0 for rank in RANKS)
@@ -39,7 +41,7 @@ def one_after_the_other(tensors: list) -> list:
     return held
 
 
-def check_unnamed_allreduces_in_a_session():
+def test_unnamed_allreduces_in_a_session():
     """Independent operations are paired by where they stand in the graph; one thread is enough for all of them."""
     for threads in (1, 2, 4):
         with tf.Graph().as_default(), session(threads) as running:
@@ -49,7 +51,7 @@ def check_unnamed_allreduces_in_a_session():
                 np.testing.assert_allclose(running.run(sums), [[10.0**i * TOTAL] * 2 for i in range(COUNT)], rtol=1e-6)
 
 
-def check_unnamed_slices_in_a_session():
+def test_unnamed_slices_in_a_session():
     with tf.Graph().as_default(), session(1) as running:
         values = one_after_the_other([tf.fill([1, 2], 10.0**i * (RANK + 1)) for i in range(COUNT)])
         slices = [tf.IndexedSlices(v, tf.constant([RANK]), tf.constant([SIZE, 2])) for v in values]
@@ -59,7 +61,7 @@ def check_unnamed_slices_in_a_session():
             np.testing.assert_allclose(result, 10.0**index * rows, rtol=1e-6)
 
 
-def check_every_unnamed_collective_and_its_gradient_in_a_session():
+def test_every_unnamed_collective_and_its_gradient_in_a_session():
     calls = [
         lambda x: hvd.allreduce(x, op=hvd.Sum),
         lambda x: hvd.grouped_allreduce([x], op=hvd.Product)[0],
@@ -76,7 +78,7 @@ def check_every_unnamed_collective_and_its_gradient_in_a_session():
         assert all(np.all(np.isfinite(value)) for value in running.run(results + grads))
 
 
-def check_optimizer_of_embeddings_on_one_thread():
+def test_optimizer_of_embeddings_on_one_thread():
     with tf.Graph().as_default(), session(1) as running:
         tables = [tf.compat.v1.get_variable(f"table{i}", initializer=tf.zeros([SIZE, 2])) for i in range(4)]
         loss = tf.add_n([tf.reduce_sum(tf.nn.embedding_lookup(t, [RANK])) * 10.0**i for i, t in enumerate(tables)])
@@ -88,7 +90,7 @@ def check_optimizer_of_embeddings_on_one_thread():
             np.testing.assert_allclose(table, np.full((SIZE, 2), -3.0 * 10.0**index / SIZE), rtol=1e-5)
 
 
-def check_two_optimizers_in_one_graph():
+def test_two_optimizers_in_one_graph():
     """Gradients of equal shape under two optimizers of the same class, as in adversarial training, are not confused."""
     with tf.Graph().as_default(), session(1) as running:
         makers, judges = (tf.compat.v1.get_variable(name, initializer=0.0) for name in ("maker", "judge"))
@@ -104,7 +106,7 @@ def check_two_optimizers_in_one_graph():
         assert running.run([makers, judges]) == [-1.0, -100.0]
 
 
-def check_names_given_twice_in_a_graph():
+def test_names_given_twice_in_a_graph():
     """The second name gets a number, like those of operations. Names under name scopes differ, unless scopes are
     ignored."""
     with tf.Graph().as_default(), session(1) as running:
@@ -115,7 +117,7 @@ def check_names_given_twice_in_a_graph():
         np.testing.assert_allclose(running.run(sums), [10.0**i * SIZE for i in range(4)])
 
 
-def check_branches_and_loops_of_a_session():
+def test_branches_and_loops_of_a_session():
     with tf.Graph().as_default(), session(1) as running:
         given = one_after_the_other([tf.constant(10.0**i) for i in range(3)])
         sums = [tf.cond(x > 0, lambda x=x: hvd.allreduce(x, op=hvd.Sum), lambda x=x: -hvd.allreduce(x)) for x in given]
@@ -123,7 +125,7 @@ def check_branches_and_loops_of_a_session():
         np.testing.assert_allclose(running.run(sums), [SIZE, 10.0 * SIZE, 100.0 * SIZE, 2.0])
 
 
-def check_functions_called_from_threads():
+def test_functions_called_from_threads():
     """Two functions at once, begun in a different order on each rank."""
 
     @tf.function
@@ -149,7 +151,7 @@ def check_functions_called_from_threads():
         assert results == {"ones": SIZE, "hundreds": 100.0 * SIZE}
 
 
-def check_function_that_one_rank_traces_more_often():
+def test_function_that_one_rank_traces_more_often():
     @tf.function
     def total(x):
         return hvd.allreduce(tf.reduce_sum(x), op=hvd.Sum)
@@ -164,7 +166,7 @@ def check_function_that_one_rank_traces_more_often():
     assert float(other(tf.ones([4]))) == SIZE
 
 
-def check_errors_have_the_types_of_tensorflow():
+def test_errors_have_the_types_of_tensorflow():
     """FailedPrecondition where ranks disagree, eagerly and in graphs; eagerly they are Ringtrain's as well."""
 
     def differs():
@@ -189,7 +191,7 @@ def check_errors_have_the_types_of_tensorflow():
             hvd.allreduce(slices, op=op)
 
 
-def check_a_lost_peer_in_a_graph_ends_in_one_line():
+def test_a_lost_peer_in_a_graph_ends_in_one_line():
     """A script that does not catch TensorFlow's error prints one line about it, below the whole graph."""
 
     def lose(_):
@@ -208,7 +210,7 @@ def check_a_lost_peer_in_a_graph_ends_in_one_line():
     assert "tensorflow_graphs.py:" in line
 
 
-def check_factors_of_slices():
+def test_factors_of_slices():
     for op, share in ((hvd.Sum, 1), (hvd.Average, SIZE)):
         slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([1, 2]))
         result = tf.convert_to_tensor(hvd.allreduce(slices, op=op, prescale_factor=0.5, postscale_factor=6.0))
@@ -219,7 +221,7 @@ def check_factors_of_slices():
         np.testing.assert_allclose(tf.convert_to_tensor(grouped), [[4.0 * SIZE / share] * 2])
 
 
-def check_a_step_that_failed_before_its_gradients_leaves_nothing():
+def test_a_step_that_failed_before_its_gradients_leaves_nothing():
     """The step fails on every rank, and the next step succeeds."""
     weight, failing = tf.Variable(tf.ones([2])), [True]
 

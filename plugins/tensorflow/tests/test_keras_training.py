@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow import keras
-from tensorflow_training import (
+from test_tensorflow_training import (
     RANK,
     RULES,
     SIZE,
@@ -28,6 +28,11 @@ import ringtrain.tensorflow.keras.callbacks as callbacks_in_tensorflow
 from ringtrain.errors import ConfigurationError, MismatchError
 from ringtrain.optim import SGD
 from ringtrain_tensorflow.keras.api import IS_KERAS_2
+
+RUN_IN = [
+    {"framework": "keras", "ranks": [1, 2, 3], "one_in": 3},
+    {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3},
+]
 
 STEPS = 50
 
@@ -48,7 +53,7 @@ def fit(model: keras.Model, optimizer, steps: int = STEPS, at_once: int = 1, **o
     return model.fit(own_data(steps), verbose=0, shuffle=False, **options)
 
 
-def check_diloco_of_one_batch_trains_like_one_process():
+def test_diloco_of_one_batch_trains_like_one_process():
     """Synchronized after each batch by the plain mean, it is synchronous SGD; also when ranks begin with different
     weights."""
     model = network(seed=RANK)
@@ -59,7 +64,7 @@ def check_diloco_of_one_batch_trains_like_one_process():
     assert (diloco.outer.steps, diloco.outer.synchronizations) == (STEPS, STEPS)
 
 
-def check_diloco_of_many_batches():
+def test_diloco_of_many_batches():
     """Ranks have the same model at the end, averages of normalization too; a batch may have several steps."""
     model = keras.Sequential(
         [keras.layers.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
@@ -73,7 +78,7 @@ def check_diloco_of_many_batches():
         same_everywhere(model)
 
 
-def check_what_diloco_refuses():
+def test_what_diloco_refuses():
     for options, optimizer, words in (
         ({"elastic": True}, keras.optimizers.SGD, "elastic=True and sites are not for Keras"),
         ({"sites": [list(range(SIZE))]}, keras.optimizers.SGD, "sites are not for Keras"),
@@ -84,7 +89,7 @@ def check_what_diloco_refuses():
             fit(network(seed=1), optimizer(), 4, callbacks=[hvd.callbacks.DiLoCo(**options)], at_once=2)
 
 
-def check_fit_trains_like_one_process():
+def test_fit_trains_like_one_process():
     """The result is the same even if ranks begin with different weights."""
     for rule in RULES:
         model = network(seed=RANK)
@@ -97,7 +102,7 @@ def check_fit_trains_like_one_process():
         same_everywhere(model)
 
 
-def check_an_optimizer_made_of_the_config_of_a_distributed_one():
+def test_an_optimizer_made_of_the_config_of_a_distributed_one():
     """The new optimizer is distributed, with the same options; scripts create one like this for a second model."""
     first = hvd.DistributedOptimizer(RULES["sgd"](), op=hvd.Sum)
     model, other = network(), network()
@@ -109,7 +114,7 @@ def check_an_optimizer_made_of_the_config_of_a_distributed_one():
     same_everywhere(other)
 
 
-def check_ranks_that_have_built_different_models_before():
+def test_ranks_that_have_built_different_models_before():
     """Keras names layers by what a process has built; the variables of ranks are paired all the same."""
     if RANK == 0:
         network()
@@ -119,7 +124,7 @@ def check_ranks_that_have_built_different_models_before():
     same_everywhere(model)
 
 
-def check_batches_in_the_timeline():
+def test_batches_in_the_timeline():
     """`fit` shows input and batch of each step."""
     with tempfile.TemporaryDirectory() as folder:
         hvd.start_timeline(f"{folder}/trace.json")
@@ -131,7 +136,7 @@ def check_batches_in_the_timeline():
         assert spans == ["batch", "step 1", "batch", "step 2"]
 
 
-def check_several_backward_passes_a_step():
+def test_several_backward_passes_a_step():
     """Two passes of the same rank and their mean are one pass over both batches."""
     model, other = network(), network()
     optimizer = hvd.DistributedOptimizer(RULES["sgd"](), backward_passes_per_step=2, average_aggregated_gradients=True)
@@ -152,7 +157,7 @@ def train_on_pairs(model: keras.Model, plain, batch_of) -> None:
         )
 
 
-def check_an_average_of_weights_over_several_backward_passes():
+def test_an_average_of_weights_over_several_backward_passes():
     """The average begins with the first update, as without passes; it contains no zeros, and `fit` ends with it."""
     model, other = network(), network()
     plain, wrapped = (keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5) for _ in range(2))
@@ -163,7 +168,7 @@ def check_an_average_of_weights_over_several_backward_passes():
     agree(model, other)
 
 
-def check_passes_of_other_variables_are_refused():
+def test_passes_of_other_variables_are_refused():
     """Otherwise their sums would be applied to the variables of the last pass, or a cycle later."""
     first, second = ((tf.Variable if IS_KERAS_2 else keras.Variable)([1.0]) for _ in range(2))
     one = tf.constant([1.0])
@@ -174,7 +179,7 @@ def check_passes_of_other_variables_are_refused():
             optimizer.apply_gradients(then)
 
 
-def check_local_layers_stay_local():
+def test_local_layers_stay_local():
     model = network()
     optimizer = hvd.PartialDistributedOptimizer(RULES["sgd"](), local_layers=model.layers[-1])
     fit(model, optimizer, 3)
@@ -189,7 +194,7 @@ def check_local_layers_stay_local():
     assert len(np.unique(hvd.allgather(other.layers[-1].bias[None])[:, 0])) == SIZE
 
 
-def check_adasum():
+def test_adasum():
     if SIZE & (SIZE - 1):
         return
     model = network()
@@ -202,7 +207,7 @@ def check_adasum():
     assert len(np.unique(hvd.allgather(local.bias[None])[:, 0])) == SIZE
 
 
-def check_adasum_of_several_backward_passes():
+def test_adasum_of_several_backward_passes():
     """Each update is of all its passes; that of ranks with the same batches is that of one of them."""
     if SIZE & (SIZE - 1):
         return
@@ -214,7 +219,7 @@ def check_adasum_of_several_backward_passes():
     agree(model, other)
 
 
-def check_wrong_arguments():
+def test_wrong_arguments():
     for call in (
         lambda: hvd.DistributedOptimizer("adam"),
         lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(RULES["sgd"]())),
@@ -226,7 +231,7 @@ def check_wrong_arguments():
             call()
 
 
-def check_an_overflow_of_one_rank():
+def test_an_overflow_of_one_rank():
     """All ranks skip the step where the loss scale is inside, and a loss scale around the optimizer is refused."""
     scaled = keras.mixed_precision.LossScaleOptimizer
     rules = [keras.optimizers.SGD, keras.optimizers.legacy.SGD] if IS_KERAS_2 else [keras.optimizers.SGD]
@@ -262,7 +267,7 @@ def _step_of_half_model(model: keras.Model, x: float) -> list[float]:
     return np.ravel(model.get_weights()[0]).tolist()
 
 
-def check_an_error_within_a_layer():
+def test_an_error_within_a_layer():
     """Keras adds what the layer was called with, and the error stays Ringtrain's and TensorFlow's."""
 
     class Reducing(keras.layers.Layer):
@@ -276,7 +281,7 @@ def check_an_error_within_a_layer():
     assert isinstance(caught.value, tf.errors.FailedPreconditionError)
 
 
-def check_broadcast_callback_leaves_local_variables():
+def test_broadcast_callback_leaves_local_variables():
     model = network(seed=RANK)
     local = model.layers[-1].bias
     local.assign(tf.fill([2], float(RANK)))
@@ -300,7 +305,7 @@ class Recorder(keras.callbacks.Callback):
         self.logs.append(dict(logs))
 
 
-def check_metric_average():
+def test_metric_average():
     before, after = Recorder(), Recorder()
     fit(network(), RULES["sgd"](), 2, callbacks=[before, hvd.callbacks.MetricAverageCallback(), after])
     own = before.logs[0]["loss"]
@@ -308,7 +313,7 @@ def check_metric_average():
     assert abs(after.logs[0]["loss"] - np.mean(everyone)) < 1e-6
 
 
-def check_learning_rate_schedule():
+def test_learning_rate_schedule():
     recorder = Recorder()
     schedule = hvd.callbacks.LearningRateScheduleCallback
     callbacks = [
@@ -329,7 +334,7 @@ def check_learning_rate_schedule():
     np.testing.assert_allclose(smooth.rates, [1.0, 1.25, 1.5, 1.75], rtol=1e-5)
 
 
-def check_learning_rate_warmup():
+def test_learning_rate_warmup():
     recorder = Recorder()
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, verbose=1)
     fit(network(), keras.optimizers.SGD(0.1), 2, epochs=3, callbacks=[warmup, recorder])
@@ -337,7 +342,7 @@ def check_learning_rate_warmup():
     np.testing.assert_allclose(recorder.rates, expected, rtol=1e-5)
 
 
-def check_momentum_correction():
+def test_momentum_correction():
     """A velocity that was gathered at one rate is scaled to the next."""
     model = network()
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
@@ -351,7 +356,7 @@ def check_momentum_correction():
         np.testing.assert_allclose(ours, 0.5 * theirs, rtol=1e-6)
 
 
-def check_best_model_checkpoint():
+def test_best_model_checkpoint():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "best.keras"
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss", filepath=str(path))
@@ -359,7 +364,7 @@ def check_best_model_checkpoint():
         assert path.exists() is (RANK == 0)
 
 
-def check_load_model_continues():
+def test_load_model_continues():
     """Five steps, saved by rank 0's bits and loaded by all, and five more are ten steps."""
     whole, model = network(), network()
     fit(whole, hvd.DistributedOptimizer(RULES["adam"]()), 5)
@@ -378,7 +383,7 @@ def check_load_model_continues():
     same_everywhere(loaded)
 
 
-def check_values():
+def test_values():
     assert hvd.allreduce(float(RANK), op=hvd.Sum) == sum(range(SIZE))
     assert hvd.broadcast([RANK], SIZE - 1).numpy().tolist() == [SIZE - 1]
     assert hvd.reducescatter(np.ones(SIZE), op=hvd.Sum).numpy().tolist() == [float(SIZE)]
