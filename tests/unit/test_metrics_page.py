@@ -67,7 +67,7 @@ def operators() -> list[Metric]:
     """Everything that an operator can expose of its own."""
     metrics = OperatorMetrics()
     running = {"state": "Running", "attempt": 1, "dataWorkers": {"waitFraction": 0.5}}
-    metrics.job_is(JobKey("team", "digits"), running)
+    metrics.record_status(JobKey("team", "digits"), running)
     metrics.status_changed({}, {**running, "failure": {"reason": "RankFailed"}})
     return [family for family in metrics.registry.collect() if family.name.startswith("ringtrain_")]
 
