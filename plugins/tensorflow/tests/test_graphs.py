@@ -207,7 +207,7 @@ def test_a_lost_peer_in_a_graph_ends_in_one_line():
     line, rest = told.getvalue().split("\n")
     assert rest == ""
     assert line.startswith("ringtrain.errors.PeerLost: rank 1 was lost: Socket closed (")
-    assert "tensorflow_graphs.py:" in line
+    assert "test_graphs.py:" in line
 
 
 def test_factors_of_slices():

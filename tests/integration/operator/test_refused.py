@@ -158,11 +158,12 @@ async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlan
 
 async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
     """What only the API server knows of pods: the condition names the field, with its own words."""
-    twice = {"name": "data", "emptyDir": {}, "hostPath": {"path": "/data"}}
+    part = worker()
+    part["template"]["spec"]["containers"][0]["resources"] = {"claims": [{"name": "absent"}]}
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
-        await s.submit(worker=worker(volumes=[twice]))
-        running = await s.until_condition("Running", "False", "spec.volumes[0].hostPath")
-        assert "may not specify more than 1 volume type" in running["message"]
+        await s.submit(worker=part)
+        running = await s.until_condition("Running", "False", "spec.containers[0].resources.claims[0]")
+        assert "absent" in running["message"]
         await s.change({"worker": {"replicas": 1}})  # it goes on being looked at
         await s.until(lambda j: j["status"].get("ledger", {}).get("attemptWorkers") == 1)
 
