@@ -28,8 +28,16 @@ def public_names(module: str) -> list[str]:
         return public_names(sources["__all__"])
     (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__"]
     own = [element.value for element in names.elts if isinstance(element, ast.Constant)]
+    own += [word.arg for n in tree.body for word in _loaded_on_use(n)]
     starred = [element.value.value.id for element in names.elts if isinstance(element, ast.Starred)]
     return own + [name for source in starred for name in public_names(sources[source])]
+
+
+def _loaded_on_use(node: ast.stmt) -> list[ast.keyword]:
+    """Return the names in `__getattr__ = load_on_use(__name__, NAME="module")`."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+        return []
+    return node.value.keywords if ast.unparse(node.value.func) == "load_on_use" else []
 
 
 def names_on_the_page(text: str = PAGE) -> set[str]:

@@ -370,7 +370,7 @@ def test_a_split_goes_on_at_another_data_worker(own_service: Callable[..., DataW
     ("function", "said"),
     [
         ("lines", r"raised FileNotFoundError(.|\n)*; split /nowhere from offset 0\)"),
-        ("goes_nowhere", r"the offset 0 after 0 in /nowhere; expected one that grows"),
+        ("goes_nowhere", r"the offset 0 after 0 in /nowhere; expected a larger one"),
         ("no_offset", r"yielded a dict; expected \(offset to go on from, dict of arrays by name\)"),
         ("none", r"yielded a NoneType; expected \(offset to go on from, dict of arrays by name\)"),
     ],

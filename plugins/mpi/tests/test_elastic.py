@@ -99,7 +99,7 @@ def test_a_command_that_fails_before_any_rank(local_gang: Callable[..., MpiGang]
     ("settings", "command", "message"),
     [
         ({"RINGTRAIN_ELASTIC": "Shrink"}, ("mpirun", "true"), "RINGTRAIN_ELASTIC=Shrink in an mpi job"),
-        ({}, ("mpirun", "-np", "2", "true"), "in an elastic job their number changes"),
+        ({}, ("mpirun", "-np", "2", "true"), "in an elastic job the number changes"),
     ],
     ids=["living", "np"],
 )
