@@ -147,7 +147,10 @@ def _pod_group_option(value: str) -> int | None:
     "Experimental, Volcano Experimental.",
 )
 @click.option(
-    "--agent-image", default=DEFAULT_AGENT_IMAGE, show_default=True, help="Image with the agent, for pods of any image."
+    "--agent-image",
+    default=DEFAULT_AGENT_IMAGE,
+    show_default=True,
+    help="Image from which the agent is copied into pods whose own image lacks the agent.",
 )
 @click.option(
     "--agent-pull-secret",

@@ -53,7 +53,7 @@ def spelling_hint(name: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message, as YAML has it, shortened if it is long."""
+    """Return `value` for a message, in YAML's format, shortened if it is long."""
     text = (
         {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else repr(value)
     )

@@ -31,7 +31,7 @@ class RingtrainError(RuntimeError):
 class ConfigurationError(RingtrainError, ValueError):
     """An environment variable or argument is wrong.
 
-    The message names it, its value, what was expected and the way out.
+    The message gives its name, its value, what was expected and how to correct it.
     """
 
 
@@ -81,7 +81,8 @@ class StateCorrupt(RingtrainError):
 
 
 class RankFailed(RingtrainError):
-    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: its number; None for several."""
+    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: number of the failed rank; None
+    if several ranks failed."""
 
     def __init__(self, rank: int | None, message: str) -> None:
         super().__init__(message)
@@ -95,7 +96,7 @@ class DataError(RingtrainError, ValueError):
 class StorageError(RingtrainError, OSError):
     """An object store refuses a request or does not answer in time.
 
-    The message names the URI, the cause and the way out.
+    The message names the URI, the cause and how to correct it.
     """
 
 

@@ -1,4 +1,4 @@
-"""Arguments of `horovod.run`: their effect on ranks of this machine, or why they have none."""
+"""Effect of the arguments of `horovod.run` on ranks of this machine, or the reason for which they have no effect."""
 
 import logging
 import os

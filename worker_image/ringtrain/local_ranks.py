@@ -85,10 +85,10 @@ def run(
     or more shows ringtrain's own messages. `executable`: the Python interpreter of the ranks. Horovod's other arguments
     have no effect here; each logs a warning with the reason.
 
-    `env`: variables added to this process's environment in the ranks. `timeout_s`: ranks are killed after this many
-    seconds; None: no limit. Function, arguments and results are pickled, with cloudpickle if it is installed, which
-    accepts lambdas and functions of a notebook. As with `multiprocessing`, a script must guard its start with
-    `if __name__ == "__main__":`.
+    `env`: variables added to this process's environment in the ranks. `timeout_s`: seconds after which ranks are
+    killed, or None for no limit. Function, arguments and results are pickled, with cloudpickle if it is installed,
+    which accepts lambdas and functions of a notebook. As with `multiprocessing`, a script must guard its start with `if
+    __name__ == "__main__":`.
 
     Processes that the ranks have started end with the ranks, also if this process is killed.
 

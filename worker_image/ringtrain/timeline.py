@@ -232,7 +232,7 @@ def start(path: str | Path, rank: int, run: str) -> None:
 
 
 def stop() -> None:
-    """Write the remaining events and end the timeline. Does nothing if there is none."""
+    """Write the remaining events and end the timeline. Does nothing without a timeline."""
     global active
     timeline, active = active, None
     if timeline is not None:

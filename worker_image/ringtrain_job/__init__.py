@@ -1,1 +1,1 @@
-"""Programs beside the ranks: agent, launcher, log store and the command."""
+"""Programs that start and watch ranks: agent, launcher, log store and the command."""

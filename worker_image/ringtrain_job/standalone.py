@@ -15,7 +15,7 @@ _ASIDE = "RINGTRAIN_ASIDE_"
 
 
 def restore_environment() -> None:
-    """Make this process' environment the container's own again, for what it starts."""
+    """Restore the container's environment in this process, for the programs that it starts."""
     for name in [name for name in os.environ if name.startswith(_ASIDE)]:
         value, own = os.environ.pop(name), name.removeprefix(_ASIDE)
         if value:
@@ -25,7 +25,7 @@ def restore_environment() -> None:
 
 
 def own_of_image(version: str) -> str | None:
-    """The image's own `ringtrain`, if the image says that it has one that goes with `version`."""
+    """The `ringtrain` of the image, if the image declares one that is compatible with `version`."""
     said = os.environ.get(contract.ENV_IMAGE_VERSION, "")
     if not said or os.environ.get(contract.ENV_AGENT) == "Inject":
         return None
@@ -43,7 +43,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the image's own `ringtrain` with these arguments where it has one, else this one."""
+    """Run the `ringtrain` of the image with these arguments, or this one if the image has none."""
     restore_environment()
     from importlib.metadata import version
 

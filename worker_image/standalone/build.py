@@ -185,7 +185,7 @@ def _copy_plugin(plugin: metadata.Distribution, packages: Path) -> None:
 
 
 def _write_metadata(distribution: metadata.Distribution, packages: Path) -> None:
-    """Write what the launcher and the command look for: the name, and entry points."""
+    """Write the metadata that the launcher and the command read: the name, and entry points."""
     name, version = distribution.name, distribution.version
     about = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
@@ -213,7 +213,7 @@ def _copy_programs(target: Path, python: Path) -> None:
 
 
 def _copy_libraries(library: Path) -> None:
-    """Copy what the programs and modules in `library` are linked with, until nothing is missing."""
+    """Copy the libraries with which the programs and modules in `library` are linked, until no library is missing."""
     files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
     for name, path in _resolved(files):
         wanted = "ld.so" if name.startswith("ld-") else name

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class LazyCommand:
     """One line of the table.
 
-    `load`: `module:name` of the click command. `help`: its text in the list, at most 60 characters. `meant`: names of
-    the command in other tools. `hidden`: not in the list.
+    `load`: `module:name` of the click command. `help`: help text in the list of commands, at most 60 characters.
+    `meant`: names of the command in other tools. `hidden`: whether the list omits the command.
     """
 
     name: str

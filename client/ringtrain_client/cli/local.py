@@ -19,7 +19,7 @@ from .templates import template_options
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--runs", type=click.Path(path_type=Path), default=RUNS, show_default=True, help="Folder of the runs.")
 @click.option("--run-dir", "earlier", type=click.Path(path_type=Path), hidden=True)
-@click.option("--plain", is_flag=True, help="Print lines instead of a panel, as in a pipe.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a panel. Default if the output is not a terminal.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
 @click.option("--logs", is_flag=True, help="Print the output of ranks, too.")
 @template_options

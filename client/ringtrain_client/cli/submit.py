@@ -18,7 +18,7 @@ from .session import ClusterOptions, Json, cluster_options, with_client
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--wait", is_flag=True, help="Wait for their end; exit code 1 if a job fails or is rejected.")
+@click.option("--wait", is_flag=True, help="Wait until the jobs end. The exit code is 1 if a job fails or is rejected.")
 @cluster_options
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""

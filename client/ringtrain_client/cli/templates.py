@@ -27,7 +27,7 @@ def template_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --templates, --server and `cluster_options` to a command, in one value `templates`."""
 
     @template_files
-    @click.option("--server", is_flag=True, help="Read templates that no file has from the cluster.")
+    @click.option("--server", is_flag=True, help="Read templates that are not in the files from the cluster.")
     @cluster_options
     @functools.wraps(command)
     def collected(of_templates: tuple[Path, ...], server: bool, cluster: ClusterOptions, **given: Any) -> None:

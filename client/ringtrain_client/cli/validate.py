@@ -30,16 +30,18 @@ WAY_OUT = "; if your cluster has it, check with --server"
 @click.option(
     "--server",
     is_flag=True,
-    help="Check pod templates by the cluster's version of Kubernetes; read templates that no file has from it.",
+    help="Check pod templates against the cluster's Kubernetes version, and read templates that are not in the files "
+    "from the cluster.",
 )
 @template_files
 @cluster_options
 def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ...], cluster: ClusterOptions) -> None:
-    """Check all jobs and templates in FILES and name each problem by its field. Exit code 1 if there is one.
+    """Check all jobs and templates in FILES and name each problem by its field. The exit code is 1 if there is a
+    problem.
 
     The ConfigMaps and Secrets of a file are checked with the jobs that name them. Pod templates are checked by
-    Kubernetes' schema and by the API server's rules on values. The schema is that of the version of Kubernetes that
-    this command has, or of the cluster's with --server.
+    Kubernetes' schema and by the API server's rules on values. The schema is built into this command, for one version
+    of Kubernetes; with --server the cluster's schema is used.
     """
     schema = with_session(cluster, _server_schema) if server else replace(packaged_pod_spec_schema(), way_out=WAY_OUT)
     templates = templates_of(of_templates, cluster if server else None)
@@ -63,7 +65,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         problems = part_problems(template.spec, schema)
         yield from (f"{path}: {template}: {problem}" for problem in problems)
         if not problems:
-            click.echo(f"{path}: {template} is a template")
+            click.echo(f"{path}: {template} is a valid job template")
     for obj in jobs:
         try:
             job = parse_job(templates.merged_with_template(obj), schema=schema)

@@ -24,7 +24,7 @@ _REDRAW_S = 2.0
 
 @click.command()
 @job_argument
-@click.option("--plain", is_flag=True, help="Print lines instead of a panel, as in a pipe.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a panel. Default if the output is not a terminal.")
 @local_or_cluster_options
 def watch(name: str, plain: bool, cluster: ClusterOptions | None) -> None:
     """Show a job's state and progress until it has ended.
@@ -64,7 +64,7 @@ async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay)
 
 
 async def _redraw(client: AsyncClient, display: LocalDisplay, shown: list[JobView]) -> None:
-    """Show the newest view repeatedly; on a terminal with each rank's state from the launcher."""
+    """Show the newest view repeatedly. On a terminal, also read each rank's state from the launcher and show it."""
     while True:
         await asyncio.sleep(_REDRAW_S)
         if not shown:

@@ -61,7 +61,7 @@ class Backend(Protocol):
         """Return the current job."""
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """Return all jobs, the newest first. `everywhere`: from all namespaces."""
+        """Return all jobs, the newest first. `everywhere`: return the jobs of all namespaces."""
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
         """Change the spec by a merge patch and return the changed job."""
@@ -88,8 +88,8 @@ class Backend(Protocol):
 class ClusterBackend:
     """Jobs on a cluster.
 
-    The cluster is the kubeconfig's, or that of the pod in which this program runs. An empty argument selects the
-    kubeconfig's value. Connections belong to the event loop that first uses them.
+    The cluster is the kubeconfig's cluster, or the cluster in which this program runs as a pod. An empty argument
+    selects the kubeconfig's value. Connections belong to the event loop that first uses them.
     """
 
     def __init__(

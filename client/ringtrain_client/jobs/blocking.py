@@ -167,7 +167,7 @@ class Runs(list[Run]):
 class Client:
     """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
 
-    Without a backend, jobs run on the kubeconfig's cluster, or on that of the pod in which this program runs.
+    Without a backend, jobs run on the kubeconfig's cluster, or on the cluster in which this program runs as a pod.
     """
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:

@@ -93,7 +93,7 @@ def _job_condition(status: Json, kind: str) -> Json:
 def explain_job(
     job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
 ) -> Iterator[str]:
-    """Yield the causes of the job's state: its own first, then those nearer to the root.
+    """Yield the causes of the job's state, beginning with the job's own message and ending with the root cause.
 
     `unreached`: lines of agents that cannot reach the launcher. `place`: the job's place in its queue.
     """
@@ -201,7 +201,8 @@ def _failure_cause(status: Json, conditions: str) -> Iterator[str]:
 
 
 def _loss_causes(status: Json) -> Iterator[str]:
-    """Yield the workers that an elastic job lost without a restart, and the nodes that it avoids because of that."""
+    """Yield the workers that an elastic job lost without a restart, and the nodes that the job avoids because of
+    these losses."""
     world = status.get("elastic") or {}
     if world.get("lostWorkers"):
         seconds = world.get("lastRecoverySeconds")
@@ -219,7 +220,7 @@ def _loss_causes(status: Json) -> Iterator[str]:
 
 
 def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
-    """Yield waits for data workers, ends of auxiliary pods, and the state of the evaluator."""
+    """Yield messages on time lost to data workers, on auxiliary pods that have ended, and on the evaluator."""
     data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
     waited = data.get("waitFraction")
     if waited:

@@ -249,7 +249,7 @@ def is_running(pod: Json) -> bool:
 async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -> AsyncGenerator[bytes, None]:
     """Yield the content of the log store's metrics.jsonl, and new lines while the attempt runs.
 
-    Raises LogsElsewhere if no launcher, no claim and no object store has it.
+    Raises LogsElsewhere if no launcher, no claim and no object store has the file.
     """
     wanted = WantedLauncherOutput(name, None, attempt, follow=True, tail=None, reports=True)
     job = await session.api.get(JOBS, session.namespace, name)

@@ -41,7 +41,7 @@ class ClientApiOutage:
 
 
 def state_of(job: dict[str, Any]) -> str:
-    """Return the state that the operator gave a job; `Pending` if there is none yet."""
+    """Return the state that the operator gave a job; `Pending` if the job has no state yet."""
     return str((job.get("status") or {}).get("state") or "Pending")
 
 

@@ -19,7 +19,8 @@ _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 @dataclass(frozen=True)
 class WantedLauncherOutput:
-    """The user's request. `attempt` None: the present one. `reports`: the ranks' reports instead of the log."""
+    """The user's request. `attempt`: number of the attempt, or None for the current attempt. `reports`: whether to
+    read the ranks' reports instead of the log."""
 
     name: str
     rank: int | None

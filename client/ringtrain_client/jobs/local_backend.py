@@ -244,7 +244,7 @@ def _open_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, 
 
 
 def _log_chunks(log: BinaryIO, offset: int, tail: int | None) -> Iterator[bytes]:
-    """Yield the log's content from `offset` on, or the last `tail` lines of that."""
+    """Yield the log's content from `offset` on, or the last `tail` lines of this part."""
     log.seek(offset)
     if tail is not None:
         yield from deque(log, tail)

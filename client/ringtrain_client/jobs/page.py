@@ -99,8 +99,8 @@ def _unavailable_response(name: str, why: ApiError) -> str:
 async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> AsyncGenerator[str]:
     """Serve the page of job `name` within the block; yield its link.
 
-    `port`: on this machine, 0 for a free one. Raises NotFound if the job does not exist, JobEnded if no launcher will
-    run.
+    `port`: port on this machine; 0 selects a free port. Raises NotFound if the job does not exist, JobEnded if no
+    launcher will run.
     """
     job = await session.api.get(JOBS, session.namespace, name)
     forward = _ClientPageForward(session, name)

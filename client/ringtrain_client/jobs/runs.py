@@ -34,17 +34,17 @@ NO_IMAGE = "local"
 class Options(TypedDict, total=False):
     """Arguments of `train` in addition to the code.
 
-    `image`: for ranks, with Python and the imported packages. Required on a cluster unless the template has it; ignored
-    on this machine.
+    `image`: container image of the ranks, with Python and the imported packages. Required on a cluster unless the
+    template sets the image; ignored on this machine.
     `template`: ClusterTrainingTemplate with defaults, by its name, or {"kind": "TrainingTemplate", "name": ...}.
     `workers`: number of pods.
-    `devices`: of each worker, for example {"nvidia.com/gpu": 2}. Each device gets a rank unless `slots` is set.
+    `devices`: devices of each worker, for example {"nvidia.com/gpu": 2}. Each device gets a rank unless `slots` is set.
     `slots`: number of ranks of a worker.
     `args`: strings for a script, or JSON values for a function.
     `kwargs`: JSON values for a function.
     `env`: variables of the ranks. `args` of a script and `env` are passed unchanged, also `$(NAME)`.
-    `resources`: in the format of Kubernetes.
-    `name`: by default the script's name and some random characters.
+    `resources`: resources of a worker, in the format of Kubernetes.
+    `name`: name of the job, by default the script's name and some random characters.
     `in_image`: the script is not on this machine; `code` is its path in the image.
     `spec`: other fields of the job's spec, merged over the rest: mappings are merged, other values are replaced.
     """
@@ -113,10 +113,10 @@ class AsyncRun:
     async def wait(self, timeout: float | None = None, *, until: str = "", show: bool = False) -> JobStatus:
         """Wait until the job has succeeded, or is in the state `until`. Return its status.
 
-        `timeout`: seconds; None: no limit except the job's own deadlines. `show`: display the progress: a table that
-        changes in a notebook, else lines on stderr. Raises JobFailed with the first cause, also if the job is Rejected,
-        which only a user can change. Raises Timeout; NotFound if the job is deleted; JobEnded if it ends before it
-        reaches `until`.
+        `timeout`: seconds to wait, or None for no limit except the job's own deadlines. `show`: display the progress: a
+        table that changes in a notebook, else lines on stderr. Raises JobFailed with the first cause, also if the job
+        is Rejected, which only a user can change. Raises Timeout; NotFound if the job is deleted; JobEnded if it ends
+        before it reaches `until`.
         """
         display, last = default_display() if show else None, "Pending"
         try:
@@ -194,7 +194,7 @@ class AsyncRun:
 class AsyncClient:
     """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
 
-    Without a backend, jobs run on the kubeconfig's cluster, or on that of the pod in which this program runs.
+    Without a backend, jobs run on the kubeconfig's cluster, or on the cluster in which this program runs as a pod.
     """
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:
@@ -274,7 +274,7 @@ class AsyncClient:
         return self._run(await self.backend.get(name))
 
     async def of(self, name: str) -> AsyncRun:
-        """Return the job of this name without a check that it exists; its methods raise NotFound if it does not."""
+        """Return the job of this name without a check that it exists. If not, the result's methods raise NotFound."""
         return AsyncRun(self.backend, name, await self.backend.place_of())
 
     async def list(self) -> list[AsyncRun]:

@@ -29,7 +29,7 @@ _INDENTED = "if True:\n"
 
 @dataclass(frozen=True)
 class Script:
-    """A Python file to run: its name, its text, and its path on this machine if it was read from a file."""
+    """A Python file to run: name, text, and path on this machine if the text was read from a file."""
 
     name: str
     text: str

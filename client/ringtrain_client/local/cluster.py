@@ -31,7 +31,7 @@ class LocalCluster:
     """The API server's role: stores the job and its objects, and passes pods to the runner.
 
     `store`: called with the job whenever its status changes. `page_secret`: shared by all launchers of the job, so that
-    one link shows all attempts. `contents`: of the ConfigMaps and Secrets of the job's file.
+    one link shows all attempts. `contents`: contents of the ConfigMaps and Secrets in the job's file.
     """
 
     job: dict[str, Any]
@@ -102,7 +102,7 @@ class LocalCluster:
         }
 
     def _request_workers(self, url: str, headers: dict[str, str], report: LauncherReport) -> None:
-        """Send the number of workers to an elastic job's launcher, unless this launcher process has it already.
+        """Send the number of workers to an elastic job's launcher, unless this launcher process already received it.
 
         A failed request is repeated at the next observation.
         """

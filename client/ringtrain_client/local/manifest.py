@@ -27,7 +27,7 @@ def is_job(document: object) -> bool:
 
 
 def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
-    """Return the jobs of a file. Raises ManifestUnreadable if there is none."""
+    """Return the jobs of a file. Raises ManifestUnreadable if the file has no job."""
     jobs = [doc for doc in documents if is_job(doc)]
     if not jobs:
         raise ManifestUnreadable(f"{path}: has no {KIND}, but {_kinds_text(documents)}")
@@ -98,8 +98,8 @@ def as_stored(job: dict[str, Any]) -> dict[str, Any]:
 class LocalManifestFile:
     """A manifest on disk that is followed while its job runs.
 
-    `refusal`: the reason for which the present file has no effect, or an empty string. `templates`: those at the start
-    of the job.
+    `refusal`: the reason for which the present file has no effect, or an empty string. `templates`: the templates that
+    existed when the job started.
     """
 
     path: Path

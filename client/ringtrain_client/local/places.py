@@ -48,7 +48,8 @@ class LocalPorts:
 
 @dataclass(frozen=True)
 class LocalPlaces:
-    """Directories that one `dtj local` does not remove: the run's, and that of claims, which outlive the run."""
+    """Directories that one `dtj local` does not remove: the run's directory, and the directory of claims, which
+    outlive the run."""
 
     run_dir: Path
     claims_dir: Path

@@ -35,7 +35,7 @@ _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
 
 @dataclass
 class _LocalPod:
-    """A pod and its process. `status`: as the kubelet would have posted it last."""
+    """A pod and its process. `status`: the newest status, in the kubelet's format."""
 
     pod: Pod
     marker: str
@@ -104,7 +104,7 @@ class LocalProcessRunner:
         return [{**local.pod, "status": local.status} for local in self._pods.values()]
 
     def delete(self, name: str, grace_s: int | None) -> None:
-        """Send SIGTERM now and SIGKILL after the grace period (None: the pod's own)."""
+        """Send SIGTERM now and SIGKILL after the grace period (None: the grace period of the pod's spec)."""
         local = self._pods[name]
         own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
         grace = own if grace_s is None else grace_s

@@ -37,8 +37,8 @@ def run_local(
     """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
 
     `plain`: print lines instead of a panel. `output`: also print the output of ranks. `ui`: print the link to the job's
-    page first. `templates`: in addition to those of the file. After Ctrl-C, `stopped` of the results is True. Raises
-    ManifestUnreadable or Invalid before anything is started.
+    page first. `templates`: templates in addition to those of the file. After Ctrl-C, `stopped` of the results is True.
+    Raises ManifestUnreadable or Invalid before anything is started.
     """
     templates = templates or LocalTemplates()
     job = load_job(manifest, templates)

@@ -25,7 +25,7 @@ _REGISTRY = "ghcr.io/ringtrain/"
 
 
 def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
-    """Return the source of the agent for the job's pods; None if their image has it."""
+    """Return the source of the agent for the job's pods; None if the pods' image contains the agent."""
     source = settings.agent
     if source is None or (job.spec.agent or source.default) != "Inject":
         return None
@@ -53,7 +53,7 @@ def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str])
 
 
 def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
-    """Add the agent to a pod's spec, in place, unless its image has it. Returns the program to start."""
+    """Add the agent to a pod's spec, in place, unless the pod's image has the agent. Returns the program to start."""
     source = agent_source(job, settings)
     if source is None or not _is_agent_needed(job, spec["containers"][0], source):
         return "ringtrain"

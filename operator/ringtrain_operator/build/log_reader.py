@@ -47,9 +47,9 @@ _USER_FIELDS = ("runAsUser", "runAsGroup", "runAsNonRoot", "seccompProfile", "se
 def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agent_image: str = "") -> Pod:
     """Return a pod that sleeps for `lives_s` seconds and has the job's log store mounted read-only.
 
-    Image, node and user are those of the job's launcher; `ringtrain logs` reads as in a launcher of `attempt`.
-    `suffix`: makes its name unique. `agent_image`: image from which the operator injected the job's agent; the reader
-    then uses this image, and needs nothing of the launcher's image.
+    Image, node and user are those of the job's launcher. In this pod, `ringtrain logs` prints the same as in the
+    launcher of `attempt`. `suffix`: makes the pod's name unique. `agent_image`: image from which the operator injected
+    the agent; if there is one, the pod runs this image instead of the launcher's.
     """
     launcher = build_launcher_pod(job, attempt)["spec"]
     main = launcher["containers"][0]

@@ -35,8 +35,8 @@ AgentVolume = Literal["ImageVolume", "InitContainer"]
 class AgentSource:
     """The agent that the operator adds to pods: its image and the mechanism.
 
-    `default`: for jobs without spec.agent. `resources`: of the container that copies it. `pull_secrets`: names of
-    Secrets in the jobs' namespaces for pulling the image.
+    `default`: agent source of jobs without spec.agent. `resources`: resources of the container that copies the agent.
+    `pull_secrets`: names of Secrets in the jobs' namespaces for pulling the image.
     """
 
     image: str
@@ -58,8 +58,8 @@ class BuildSettings:
     `metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach the launchers' status port, or the ports
     declared in templates. `operator_namespace` is empty if the operator does not run in a pod. `issue` and `token` are
     the sources of randomness. `pod_schema` defaults to the one in this package. `fs_group`: group of the claims that
-    the operator mounts; None if the cluster assigns one, as OpenShift does. `agent` None: pods use the `ringtrain` of
-    their image, or of this machine, whatever spec.agent says.
+    the operator mounts; None if the cluster assigns one, as OpenShift does. `agent`: source of the agent, or None if
+    pods use the `ringtrain` of their image or of this machine, whatever spec.agent says.
     """
 
     operator_namespace: str = "ringtrain-system"

@@ -1,4 +1,4 @@
-"""Apply a plan: delete and create objects in parallel, and record what the API refused."""
+"""Apply a plan: delete and create objects in parallel, and record the requests that the API server refused."""
 
 import asyncio
 import logging

@@ -58,7 +58,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as JSON: time, level, logger, message, the fields of `extra`, and a traceback if there is one."""
+    """Format a record as JSON: time, level, logger, message, the fields of `extra`, and the traceback, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line of JSON."""

@@ -50,11 +50,12 @@ class ReconcileMemory:
     """State of one job between reconciles. Losing it costs reads, never correctness.
 
     `owned`: objects that were created or read as the job's own since `objects_read_at`. The Secret is known only in
-    this way, because the operator may not read Secrets. `lost_incarnations`: by worker of an elastic job, the newest
-    incarnation of which no container runs any more. `ending`: by uid, pods that were being deleted at the last
-    observation. `workload`: Kueue's; None without one. `groups`: of gang schedulers. `provisioning`: requests to an
-    autoscaler. `views`: by name, pods of a large job as read, with their parsed views. `pulls`: by uid, image pull
-    times. `reported_events`: an attempt and the pod events already sent to its launcher. `sites`: by node.
+    this way, because the operator may not read Secrets. `lost_incarnations`: for each worker of an elastic job, the
+    newest incarnation of which no container runs any more. `ending`: pods that were being deleted at the last
+    observation, by uid. `workload`: Kueue's Workload of the job, or None. `groups`: PodGroups of gang schedulers.
+    `provisioning`: requests to an autoscaler. `views`: pods of a large job as read, with their parsed views, by name.
+    `pulls`: image pull times, by pod uid. `reported_events`: an attempt and the pod events already sent to its
+    launcher. `sites`: site of each node.
     """
 
     owned: set[ObjectRef] = field(default_factory=set)
@@ -77,7 +78,7 @@ class ReconcileMemory:
     reported_events: tuple[int, tuple[Json, ...]] = (0, ())
 
     def outdate(self, kind: str) -> bool:
-        """Invalidate the cached reading of a kind. Returns whether this kind has one."""
+        """Invalidate the cached reading of a kind. Returns whether this kind has a cached reading."""
         match kind:
             case "Workload":
                 self.workload.is_read = False

@@ -296,7 +296,7 @@ async def _raise_when_lost(lease: LeaderLease) -> None:
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends, cancel the others, and raise the error of that one."""
+    """Run all until one ends, cancel the others, and raise the error of the one that ended."""
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

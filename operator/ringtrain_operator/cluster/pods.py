@@ -35,9 +35,8 @@ class PodChange:
 
 @dataclass
 class KnownPodList:
-    """Pods of one job by name, from a list and later events. `fresh_until`: on the monotonic clock, in seconds.
-    `pending_changes`: changes not yet applied to `pods`.
-    """
+    """Pods of one job by name, from a list and later events. `fresh_until`: time until which the list is valid, in
+    seconds of the monotonic clock. `pending_changes`: changes not yet applied to `pods`."""
 
     pods: dict[str, Json] = field(default_factory=dict)
     fresh_until: float = float("-inf")

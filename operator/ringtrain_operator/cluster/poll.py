@@ -41,8 +41,8 @@ class PollTimes:
     def pause_s(self, launchers: int, waits_since_s: float | None) -> float:
         """Return the pause between two polls of one launcher.
 
-        `waits_since_s`: time for which it has waited for its agents; None: its ranks run. While users wait for Running,
-        the pause is a quarter of that time.
+        `waits_since_s`: seconds for which the launcher has waited for its agents, or None if its ranks run. While users
+        wait for Running, the pause is a quarter of that time.
         """
         longest_s = max(self.interval_s, launchers / self.most_per_s)
         if waits_since_s is None:
@@ -150,8 +150,8 @@ class LauncherPoller:
     ) -> None:
         """Poll the launcher at `endpoint` from now on; a new endpoint (a new pod) replaces the old one.
 
-        `wish`: wanted state of an elastic job, sent at once if it changes; None for any other job. `pods`: state of its
-        pods, and `sites`: their places.
+        `wish`: wanted state of an elastic job, sent at once if it changes; None if the job is not elastic. `pods`:
+        state of the job's pods. `sites`: site of each worker.
         """
         known = self._tasks.get(key)
         documents = {"/workers": wish.document if wish is not None else None, "/pods": pods, "/sites": sites}

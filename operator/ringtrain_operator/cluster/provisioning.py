@@ -20,7 +20,8 @@ VERSIONS = ("v1", "v1beta1")
 
 
 class ClusterAutoscaler:
-    """Reader of ProvisioningRequests, if `allowed`. `version`: their apiVersion; empty if not served."""
+    """Reader of ProvisioningRequests, if `allowed`. `version`: apiVersion of ProvisioningRequests; empty if the
+    cluster does not serve them."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:
         self._api = api

@@ -131,9 +131,8 @@ class Reconciler:
             memory.outdate(kind)
 
     async def _write_status(self, key: JobKey, job: Json, plan: Plan) -> Json:
-        """Write the plan's status, if there is one. Returns the job with it. A concurrent change of the job raises
-        Conflict.
-        """
+        """Write the plan's status, if the plan has one. Returns the job with the new status. A concurrent change of
+        the job raises Conflict."""
         if plan.status is None:
             self._metrics.record_status(key, job.get("status") or {})
             return job

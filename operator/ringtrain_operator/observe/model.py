@@ -24,7 +24,7 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """An object that has one of the job's names and does not belong to it."""
+    """An object that has one of the job's names but does not belong to the job."""
 
     ref: ObjectRef
     owner: str = ""
@@ -82,8 +82,8 @@ class PodReason:
 class MainContainer:
     """The container of a pod that has the job's environment variables.
 
-    `pulling_at`, `pulled_at`: start and end of its image pull, from Events; no start if the node had the image.
-    `image`, `image_id`: as the kubelet reports them.
+    `pulling_at`, `pulled_at`: start and end of its image pull, from Events; there is no start if the node already had
+    the image. `image`, `image_id`: image and its ID in the kubelet's report.
     """
 
     name: str = ""

@@ -45,7 +45,7 @@ def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
 
 
 def owner_name(obj: Mapping[str, Any]) -> str:
-    """Return the object's controller as `Kind name`; empty if it has none."""
+    """Return the object's controller as `Kind name`; empty if the object has no controller."""
     owner = next((ref for ref in _metadata_of(obj).get("ownerReferences") or () if ref.get("controller")), None)
     return f"{owner.get('kind')} {owner.get('name')}" if owner else ""
 
@@ -122,7 +122,8 @@ def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
 
 
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
-    """Return the pod's termination message as a dict; empty if it has none, or one of another attempt."""
+    """Return the pod's termination message as a dict; empty if the pod has no message, or the message belongs to
+    another attempt."""
     try:
         message = storable_json(json.loads(pod.end.message))
     except (ValueError, RecursionError):
@@ -133,7 +134,7 @@ def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
 
 
 def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
-    """Return the failure in the pod's termination message; empty if it has none."""
+    """Return the failure in the pod's termination message; empty if the message has no failure."""
     failure = termination_of(pod, attempt).get("failure")
     return failure if isinstance(failure, dict) else {}
 
@@ -236,7 +237,8 @@ def _pod_container_status(statuses: Iterable[Mapping[str, Any]] | None, name: st
 
 
 def _ended_state(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
-    """Return the terminated state of a container. `lastState`: of its previous run, if it was restarted."""
+    """Return the terminated state of a container. `lastState` is the state of the container's previous run, if the
+    container was restarted."""
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
 

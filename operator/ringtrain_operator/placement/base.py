@@ -37,11 +37,12 @@ _OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
 
 @dataclass(frozen=True)
 class PlacementAttempt:
-    """The current attempt of a job. `workers`: its size; `needed`: workers that it needs to start.
+    """The current attempt of a job. `workers`: number of workers; `needed`: number of workers that the attempt needs to
+    start.
 
-    `scheduler`: the gang scheduler chosen for it. `is_open`: it has no pods, and its scheduler can still be chosen.
-    `is_over`: it must have no pods. `is_held`: its pods wait for something else first. `unplaced`: messages of pods
-    without a node; None if all needed pods have one.
+    `scheduler`: the gang scheduler chosen for it. `is_open`: whether the attempt has no pods, so that its scheduler can
+    still be chosen. `is_over`: whether the attempt must have no pods. `is_held`: whether its pods wait for something
+    other than placement. `unplaced`: messages of pods without a node; None if all needed pods have one.
     """
 
     job: Job
@@ -126,9 +127,9 @@ class PlacedGang:
 class GangScheduler:
     """A scheduler that places gangs, described by `PodGroup` objects of its API group.
 
-    `versions`: of that API, newest first. `scheduler_name`: default schedulerName of the pods; empty for the cluster's
-    own scheduler. `spec` returns the spec of a gang's PodGroup; `join` adds a pod to the group of that name, in place.
-    `no_room`: type and status of the condition of a group that does not fit; None if the pods report this.
+    `versions`: versions of this API, newest first. `scheduler_name`: default schedulerName of the pods; empty for the
+    cluster's own scheduler. `spec` returns the spec of a gang's PodGroup; `join` adds a pod to the group of that name,
+    in place. `no_room`: type and status of the condition of a group that does not fit; None if the pods report this.
     """
 
     api_group: str

@@ -26,7 +26,7 @@ _NO_ROOM = {scheduler.no_room for scheduler in SCHEDULERS.values()}
 
 @dataclass(frozen=True)
 class GroupView:
-    """A PodGroup of the job. `words`: its scheduler's message if the gang does not fit; else empty."""
+    """A PodGroup of the job. `words`: message of the scheduler if the gang does not fit, otherwise empty."""
 
     ref: ObjectRef
     uid: str
@@ -84,7 +84,8 @@ class GangPlacement:
 
     @property
     def problem(self) -> str:
-        """Reason for which the pods are not created: the requested scheduler is unavailable. Empty if there is none."""
+        """Reason for which the pods are not created: the requested scheduler is unavailable. Empty if pods can be
+        created."""
         return self.choice.problem if self.attempt.is_open else ""
 
     @property
@@ -121,9 +122,8 @@ class GangPlacement:
         return (self._group(scheduler, version),)
 
     def marked(self, pod: Json) -> Json:
-        """Return the pod as a member of its attempt's group, if there is one, with the scheduler's or template's
-        schedulerName.
-        """
+        """Return the pod as a member of its attempt's group, if the attempt has a group, with the scheduler's or
+        template's schedulerName."""
         if self.attempt.scheduler is None:
             return pod
         scheduler = SCHEDULERS[self.attempt.scheduler]

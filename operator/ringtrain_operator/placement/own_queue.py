@@ -73,7 +73,8 @@ class PlacementContention:
         return tuple(one for one in self.rivals(me) if one < me)
 
     def is_held_up(self, me: PlacementContender) -> bool:
-        """Return whether `me` may not try now: a job ahead reserves its resources, or another competing job tries."""
+        """Return whether `me` must wait: a job ahead reserves the resources that `me` needs, or a competitor is being
+        placed."""
         return any(
             (one.reserves and one < me) or (one.tries_at is None and one.uid in self._behind_others)
             for one in self.rivals(me)

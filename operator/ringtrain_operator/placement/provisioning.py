@@ -47,8 +47,8 @@ class RequestView:
 class ProvisioningView:
     """Observed state of the autoscaler's API.
 
-    `allowed`: whether the installation permits it. `version`: of the API; empty if not served. `requests` and
-    `templates` (with uids) belong to the job.
+    `allowed`: whether the installation permits it. `version`: version of the API; empty if the cluster does not serve
+    it. `requests` and `templates` (with uids) belong to the job.
     """
 
     allowed: bool = False

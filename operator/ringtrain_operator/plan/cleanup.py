@@ -19,10 +19,8 @@ FORCE_AFTER_S = 60
 
 
 def job_expiry(s: Situation) -> datetime | None:
-    """Return the time at which to delete a finished job and its objects (ttlSecondsAfterFinished); None: never.
-
-    It is not before the end of the evaluator's timeout.
-    """
+    """Return the time at which to delete a finished job and its objects (ttlSecondsAfterFinished), or None if they
+    are never deleted. The time is not before the end of the evaluator's timeout."""
     ttl = s.job.spec.run_policy.ttl_seconds_after_finished
     if ttl is None or s.status.completion_time is None:
         return None

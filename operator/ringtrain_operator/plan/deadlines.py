@@ -47,7 +47,7 @@ def active_deadline(s: Situation) -> PolicyResult:
 
 
 def _waiting_reason_text(s: Situation) -> str:
-    """Return what the job was waiting for if it did not run, to preserve it in the failure message."""
+    """Return the reason for which the job was waiting, if it did not run. The failure message contains this reason."""
     running = s.status.condition("Running")
     if running is None or running.status == "True" or not running.message:
         return ""
@@ -128,7 +128,7 @@ def _unstartable_since(s: Situation, pod: PodView) -> datetime:
 
 
 def _silent_pod_requeue_time(s: Situation) -> datetime | None:
-    """Return the next time to observe a scheduled pod without a kubelet status; None if there is none."""
+    """Return the next time to observe a scheduled pod without a kubelet status; None if there is no such pod."""
     due = min((due for pod in s.pods if (due := pod.kubelet_report_due) is not None), default=None)
     return max(due, s.now + timedelta(seconds=RECHECK_S)) if due is not None and due <= s.now else due
 

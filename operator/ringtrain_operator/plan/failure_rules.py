@@ -58,9 +58,8 @@ def limit_reached_decision(s: Situation, failure: Failure) -> Finish:
 
 
 def describe_failure(failure: Failure) -> str:
-    """Return a failure in one line: message, pod and exit code unless the message has them, and the last
-    line of output.
-    """
+    """Return a failure in one line: message, pod and exit code (unless the message contains them), and the last line
+    of output."""
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
     has_code = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what

@@ -93,7 +93,8 @@ def is_stuck(s: Situation) -> bool:
 
 
 def planned_contender(s: Situation) -> PlacementContender:
-    """Return the job's entry in the queue. It wants nothing if the end of other pods would not help one of its own."""
+    """Return the job's entry in the queue. The entry requests nothing if there is a pod of this job that the end of
+    other pods would not help."""
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Most of a thousand pods have the same message.
     if words := {pod.wait.message for pod in s.pods if pod.place.unschedulable_since is not None}:

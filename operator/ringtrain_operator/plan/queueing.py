@@ -138,7 +138,7 @@ def _admission_result(s: Situation) -> PolicyResult:
 
 
 def _queued_workload_change(s: Situation, view: WorkloadView | None, settings: BuildSettings) -> WorkloadChange | None:
-    """Return the change of a Workload that waits for admission, so that it requests what the job wants."""
+    """Return the change of a Workload that waits for admission, so that it requests the pods that the job wants."""
     if view is None:
         return _workload_creation(s, settings)
     if not view.has_owner:

@@ -38,10 +38,10 @@ class Plan:
     """Changes to make now.
 
     The order makes it safe to be killed between any two writes. First `status` is written: the complete new status,
-    with the resourceVersion that was read; None if unchanged. If that succeeds, `delete`, `create`, `workload` and
-    `events` follow in any order. So a decision is recorded before it is executed, and unfinished work is planned again
-    from the objects that exist. `requeue_after_s`: seconds until the next reconcile in any case; None: wait for an
-    event.
+    with the resourceVersion that was read; None if the status is unchanged. If that succeeds, `delete`, `create`,
+    `workload` and `events` follow in any order. So a decision is recorded before it is executed, and unfinished work is
+    planned again from the objects that exist. `requeue_after_s`: seconds until the next reconcile in any case, or None
+    to wait for an event.
     """
 
     create: tuple[dict[str, Any], ...] = ()

@@ -14,7 +14,7 @@ LABEL_VALUE = "at most 63 letters, digits, '-', '_' and '.', with a letter or a 
 
 
 def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
-    """Yield the key in brackets and what the API server would refuse, for labels and node selectors."""
+    """Yield the key in brackets and the reason for a refusal by the API server, for labels and node selectors."""
     for key, value in labels.items() if isinstance(labels, Mapping) else ():
         yield from _key_problems(key, key)
         if isinstance(value, str) and not is_label_value(value):
@@ -24,7 +24,8 @@ def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
 
 
 def annotation_problems(annotations: Any) -> Iterator[tuple[str, str]]:
-    """Yield the key in brackets, or nothing for all together, and what the API server would refuse."""
+    """Yield the key in brackets, or an empty text for all keys together, and the reason for a refusal by the API
+    server."""
     if not isinstance(annotations, Mapping):
         return
     for key, value in annotations.items():

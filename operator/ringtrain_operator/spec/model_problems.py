@@ -1,4 +1,4 @@
-"""Problems of a spec in plain words: what the models found, and broken rules with the values that break them."""
+"""Problems of a spec in plain words: errors of the models, and violated rules with the values that violate them."""
 
 import re
 from collections.abc import Iterator, Mapping

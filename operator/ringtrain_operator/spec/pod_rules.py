@@ -71,7 +71,7 @@ def in_field(field: str, rule: PodRule) -> PodRule:
 
 
 def needs(*fields: str) -> PodRule:
-    """Return the rule of an object that has these fields, none of them empty."""
+    """Return the rule that an object has all of these fields, and that no field is empty."""
 
     def rule(value: Mapping[str, Any]) -> Found:
         for field in fields:
@@ -82,7 +82,7 @@ def needs(*fields: str) -> PodRule:
 
 
 def one_of(*fields: str, least: int = 1) -> PodRule:
-    """Return the rule of an object that has one of `fields`, or at most one if `least` is 0."""
+    """Return the rule that an object has exactly one of `fields`, or at most one if `least` is 0."""
 
     def rule(value: Mapping[str, Any]) -> Found:
         given = [field for field in fields if value.get(field) is not None]

@@ -94,7 +94,8 @@ class FailureRule(SpecModel):
     )
 
     def matches(self, exit_code: int | None, reason: str) -> bool:
-        """Return whether the rule applies to a failure with this exit code (None: no process ended) and reason."""
+        """Return whether the rule applies to a failure with this exit code and reason. The exit code is None if no
+        process ended."""
         if self.on_reasons and reason not in self.on_reasons:
             return False
         if self.on_exit_codes is None:

@@ -139,7 +139,10 @@ def _template_clashes(template: Mapping[str, Any], path: str) -> Iterator[Proble
         )
     for index, volume in enumerate(pod.get("volumes") or ()):
         if volume.get("name") in VOLUMES:
-            yield Problem(f"{path}.spec.volumes[{index}].name", f"{volume['name']} is the operator's; rename it")
+            yield Problem(
+                f"{path}.spec.volumes[{index}].name",
+                f"{volume['name']} is reserved for the operator; rename the volume",
+            )
 
 
 def _environment_clashes(main: Mapping[str, Any], path: str, reserved: Set[str]) -> Iterator[Problem]:

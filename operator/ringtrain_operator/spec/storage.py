@@ -12,7 +12,7 @@ EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-pre
 
 
 class ClaimSource(SpecModel):
-    """A PersistentVolumeClaim of the job's namespace."""
+    """A PersistentVolumeClaim in the job's namespace."""
 
     claim_name: ObjectName = Field(description="Name of the claim.")
 
@@ -33,7 +33,8 @@ class Logs(SpecModel):
 
     persistent_volume_claim: ClaimSource | None = Field(
         default=None,
-        description="Claim of the job's namespace that only the launcher mounts; ReadWriteOnce is enough.",
+        description="PersistentVolumeClaim in the job's namespace that only the launcher mounts; ReadWriteOnce is "
+        "enough.",
     )
     empty_dir: EmptyDir | None = Field(default=None, description="Fields of an emptyDir, such as sizeLimit.")
     report: bool = Field(
@@ -93,7 +94,8 @@ class Checkpoint(SpecModel):
 
     persistent_volume_claim: ClaimSource | None = Field(
         default=None,
-        description="Claim of the job's namespace that all pods mount; with several nodes it is ReadWriteMany.",
+        description="PersistentVolumeClaim in the job's namespace that all pods mount. It must be ReadWriteMany if the "
+        "pods run on several nodes.",
     )
     uri: str | None = Field(
         default=None,

@@ -106,13 +106,14 @@ def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def stored_template(obj: Mapping[str, Any]) -> Template | None:
-    """Return the template stored in the job's status; None if there is none, or if templateRef names another now."""
+    """Return the template stored in the job's status; None if there is no stored template, or if templateRef now
+    names another template."""
     stored = last_stored_template(obj)
     return stored if stored is not None and stored.key == named_template(obj) else None
 
 
 def last_stored_template(obj: Mapping[str, Any]) -> Template | None:
-    """Return the template stored in the job's status, whatever templateRef names now; None if there is none."""
+    """Return the template stored in the job's status, whatever templateRef names now, or None."""
     status = obj.get("status")
     stored = status.get("template") if isinstance(status, Mapping) else None
     if not isinstance(stored, Mapping):

@@ -74,8 +74,8 @@ class Finish:
 class GiveWay:
     """Delete the pods of a gang that is not completely placed, and wait without pods.
 
-    `place`: the job's place in the queue. None: the job is `too_large` for the cluster, or a part of it was `refused`
-    (the message of the API or of a kubelet); it then blocks no other job.
+    `place`: the job's place in the queue, or None if the job is `too_large` for the cluster, or a part of it was
+    `refused` (the message of the API or of a kubelet); it then blocks no other job.
     """
 
     place: PlacementContender | None
@@ -85,7 +85,7 @@ class GiveWay:
 
 @dataclass(frozen=True)
 class Place:
-    """Create the pods of a job that was queued. `since`: its place in the queue."""
+    """Create the pods of a job that was queued. `since`: time since which the job has its place in the queue."""
 
     since: datetime
 
@@ -95,7 +95,8 @@ Decision = Begin | Halt | Enqueue | Restart | Resize | GiveWay | Place | Finish
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy's decision, if any, and its next requeue time. `is_last`: the following policies are not called."""
+    """A policy's decision, if any, and its next requeue time. `is_last`: whether the policies after this one are
+    skipped."""
 
     decision: Decision | None = None
     requeue_at: datetime | None = None

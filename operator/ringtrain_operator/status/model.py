@@ -187,7 +187,7 @@ LONGEST_PAUSE_S = 300
 
 
 def next_pod_time(last: datetime, losses: int) -> datetime | None:
-    """Return the earliest creation time of the next pod of a name; None: at once.
+    """Return the earliest creation time of the next pod of a name, or None if the pod may be created at once.
 
     `losses` counts losses that each followed another within an hour, the last one at `last`. The first loss causes no
     delay; from the second on the delay doubles.
@@ -209,7 +209,7 @@ class EndedPod(StatusModel):
 
     @property
     def next_at(self) -> datetime | None:
-        """Earliest creation time of the next pod of this name; None: at once."""
+        """Earliest creation time of the next pod of this name, or None if the pod may be created at once."""
         return next_pod_time(self.time, self.failures)
 
 

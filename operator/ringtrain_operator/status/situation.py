@@ -73,7 +73,7 @@ class Situation:
 
     @cached_property
     def wanted_data_workers(self) -> int:
-        """Number of data workers that are wanted now, limited by what the queue admitted."""
+        """Number of data workers that are wanted now, limited to the number that the queue admitted."""
         data, scale = self.job.spec.data_workers, self.status.ledger.data_scale
         if data is None:
             return 0
@@ -180,7 +180,7 @@ class Situation:
 
     @cached_property
     def wanted_workers(self) -> int:
-        """Number of workers in the spec, limited by what the queue admitted."""
+        """Number of workers in the spec, limited to the number that the queue admitted."""
         grant = self._grant("workers")
         return self.job.num_workers if grant is None else min(self.job.num_workers, grant.count)
 

@@ -130,7 +130,7 @@ def _gang_condition(s: Situation) -> ConditionChange:
 
 
 def _gang_running_condition(s: Situation) -> ConditionChange:
-    """Return the condition of a running gang, with a failed side container if there is one."""
+    """Return the condition of a running gang. It names a failed side container, if any."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is unknown: {unreadable}" if unreadable else ""
     text = f"attempt {s.attempt} runs with {_world_text(s)}{unknown}"

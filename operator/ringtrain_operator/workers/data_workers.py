@@ -28,7 +28,8 @@ FEWER_AFTER_S = 300
 
 @dataclass(frozen=True)
 class MeasuredDataWorkers:
-    """Measurement at one moment. `complete`: all wanted data workers take part. `workers`: of the world."""
+    """Measurement at one moment. `complete`: all wanted data workers take part. `workers`: number of workers in the
+    world."""
 
     wait_fraction: float | None
     complete: bool

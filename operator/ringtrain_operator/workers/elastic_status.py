@@ -108,9 +108,8 @@ def _incomplete_reason(s: Situation) -> tuple[str, str]:
 
 
 def _lost_launcher_text(s: Situation, since: datetime) -> str:
-    """Return a text about a lost launcher: the cause, what the next one waits for, and the end of the
-    ranks' timeout.
-    """
+    """Return a text about a lost launcher: the cause, the reason for which the next launcher waits, and the end of
+    the ranks' timeout."""
     name, due = build.launcher_name(s.job), next_creation_time(s.status, None)
     until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
     next_one = "a new one is starting"
@@ -127,7 +126,7 @@ def _lost_launcher_text(s: Situation, since: datetime) -> str:
 
 
 def _last_loss_text(s: Situation, worker: int | None) -> str | None:
-    """Return the cause of the last loss of `worker` (None: the launcher) in this attempt; None without a loss."""
+    """Return the cause of the last loss of `worker`, or of the launcher if None, in this attempt. None: no loss."""
     losses = incarnations_of(s.status).losses
     found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
     if not found:

@@ -201,7 +201,7 @@ def may_create_workers(s: Situation) -> bool:
 
 
 def _was_refused(s: Situation, worker: int, seen: _SeenWorkers) -> bool:
-    """Return whether the API refused the pod for which the current number was written, so that it was never created."""
+    """Return whether the API server refused the newest pod of `worker`, so that the pod was never created."""
     if worker_incarnation_number(s.status, worker) == 0 or is_worker_present(s.status, worker):
         return False
     return seen.refused or build.worker_name(s.job, worker) in seen.refused_pods
@@ -314,7 +314,7 @@ def record_launcher(s: Situation, decision: Decision | None) -> JobStatus:
 
 
 def is_launcher_due(s: Situation, status: JobStatus | None = None) -> bool:
-    """Return whether the launcher's pod is created now. `status` replaces that of `s`."""
+    """Return whether the launcher's pod is created now. `status` replaces the status of `s`."""
     if not may_create_workers(s) or build.launcher_name(s.job) in {pod.id.name for pod in s.observed.pods}:
         return False
     due = next_creation_time(status or s.status, None)
@@ -431,7 +431,8 @@ def has_joined(status: JobStatus, worker: int) -> bool:
 
 
 def next_creation_time(status: JobStatus, worker: int | None) -> datetime | None:
-    """Return the earliest creation time of the next pod of `worker` (None: the launcher); None: at once.
+    """Return the earliest creation time of the next pod of `worker`, or of the launcher if None. The result is None if
+    the pod may be created at once.
 
     The backoff starts with the second loss within an hour.
     """

@@ -43,7 +43,7 @@ _READ = {
 
 @dataclass(frozen=True)
 class _Role:
-    """Pods of one template. `retries`: of its Job. `owner`: metadata of the template's owner."""
+    """Pods of one template. `retries`: backoffLimit of the template's Job. `owner`: metadata of the owner."""
 
     name: str
     path: str
@@ -65,7 +65,8 @@ def is_batchjob(obj: Mapping[str, Any]) -> bool:
 
 
 def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
-    """Return a DistributedTrainingJob equivalent to `obj`. Raises Invalid, with paths of `obj`, if there is none."""
+    """Return a DistributedTrainingJob equivalent to `obj`. Raises Invalid, with paths of `obj`, if it cannot be
+    converted."""
     kind, spec = _batchjob_kind(obj), obj.get("spec")
     if problems := shape_problems(obj, "", {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {}}):
         raise Invalid(problems)

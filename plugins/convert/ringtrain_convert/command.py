@@ -35,7 +35,7 @@ _CONVERSIONS = (
 @click.option(
     "--templates",
     is_flag=True,
-    help="Runtimes of TrainJobs become templates, which the jobs name. Maturity: Experimental.",
+    help="Convert runtimes of TrainJobs to templates; the jobs refer to them by name. Maturity: Experimental.",
 )
 @cluster_options
 def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOptions) -> None:

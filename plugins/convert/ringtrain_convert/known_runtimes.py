@@ -34,7 +34,8 @@ Json = dict[str, Any]
 
 
 def known_runtime(kind: str, name: str) -> Json | None:
-    """Return Trainer's own runtime of this name; None if it has none. Raises Invalid for one that is not supported."""
+    """Return Trainer's own runtime of this name; None if Trainer has no such runtime. Raises Invalid for a runtime
+    that is not supported."""
     if kind != _KIND:
         return None
     for start, why in _REFUSED.items():

@@ -140,8 +140,8 @@ class Event:
 
 
 class TrainerClient:
-    """Client for jobs. `backend_config`: a backend of ringtrain_sdk, or kubeflow's KubernetesBackendConfig. None:
-    kubeconfig."""
+    """Client for jobs. `backend_config`: a backend of ringtrain_sdk, or kubeflow's KubernetesBackendConfig; None
+    selects the kubeconfig."""
 
     def __init__(self, backend_config: Any = None) -> None:
         self._client = Client(_backend(backend_config))
@@ -210,8 +210,8 @@ class TrainerClient:
         polling_interval: int = 2,
         callbacks: list[Callable[[TrainJob], None]] | None = None,
     ) -> TrainJob:
-        """Wait until the job has one of these states, and return it. Raises TimeoutError, and RuntimeError if it fails
-        instead."""
+        """Wait until the job has one of these states, and return it. Raises TimeoutError, and RuntimeError if the
+        job fails first."""
         known = {"Created", *_STATES.values()}
         if wrong := status - known:
             raise ValueError(f"status is {sorted(wrong)}, expected some of {sorted(known)}")

@@ -98,7 +98,7 @@ def is_mpijob(obj: Mapping[str, Any]) -> bool:
 def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     """Return a DistributedTrainingJob equivalent to the MPIJob `obj`.
 
-    Raises Invalid, with the MPIJob's own paths, if there is none; or with paths of the result if that is invalid.
+    Raises Invalid, with paths of `obj`, if it cannot be converted; or with paths of the result if that is invalid.
     """
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
@@ -283,7 +283,7 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
 
 
 def converted_run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
-    """Return our run policy for that of kubeflow's `spec`, with `backoff_limit` as the default."""
+    """Return our run policy for the run policy of kubeflow's `spec`, with `backoff_limit` as the default."""
     given = spec.get("runPolicy") or {}
     # v1 had this field outside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}

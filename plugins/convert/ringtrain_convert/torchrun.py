@@ -259,8 +259,8 @@ def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str]
 
 
 def _expanded_word(word: str, variables: Collection[str]) -> str:
-    """Return the word for use between double quotes, with each `$(NAME)` as `${NAME}`; empty if it has none, or one of
-    another variable."""
+    """Return the word for use between double quotes, with each `$(NAME)` as `${NAME}`; empty if it refers to no
+    variable, or to a variable that is not known."""
     parts = _REFERENCE.split(word)
     names = parts[1::2]
     if not names or set(names) - {*AGENT, *variables}:

@@ -66,7 +66,9 @@ class RingtrainScheduler(Scheduler):
     def _run_opts(self) -> runopts:
         options = runopts()
         options.add("namespace", type_=str, default="", help="namespace; default: the kubeconfig's")
-        options.add("local", type_=bool, default=False, help="on this machine; apps end with torchx: use --wait")
+        options.add(
+            "local", type_=bool, default=False, help="run on this machine; apps stop when torchx exits: use --wait"
+        )
         return options
 
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo:
@@ -116,7 +118,9 @@ class RingtrainScheduler(Scheduler):
         """Return the lines of the ranks of worker `k`. Filters by time or stream are refused, because the log does not
         separate them."""
         if since is not None or until is not None or streams not in (None, Stream.COMBINED):
-            raise ValueError("logs of ringtrain have both streams together, and no times to choose by")
+            raise ValueError(
+                "ringtrain's logs mix stdout and stderr and have no timestamps; remove the time range and the stream"
+            )
         run = self._run(app_id)
         slots = parse_job(run.job(), templates=False).spec.slots
         lines = lines_of(run, range(k * slots, (k + 1) * slots), follow=should_tail)

@@ -35,7 +35,7 @@ _XGBOOST = {
 
 
 class Given(NamedTuple):
-    """A value, None if it is not given, and the field that has it."""
+    """A value, or None if it is not set, and the field of the value."""
 
     value: Any
     path: str
@@ -48,8 +48,8 @@ def first_given(*places: Given) -> Given:
 
 @dataclass(frozen=True)
 class TrainJobNode:
-    """Nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, else those of the runtime's
-    container."""
+    """Nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, otherwise the resources of the
+    runtime's container."""
 
     command: Sequence[str]
     wanted: Given
@@ -103,7 +103,8 @@ def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> 
 
 
 def trainer_gpus(resources: Given) -> int:
-    """Count a node's GPUs: those of its requests, else of its limits (GetNumGPUPerNode in pkg/runtime/runtime.go)."""
+    """Count a node's GPUs: the GPUs in its requests, otherwise in its limits (GetNumGPUPerNode in
+    pkg/runtime/runtime.go)."""
     for kind in ("requests", "limits"):
         amounts = (resources.value.get(kind) or {}).items()
         path = f"{resources.path}.{kind}"

@@ -35,8 +35,8 @@ _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
 
 @dataclass(frozen=True)
 class _TrainingJobKind:
-    """Properties of a kind. `roles`: in the order of their ranks. `container`: the training container. `given`:
-    variables for the command, see `give_torchrun_variables`."""
+    """Properties of a kind. `roles`: names of the roles, in the order of their ranks. `container`: the training
+    container. `given`: variables for the command, see `give_torchrun_variables`."""
 
     replicas: str
     container: str
@@ -91,7 +91,7 @@ def is_trainingjob(obj: Mapping[str, Any]) -> bool:
 def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     """Return a DistributedTrainingJob equivalent to `obj`.
 
-    Raises Invalid, with the paths of `obj`, if there is none; or with paths of the result.
+    Raises Invalid, with paths of `obj`, if it cannot be converted; or with paths of the result.
     """
     kind, spec = _KINDS[obj["kind"]], obj.get("spec")
     if obj.get("apiVersion") != _VERSION:

@@ -103,7 +103,7 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 class _TrainJobReader:
     """A TrainJob in conversion; fields are removed as they are read.
 
-    `notes`: for the user. `name`: of the job, if it has one.
+    `notes`: messages for the user. `name`: name of the job, if it has one.
     """
 
     name: str

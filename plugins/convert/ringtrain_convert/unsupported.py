@@ -1,4 +1,4 @@
-"""Jobs of other operators that cannot be converted, with the way out."""
+"""Jobs of other operators that cannot be converted, with the advice for each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _KINDS = {
 
 
 def why_unsupported(obj: Mapping[str, Any]) -> str:
-    """Return what the object is and what to do instead; empty if it is not a job of these kinds."""
+    """Return the kind of the object and what to do instead; empty if the object is not a job of these kinds."""
     version = str(obj.get("apiVersion"))
     for (kind, group), way_out in _KINDS.items():
         if obj.get("kind") == kind and version.startswith(group):

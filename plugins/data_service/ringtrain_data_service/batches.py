@@ -18,7 +18,7 @@ class LoadedBatch(Batch):
     """A `Batch` (indices, mask, weight, consumed) with the arrays that the loader returned for its indices:
     `batch["image"]`.
 
-    `arrays`: by name, writable; their memory is not shared with other batches.
+    `arrays`: writable arrays by name, which do not share memory with other batches.
     """
 
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)

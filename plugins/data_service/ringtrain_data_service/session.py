@@ -157,8 +157,8 @@ class DataWorkerSession:
         return [link for link in self._links.values() if now - link.heard >= self._settings.lost_after_s]
 
     def _dial(self, now: float) -> None:
-        """Open a stream to each data worker in the file that has none. A data worker that is no longer in the file is
-        used as long as it answers: after a restart, the launcher may not know it yet."""
+        """Open a stream to each data worker in the file that does not have a stream yet. A data worker that is no
+        longer in the file is used as long as it answers: after a restart, the launcher may not know it yet."""
         self._dial_at = {member: at for member, at in self._dial_at.items() if member in self._known}
         for member in self._known:
             if member not in self._links and now >= self._dial_at.get(member, 0.0) and not self._closed.is_set():

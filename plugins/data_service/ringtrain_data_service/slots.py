@@ -117,7 +117,7 @@ class DataWorkerRequestQueue:
             self._changed.notify_all()
 
     def next_answer(self, client: DataWorkerClient, timeout_s: float) -> LoadedAnswer | None:
-        """Return the next answer to send; None if there is none within `timeout_s`, or the stream has ended."""
+        """Return the next answer to send; None if no answer comes within `timeout_s`, or the stream has ended."""
         with self._changed:
             self._changed.wait_for(lambda: client.answers or client.closed, timeout_s)
             return client.answers.popleft() if client.answers else None
@@ -212,7 +212,7 @@ class DataWorkerSlot:
         return None if frame is None else LoadedAnswer(DataWorkerAnswer.decode_head(frame[0]), frame[1][0])
 
     def _stopped_since(self, since: float | None) -> float | None:
-        """Return the time since which the process is stopped by a signal. Kill it if that is too long."""
+        """Return when a signal stopped the process; None if it runs. Kill a process that was stopped for too long."""
         assert self._process is not None
         if not is_stopped(self._process.pid):
             return None

@@ -141,9 +141,9 @@ def distribute(
     """Load this rank's batches on data workers: `for batch in distribute("my_data:load", shard, epoch=e)`.
 
     `function`: `module:function`, imported in the loader processes of data workers. It is called with the indices of a
-    batch, an int64 array, and returns a dict of arrays by name. `shard`: of `ringtrain.data.shard`, with `epoch`, and
-    `consumed` to continue within it; or of `ringtrain.elastic.shard`, which has a position. `prefetch`: number of
-    batches requested ahead of the loop, which limits the memory, in addition to the batch in use.
+    batch, an int64 array, and returns a dict of arrays by name. `shard`: result of `ringtrain.data.shard`, with
+    `epoch`, and `consumed` to continue within it; or of `ringtrain.elastic.shard`, which has a position. `prefetch`:
+    number of batches requested ahead of the loop, which limits the memory, in addition to the batch in use.
 
     Batches are in the order of the shard, each once: a data worker that dies, hangs or is replaced only costs time.
     Iterating raises DataError if the function raises, with its traceback and the indices. Raises ConfigurationError for
@@ -181,8 +181,9 @@ def distribute_splits(
 
     `positions`: positions of an earlier stream (`SplitStream.positions`) of all ranks together, from which to resume;
     it must contain each of `uris`. With one rank's positions alone, the others' splits would not be read. `prefetch`:
-    number of splits that are read at a time, one item ahead of the loop each. `rank`, `size`: those of
-    `ringtrain.init()` unless both are passed. Ranks may get different numbers of items.
+    number of splits that are read at a time, one item ahead of the loop each. `rank`, `size`: rank and number of ranks;
+    unless both are passed, the rank and size of
+    `ringtrain.init()`. Ranks may get different numbers of items.
 
     Raises ConfigurationError for a wrong argument, or if there are no data workers; iterating raises DataError.
     """
@@ -191,13 +192,13 @@ def distribute_splits(
         raise ConfigurationError(f"distribute_splits: uris is {uris!r:.200}; expected a list of URIs, each once")
     if positions and (absent := [uri for uri in uris if uri not in positions]):
         raise ConfigurationError(
-            f"distribute_splits: positions lacks {len(absent)} of {len(uris)} uris, {absent[0]!r:.200} first; "
-            "expected those of all ranks' streams together (ringtrain.allgather_object), and 0 for one that is new"
+            f"distribute_splits: positions has no entry for {len(absent)} of {len(uris)} uris, such as "
+            f"{absent[0]!r:.200}; merge the positions of all ranks (ringtrain.allgather_object), with 0 for a new URI"
         )
     if unknown := sorted((positions or {}).keys() - set(uris)):
         raise ConfigurationError(
-            f"distribute_splits: positions has {len(unknown)} that are not in uris, {unknown[0]!r:.200} first; "
-            "expected the same uris as before, or positions without the missing ones"
+            f"distribute_splits: positions has {len(unknown)} URIs that are not in uris, such as "
+            f"{unknown[0]!r:.200}; pass the same uris as before, or remove these URIs from positions"
         )
     if rank is None and size is None:
         world = current_world().group()

@@ -339,7 +339,7 @@ def test_positions_of_one_rank_alone_are_refused(service: DataWorkers, tmp_path:
     uris = [str(tmp_path / f"{name}.txt") for name in "abc"]
     own = distribute_splits(uris, "support.loaders:lines", rank=1, size=2).positions
     with pytest.raises(
-        ConfigurationError, match=r"positions lacks 2 of 3 uris, .*a\.txt' first; expected those of all"
+        ConfigurationError, match=r"no entry for 2 of 3 uris, such as .*a\.txt'; merge the positions of all ranks"
     ):
         distribute_splits(uris, "support.loaders:lines", rank=1, size=2, positions=own)
     distribute_splits(uris, "support.loaders:lines", rank=1, size=2, positions=dict.fromkeys(uris, 0) | own)
@@ -348,7 +348,9 @@ def test_positions_of_one_rank_alone_are_refused(service: DataWorkers, tmp_path:
 def test_positions_of_what_is_no_split_are_refused(service: DataWorkers, tmp_path: Path) -> None:
     """Another spelling of a URI would restart the split, or its rest would not be read."""
     saved = {str(tmp_path / "a.txt"): 3, f"file://{tmp_path}/b.txt": 7}
-    with pytest.raises(ConfigurationError, match=r"positions has 1 that are not in uris, 'file://.*b\.txt' first"):
+    with pytest.raises(
+        ConfigurationError, match=r"positions has 1 URIs that are not in uris, such as 'file://.*b\.txt'"
+    ):
         distribute_splits([str(tmp_path / "a.txt")], "support.loaders:lines", rank=0, size=1, positions=saved)
 
 

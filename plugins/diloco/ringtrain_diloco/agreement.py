@@ -14,8 +14,8 @@ from ringtrain.errors import MismatchError
 class PseudoGradientHeader:
     """Data that a rank sends before its pseudo-gradient.
 
-    `steps`: number of inner steps. `samples`: of the steps since the last synchronization of the fragment. `digest`:
-    CRC-32 of the weights, 0 if each rank trains alone.
+    `steps`: number of inner steps. `samples`: number of samples in the steps since the fragment was last synchronized.
+    `digest`: CRC-32 of the weights; 0 if there are no sites, because each rank then has different weights.
     """
 
     steps: int

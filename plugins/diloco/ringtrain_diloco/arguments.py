@@ -1,4 +1,4 @@
-"""Arguments of `DiLoCo`: weights, inner optimizer, period, and what the world allows."""
+"""Arguments of `DiLoCo` (weights, inner optimizer, period) and checks that the world allows them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable

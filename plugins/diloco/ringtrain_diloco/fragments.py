@@ -30,7 +30,7 @@ class DiLoCoSchedule:
     mix: float
 
     def check(self, parameters: int) -> None:
-        """Raise ConfigurationError that names the wrong argument. `parameters`: their number."""
+        """Raise ConfigurationError that names the wrong argument. `parameters`: number of parameters."""
         if self.sync_every < 1:
             raise ConfigurationError(f"DiLoCo: sync_every is {self.sync_every}; expected at least 1 inner step")
         most = min(parameters, self.sync_every)
@@ -116,8 +116,8 @@ class DiLoCoFragment:
 class FragmentExchange:
     """Outer step of `fragment` with the pseudo-gradient after inner step `step`.
 
-    `work` makes it: on a thread if it may overlap inner steps. `seconds`: its duration. `waited`: the part of it for
-    which training stood still.
+    `work` makes it: on a thread if it may overlap inner steps. `seconds`: duration of `work`. `waited`: part of this
+    duration for which training stood still.
     """
 
     fragment: DiLoCoFragment
@@ -129,7 +129,7 @@ class FragmentExchange:
     _thread: threading.Thread | None = field(default=None, repr=False)
 
     def begin(self, overlaps: bool) -> None:
-        """Run `work`: in the background if `overlaps`, else before this returns."""
+        """Run `work` in the background if `overlaps`, otherwise before this call returns."""
         if not overlaps:
             self._run()
             self.waited = self.seconds

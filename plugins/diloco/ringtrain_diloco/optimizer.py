@@ -56,35 +56,31 @@ class DiLoCo(DiLoCoRecovery):
 
     `params`: weights of this rank by name, writable arrays of float16, bfloat16, float32 or float64; or
     `DiLoCoLocalWeights`, with the initial values in `initial`. All ranks begin with the values of rank 0. The outer
-    weights and the pseudo-gradients take twice the memory of the weights on the host, and the outer optimizer's
-    state 1/size of the state of its rule.
-    `outer`: a rule of `ringtrain.optim`. Its gradient is the mean over ranks of the outer weights minus the local
-    ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
-    `sync_every`: H, the number of inner steps between two synchronizations of a parameter; or a list with H of each
-    site, where a slow site takes fewer steps. The mean is weighted by samples; a step counts as 1 sample unless
-    `step` gets another number.
-    `sites`: the ranks of each site. Ranks of a site make the same inner steps, on gradients that `average` has
-    averaged; different weights raise MismatchError. Default: the sites of the world (`ringtrain.sites()`); in a
-    world without sites, and with (), each rank is a site. Each byte of an exchange travels between sites once.
-    `fragments`: the number of groups into which parameters are cut, in their order and of about equal bytes. Groups
-    are synchronized in turns.
-    `overlap_steps`: the number of inner steps during which a synchronization runs in the background; then its outer
-    weights are used. Less than `sync_every // fragments`.
-    `mix`: after a synchronization a rank has `outer + mix * (local - outer)`. With 0 these are the outer weights;
-    with more, ranks have different weights until `finish()`. `outer_weights` are always equal.
-    `compression`: "bf16", "fp16" or "int8", for float32 parameters, with error feedback. `compression` and
-    `bucket_bytes` are as in `HostOptimizer`.
+    weights and the pseudo-gradients take twice the memory of the weights on the host, and the outer optimizer's state
+    1/size of the state of its rule. `outer`: a rule of `ringtrain.optim`. Its gradient is the mean over ranks of the
+    outer weights minus the local ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
+    `sync_every`: H, the number of inner steps between two synchronizations of a parameter; or a list with one H for
+    each site, in which slow sites take fewer steps. The mean is weighted by samples; a step counts as 1 sample unless
+    `step` gets another number. `sites`: the ranks of each site. Ranks of a site make the same inner steps, on gradients
+    that `average` has averaged; different weights raise MismatchError. Default: the sites of the world
+    (`ringtrain.sites()`); in a world without sites, and with (), each rank is a site. Each byte of an exchange travels
+    between sites once. `fragments`: the number of groups into which parameters are cut, in their order and of about
+    equal bytes. Groups are synchronized in turns. `overlap_steps`: the number of inner steps during which a
+    synchronization runs in the background; then its outer weights are used. Less than `sync_every // fragments`. `mix`:
+    after a synchronization a rank has `outer + mix * (local - outer)`. With 0 these are the outer weights; with more,
+    ranks have different weights until `finish()`. `outer_weights` are always equal. `compression`: "bf16", "fp16" or
+    "int8", for float32 parameters, with error feedback. `compression` and `bucket_bytes` mean the same as for
+    `HostOptimizer`.
 
     `elastic`: the world may change. Add the DiLoCo to a `ringtrain.elastic.State` and commit the state whenever
-    `step()` returns True: the commit synchronizes. If a rank is lost, only its own inner steps since the last
-    commit of each fragment are lost; the mean is over the other ranks. A new rank begins at a commit, with the
-    outer weights. An exchange that was under way when a rank was lost is repeated by all, from the weights of its
-    commit; with `overlap_steps` the inner steps since then are repeated. Before a planned change all fragments are
-    synchronized.
-    `redundancy`: as in `HostOptimizer`. Each site has one rank; a site of several ranks raises ConfigurationError.
-    `inner`: the inner optimizer, an object with `state_dict()` and `load_state_dict()`. A commit copies its state,
-    and a rank that goes back to a commit loads it. Without `inner`, or with (), the state of the inner optimizer
-    does not go back.
+    `step()` returns True: the commit synchronizes. If a rank is lost, only its own inner steps since the last commit of
+    each fragment are lost; the mean is over the other ranks. A new rank begins at a commit, with the outer weights. An
+    exchange that was under way when a rank was lost is repeated by all, from the weights of its commit; with
+    `overlap_steps` the inner steps since then are repeated. Before a planned change all fragments are synchronized.
+    `redundancy`: number of replicas of each shard, see `HostOptimizer`. Each site has one rank; a site of several ranks
+    raises ConfigurationError. `inner`: the inner optimizer, an object with `state_dict()` and `load_state_dict()`. A
+    commit copies its state, and a rank that goes back to a commit loads it. Without `inner`, or with (), the state of
+    the inner optimizer does not go back.
 
     With H = 1, one fragment, `SGD(lr=1)` as `outer` and SGD(lr) as inner optimizer, this is synchronous SGD(lr): to
     the bit if the dtype holds weights, `lr` times gradients and their sums exactly; otherwise a weight `w` differs

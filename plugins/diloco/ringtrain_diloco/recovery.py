@@ -28,9 +28,9 @@ log = logging.getLogger("ringtrain")
 class _DiLoCoCommit:
     """State of a rank at commit `number`, before the commit's synchronization.
 
-    `updates`, `sent`, `samples`: of each fragment the outer steps, the inner step of its last synchronization, and the
-    samples since. `own`: whether inner steps of this rank made `weights`. `inner`: the inner optimizer's state, or
-    None.
+    `updates`: number of outer steps of each fragment. `sent`: inner step at which each fragment was last synchronized.
+    `samples`: number of samples since this synchronization. `own`: whether inner steps of this rank made `weights`.
+    `inner`: the inner optimizer's state, or None.
     """
 
     number: int
@@ -151,7 +151,8 @@ class DiLoCoRecovery(ABC):
         return done
 
     def _restore(self, commit: _DiLoCoCommit, updates: Sequence[int]) -> None:
-        """Set the local weights to those of a commit, or to those after its synchronization if `updates` has it.
+        """Set the local weights to those of a commit, or to the weights after the commit's synchronization if `updates`
+        includes it.
 
         Also load the inner optimizer's state of the commit: this rank may have taken inner steps since.
         """
@@ -208,7 +209,7 @@ class DiLoCoRecovery(ABC):
     def _steps_of_others(self, group: CollectiveGroup) -> tuple[int, int, list[int]]:
         """Return commits, inner steps, and the step of each fragment's last synchronization. Collective.
 
-        They are those of the first rank that has them.
+        The values of the first rank that has them are returned.
         """
         own = [self._known, self._commits, self._steps, [fragment.sent for fragment in self._fragments]]
         everyone = group.allgather_object(own, "DiLoCo's steps")

@@ -40,7 +40,7 @@ class DiLoCoSites:
     def chosen(
         cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
     ) -> "DiLoCoSites":
-        """Return the sites `given`, else those of the world, else one site for each rank.
+        """Return the sites `given`, otherwise the sites of the world, otherwise one site for each rank.
 
         Raises ConfigurationError unless each rank is in one site, or if `elastic` and a site has several ranks.
         """
@@ -72,10 +72,11 @@ class DiLoCoSites:
 
 
 class DiLoCoSiteGroups:
-    """Groups of this rank: its site, and the ranks with the same place in other sites. Collective over the world.
+    """Groups of this rank: the ranks of its site, and the ranks with the same place in other sites. Collective over the
+    world.
 
     `site`: process set of the site. `near`: group of the site. `far`: group of the ranks with the same place, None if
-    another site has none. `carriers`: number of ranks of each site that have a `far` group.
+    another site has no such rank. `carriers`: number of ranks of each site that have a `far` group.
     """
 
     def __init__(self, sites: DiLoCoSites) -> None:
@@ -113,8 +114,8 @@ class SiteOptimizer:
     in other sites. Then the site gathers the new weights of all parts. There are as many parts as the smallest site has
     ranks.
 
-    `initial`: weights by name; those of rank 0 are used. `options`: of `HostOptimizer`. `carries`: names of this rank's
-    part.
+    `initial`: weights by name; those of rank 0 are used. `options`: options of `HostOptimizer`. `carries`: names of the
+    parameters in this rank's part.
     """
 
     def __init__(self, initial: Mapping[str, Array], rule: Rule, groups: DiLoCoSiteGroups, **options: Any) -> None:

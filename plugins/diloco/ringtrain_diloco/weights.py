@@ -22,8 +22,8 @@ _WIRE_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1 + 4 / 512}
 class OuterWeights:
     """Outer weights of all fragments, and the local weights that are set from them.
 
-    `local`: weights of this rank. `fragments`: with an outer optimizer each. `mix`: part of the local weights that
-    `mix_into_local` keeps.
+    `local`: weights of this rank. `fragments`: fragments, each with an outer optimizer. `mix`: fraction of the local
+    weights that `mix_into_local` retains.
     """
 
     def __init__(self, local: DiLoCoLocalWeights, fragments: Sequence[DiLoCoFragment], mix: float) -> None:
@@ -94,7 +94,7 @@ def cut_into_fragments(
 ) -> list[DiLoCoFragment]:
     """Return `count` fragments of the parameters `initial`. Collective.
 
-    `exchanges_in`: the group of all ranks, or the groups of sites. `options`: of `HostOptimizer`.
+    `exchanges_in`: the group of all ranks, or the groups of sites. `options`: options of `HostOptimizer`.
     """
     # Infinity clips nothing; a HostOptimizer computes the norm only if it may clip.
     options = {**options, "clip_norm": math.inf}

@@ -167,7 +167,7 @@ def test_errors_of_estimators():
         distribute.MultiWorkerStrategy(nobody)
     with pytest.raises(ValueError, match=r"mode='train'\) has no loss and no train_op or host_call"):
         distribute.EstimatorSpec("train")
-    with pytest.raises(ValueError, match=r"host_call has the gradients \[None\]; expected at least one"):
+    with pytest.raises(ValueError, match=r"host_call has the gradients \[None\]; expected at least one gradient"):
         distribute.EstimatorSpec("train", loss=1.0, host_call=(print, [None]))
     with pytest.raises(ValueError, match="reduce_op is 'MAX'; expected"):
         distribute.HorovodStrategy().reduce("MAX", 1.0)

@@ -162,7 +162,7 @@ def _without_model_dir() -> list[tuple[str, int]]:
         assert any(made.model_dir in line for line in said)
     by_config = distribute.Estimator(linear, config=distribute.RunConfig(model_dir=found[0][0]))
     assert by_config.model_dir == found[0][0]
-    with pytest.raises(ValueError, match="model_dir is a and that of config is b; expected one"):
+    with pytest.raises(ValueError, match=r"model_dir is a, but config\.model_dir is b; pass one of them"):
         distribute.Estimator(linear, "a", distribute.RunConfig(model_dir="b"))
     return found
 

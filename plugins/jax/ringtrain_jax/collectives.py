@@ -99,7 +99,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
 def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the `tree` of `root_rank` (a rank of the world). The sum of all ranks' gradients flows back to it.
 
-    `tree`: of the same structure, shapes and dtypes on all ranks.
+    `tree`: a pytree with the same structure, shapes and dtypes on all ranks.
     """
 
     def run(*given: Array) -> list[Array]:
@@ -142,8 +142,8 @@ def alltoall(
     def forward(given: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         if cut is not None and is_traced(given):
             raise ConfigurationError(
-                f"alltoall: splits is {list(cut)} under jit, where the rows that come are not known; expected "
-                "None, or call it outside of jit"
+                f"alltoall: splits is {list(cut)} under jit, where the number of received rows is not "
+                "known; pass None, or call alltoall outside of jit"
             )
         dtypes = _jax_dtypes(given) if cut is None else [*_jax_dtypes(given), np.int32]
         outputs = host_call("alltoall", run, given, lambda: _jax_shapes(given), dtypes)

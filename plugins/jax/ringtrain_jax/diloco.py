@@ -52,9 +52,9 @@ class DiLoCo(OnHostDiLoCo):
             params = diloco.step(params)
         params = diloco.finish(params)                  # the same on all ranks
 
-    `params`: a pytree of floating-point arrays. `options`: those of `ringtrain.diloco.DiLoCo` (outer, sync_every,
-    fragments, overlap_steps, mix, compression, bucket_bytes, sites). The attribute `outer` is that object: it has the
-    outer weights by their paths in the tree, and the state of synchronizations.
+    `params`: a pytree of floating-point arrays. `options`: options of `ringtrain.diloco.DiLoCo` (outer, sync_every,
+    fragments, overlap_steps, mix, compression, bucket_bytes, sites). The attribute `outer` is a
+    `ringtrain.diloco.DiLoCo`, with the outer weights by their paths in the tree and the state of synchronizations.
 
     With `elastic=True`, pass this object to a `ringtrain.elastic.State`. If `due` is True after a step, call the
     state's `commit()`, then use `params()`. Pass the inner optimizer's state (`inner`, a pytree) at the start and at

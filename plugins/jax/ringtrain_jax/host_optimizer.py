@@ -43,8 +43,8 @@ class HostOptimizer(OnHostOptimizer):
             updates, state = optimizer.update(grads, state)
             return optimizer.apply_updates(params, updates), state, loss
 
-    `rule`: of `ringtrain.optim`. `groups`: pairs of a rule and a function that returns whether a parameter's path, such
-    as `['layer']['b']`, has that rule instead of `rule`: the first match is used. `options`: see
+    `rule`: update rule of `ringtrain.optim`. `groups`: pairs of a rule and a function that returns whether a
+    parameter's path, such as `['layer']['b']`, has that rule instead of `rule`: the first match is used. `options`: see
     `ringtrain.optim.HostOptimizer` (bucket_bytes, sharded, accumulate, clip_norm, schedule, local, check_finite,
     compression, elastic, redundancy); with `accumulate`, weights change after that many updates. Each rank of
     `process_set` stores the state of 1/size of the elements.
@@ -170,7 +170,7 @@ class HostOptimizer(OnHostOptimizer):
         self._host.load_state_dict(state)
 
     def wait_for(self) -> None:
-        """Return when running compiled functions have made their updates. Raises their errors."""
+        """Wait until all running compiled functions have applied their updates. Raises the functions' errors."""
         jax.effects_barrier()
         self._host.wait_for()
 

@@ -42,7 +42,8 @@ def allgather_object(
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the pytree `params` of `root_rank`: parameters, the state of an optax optimizer, keys of `jax.random`.
 
-    `params`: of the same structure, shapes and dtypes on all ranks; leaves become JAX arrays. Not under `jit`.
+    `params`: a pytree with the same structure, shapes and dtypes on all ranks; leaves become JAX arrays. Not under
+    `jit`.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     begun = []

@@ -12,7 +12,7 @@ from ringtrain_job.control.model import CannotRun, Reason
 
 
 class MpiImplementation(StrEnum):
-    """MPI implementations; the words of `spec.mpi.implementation`."""
+    """MPI implementations: the values of `spec.mpi.implementation`."""
 
     OPEN_MPI = "OpenMPI"
     MPICH = "MPICH"
@@ -26,7 +26,7 @@ class MpiImplementation(StrEnum):
 
 @dataclass(frozen=True)
 class MpirunVersion:
-    """A detected mpirun. `version`: its number, such as 4.1.4."""
+    """A detected mpirun. `version`: version number, such as 4.1.4."""
 
     path: str
     implementation: MpiImplementation

@@ -165,8 +165,8 @@ class _MpiRankProgram:
         return self._asked and -code in _STOPPING
 
     def wait(self, stop: Callable[[], None]) -> int:
-        """Relay PMI and look for the MPI library until the program has ended; return its exit code, negative for a
-        signal.
+        """Relay PMI messages until the program ends, and detect the MPI library that it loads. Return the program's
+        exit code, negative for a signal.
 
         `stop`: called when mpirun requests the end of the rank; it makes the agent stop the rank.
         """

@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def run_rsh(arguments: list[str], is_daemon: bool) -> int:
-    """Run the command on the host; raise Usage and NotStarted. `is_daemon`: mpirun runs the command, and its failure is
-    the job's."""
+    """Run the command on the host; raise Usage and NotStarted. `is_daemon`: whether mpirun runs the command, so that
+    a failure of the command fails the job."""
     path = os.environ.get(SOCKET)
     if not path:
         print(

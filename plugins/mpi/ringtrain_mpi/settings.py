@@ -24,11 +24,9 @@ def _split_options(said: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MpiSettings(Settings):
-    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: address of this pod; empty: unknown.
-
-    `hostfile`: path of mpirun's hostfile; None: any path. `needs_init`: whether a success without MPI_Init is a
-    failure; None: it has a warning.
-    """
+    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: address of this pod; empty if unknown.
+    `hostfile`: path of mpirun's hostfile, or None if any path is allowed. `needs_init`: whether a success without
+    MPI_Init is a failure, or None if the launcher only logs a warning."""
 
     implementation: MpiImplementation = choice(
         contract.ENV_MPI_IMPLEMENTATION,

@@ -28,7 +28,7 @@ class PageFigures(Protocol):
 
 
 class LivePage:
-    """Documents like those of `summary.py` for a running attempt. Safe to call from several threads."""
+    """Documents of a running attempt, in the format of `summary.py`. Safe to call from several threads."""
 
     def __init__(self, snapshot: StatusSnapshot, figures: PageFigures) -> None:
         self._snapshot, self._figures = snapshot, figures

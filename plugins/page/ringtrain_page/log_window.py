@@ -16,7 +16,8 @@ LINE_CHARS: Final = 2000
 
 @dataclass(frozen=True)
 class WantedPageLines:
-    """Filter of lines: those of `rank` (None: of all) that contain `text`, ignoring case."""
+    """Filter of lines: the lines of `rank` that contain `text`, ignoring case. `rank` is None for the lines of all
+    ranks."""
 
     rank: int | None = None
     text: str = ""
@@ -46,7 +47,8 @@ class PageLogWindow:
 
 
 def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
-    """Return the last matching lines before byte `end` (None: the end of the last whole line), at most WINDOW_LINES.
+    """Return the last matching lines before byte `end`, at most WINDOW_LINES. If `end` is None, it is the end of the
+    last whole line.
 
     Reads at most MOST_READ bytes. So the window may be empty although earlier lines match.
     """

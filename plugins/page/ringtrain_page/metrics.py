@@ -19,8 +19,8 @@ MOST_OWN: Final = 30
 class PageMetrics:
     """Curves, and the state of each rank.
 
-    `seconds`, `epochs`: time and epoch of each step's report. `bad`: by name, the steps with a value that was not
-    finite. `times`: parts of the ranks' time. `reported`: time of each rank's last report, and the number of its
+    `seconds`, `epochs`: time and epoch of each step's report. `bad`: steps at which a metric was not finite, by name of
+    the metric. `times`: parts of the ranks' time. `reported`: time of each rank's last report, and the number of its
     reports. `left_out`: whether there are metrics beyond `MOST_OWN`, which have no curve.
     """
 

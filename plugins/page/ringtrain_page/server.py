@@ -190,7 +190,7 @@ def _window_json(window: PageLogWindow, *, reset: bool = False) -> bytes:
 
 
 def begin_response(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
-    """Send the status and the headers, with those of `more`. They forbid caching, framing and referrers."""
+    """Send the status and the headers, including the headers in `more`. They forbid caching, framing and referrers."""
     request.send_response(code)
     for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
         request.send_header(name, value)

@@ -22,7 +22,7 @@ LOG_LINES = 5000
 def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
     """Write the attempt of `files` as one page next to its logs. Raises OSError.
 
-    `metrics`: those of the attempt, if already read.
+    `metrics`: metrics of the attempt, if they were already read.
     """
     replace_whole(files.report, page(summarize_page(files, metrics)))
 
@@ -30,7 +30,7 @@ def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> Non
 def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
     """Return the page's data as JSON: all attempts of the job in short, and the attempt of `files` in full.
 
-    `metrics`: those of the attempt, if already read.
+    `metrics`: metrics of the attempt, if they were already read.
     """
     metrics = metrics or read_page_metrics(files, PrintedReportsChoice())
     members, summary = read_log_members(files), summarize_attempt(files)
@@ -78,7 +78,7 @@ def _page_ranks(
 ) -> list[dict[str, Any]]:
     """Return every known rank with its last step, the length of its log, and its final state if known.
 
-    `members`: of the last world of an elastic job; the other ranks wait.
+    `members`: members of the last world of an elastic job; the other ranks wait.
     """
     ended = read_outcome(files) or {}
     failed = (ended.get("failure") or {}).get("rank")
@@ -144,8 +144,8 @@ _PARTS: Final = {
 def start_part_durations(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
     """Return the known parts of the start with their seconds; empty before the ranks were started.
 
-    `events`: of one attempt. The start begins when the job was created, if Kubernetes events show it, else with the
-    launcher.
+    `events`: events of one attempt. The start begins when the job was created, if Kubernetes events show it, else with
+    the launcher.
     """
     first: dict[str, float] = {}
     for event in events:

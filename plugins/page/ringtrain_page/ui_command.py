@@ -32,7 +32,7 @@ _PREFIX: Final = "/runs/"
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: a free one].")
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
 def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
-    """Print the link to a page of all runs, or to that of RUN, and serve it until Ctrl-C.
+    """Print the link to a page of all runs, or to the page of RUN, and serve it until Ctrl-C.
 
     RUN is a name that `ringtrain list` prints, or a folder. The page of a run that is running on this machine is
     served by its launcher; the page of any other run is made from its files. The link works on this machine, for any

@@ -90,7 +90,7 @@ class OtlpLogLines(_OtlpSent):
         self._logger = self._provider.get_logger("ringtrain")
 
     def emit(self, text: str, attributes: dict[str, Any], span: Any) -> None:
-        """Emit one line, in the trace of `span` if there is one."""
+        """Emit one line, in the trace of `span`, if any."""
         self.given += 1
         now = time.time_ns()
         record = LogRecord(

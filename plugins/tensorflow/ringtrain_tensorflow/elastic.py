@@ -23,8 +23,8 @@ class TensorFlowState(VariablesState):
 
         state = TensorFlowState(model.variables + optimizer.variables, batch=0, epoch=0)
 
-    `variables`: of TensorFlow or Keras; in a `tf.compat.v1` graph the default is all of its global variables.
-    `session`: session of such a graph (default: the default session). For other arguments see
+    `variables`: variables of TensorFlow or Keras; in a `tf.compat.v1` graph the default is all global variables of the
+    graph. `session`: session of such a graph (default: the default session). For other arguments see
     `ringtrain.elastic.State`.
     """
 
@@ -32,8 +32,8 @@ class TensorFlowState(VariablesState):
         held = _Variables(tf.compat.v1.global_variables() if variables is None else variables)
         if not held:
             raise ConfigurationError(
-                "TensorFlowState has no variables; pass those of model and optimizer (model.variables + "
-                "optimizer.variables): outside of tf.compat.v1 graphs TensorFlow has no list of them"
+                "TensorFlowState has no variables; pass the variables of model and optimizer (model.variables + "
+                "optimizer.variables): outside of tf.compat.v1 graphs TensorFlow has no list of variables"
             )
         used = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if used is None and not tf.executing_eagerly():

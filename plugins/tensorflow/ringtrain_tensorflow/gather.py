@@ -20,7 +20,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return every rank's rows in rank order; their number may differ. Gradients flow through."""
+    """Return every rank's rows in rank order. Ranks may have different numbers of rows. Gradients flow through."""
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 

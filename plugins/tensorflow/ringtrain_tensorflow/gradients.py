@@ -75,7 +75,7 @@ class TensorFlowGradientReducer:
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], before_update: bool = True, rate: Any = None
     ) -> list[Any]:
-        """Return the reduced gradients; those of local variables are only scaled.
+        """Return the reduced gradients. Gradients of local variables are only scaled.
 
         `before_update`: ranks still have the same variables, and compare them at intervals, together with `rate`:
         StateCorrupt names ranks that differ. A gradient that is None counts as zeros if another rank has one, and stays

@@ -39,7 +39,7 @@ def DistributedOptimizer(
 ) -> Any:
     """Return `optimizer` (of Keras, or of `tf.compat.v1.train`) as one that reduces gradients over all ranks.
 
-    `name`: of the wrapper (default: "Distributed" and the optimizer's type). `backward_passes_per_step`: number of
+    `name`: name of the wrapper (default: "Distributed" and the optimizer's type). `backward_passes_per_step`: number of
     passes whose gradients are summed before they are reduced; `average_aggregated_gradients` divides the sum by that
     number. `op`: Adasum combines the steps of ranks instead of their gradients. For other arguments see
     `DistributedGradientTape`.

@@ -32,10 +32,10 @@ def completed_gradients(
     """Return `grads` such that all ranks of `process_set` can reduce them: zeros for None if another rank has a
     gradient, None if no rank has one, a tensor for IndexedSlices if another rank has a tensor.
 
-    `name`: of the call, the same on all ranks. Ranks exchange this in every eager call. In a graph they exchange it
-    when it is built, once for each set of variables and gradients. In a graph of an elastic job, which ranks of other
-    worlds do not build again, gradients are returned unchanged. Collective. Raises MismatchError on all ranks for
-    different numbers of gradients.
+    `name`: name of the call, the same on all ranks. In every eager call, ranks exchange which gradients they have. For
+    a graph they exchange it when the graph is built, once for each set of variables and gradients. In an elastic job,
+    ranks of later worlds do not build the graph again, so a graph returns its gradients unchanged. Collective. Raises
+    MismatchError on all ranks if their numbers of gradients differ.
     """
     if not grads or may_run_in_later_world():
         return list(grads)
@@ -88,8 +88,8 @@ def _completed_gradient(index: int, grad: Any, variable: Any, counts: Any) -> An
     if grad is None and counts.any():
         if variable is None:
             raise ConfigurationError(
-                f"gradient {index} is None on this rank and not on all others; give reduce_gradients the "
-                "variables, for zeros in its place"
+                f"gradient {index} is None on this rank, but not on every other rank; pass the variables to "
+                "reduce_gradients, so that it uses zeros instead of None"
             )
         grad = tf.zeros_like(tf.convert_to_tensor(variable)) if dense else _no_rows(variable)
     if not isinstance(grad, tf.IndexedSlices):

@@ -29,7 +29,7 @@ def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: Proce
     """Return a context for a reduction in which ranks compare `variables` and the learning rate of the update, and the
     variables that it reads.
 
-    `name`: of the call. Nothing is compared if Python can read no variable: in the graphs of a session, and for
+    `name`: name of the call. Nothing is compared if Python can read no variable: in the graphs of a session, and for
     tensors. Untrained variables are not compared.
     """
     held = [inner for one in variables if (inner := _readable(one)) is not None and inner.trainable]

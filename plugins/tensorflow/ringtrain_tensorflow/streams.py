@@ -70,8 +70,8 @@ def streamed_call(
     In a graph a part is begun as soon as its tensors are ready, independent of other operations: `begin` must not
     block. A backward pass computes the last part first, so waits are in that order: operations that need the results of
     one, such as the update of its variables, run while the next ones wait. The first wait is within `around`, whose
-    `look` runs before the first part is begun. `name`: of the place in the program. If the previous run failed on this
-    rank in between, other ranks may take its parts for those of this run: then RingtrainError is raised.
+    `look` runs before the first part is begun. `name`: name of the place in the program. If the previous run failed on
+    this rank in between, other ranks may take its parts for those of this run: then RingtrainError is raised.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
@@ -149,8 +149,8 @@ class _GraphPlace:
         if under_way := sum(not one.done() for one in left.values()):
             raise RingtrainError(
                 f"{self.name}: the last run of this graph failed on this rank when {under_way} of its gradients "
-                "were under way, and other ranks would take them for those of this run; shutdown() and init() on "
-                "every rank, and go on from the last checkpoint"
+                "were under way, and other ranks would take them for gradients of this run; call shutdown() and "
+                "init() on every rank, and resume from the last checkpoint"
             )
         runs.begun[self.name] = {}
         runs.seen[self.name] = self.around.look()

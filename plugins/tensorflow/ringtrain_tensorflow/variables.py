@@ -19,7 +19,7 @@ from ringtrain_tensorflow.names import name_of_call
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrite `variables` with those of `root_rank`, in one call, and return their new values."""
+    """Overwrite `variables` with the variables of `root_rank`, in one call, and return their new values."""
     held = list(variables)
     if not held:
         return []
@@ -41,7 +41,7 @@ def broadcast_(
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Overwrite `variables` (of TensorFlow or Keras) with those of `root_rank`.
+    """Overwrite `variables` (of TensorFlow or Keras) with the variables of `root_rank`.
 
     In a `tf.compat.v1` graph, returns the operation that does it. `inplace`: accepted for compatibility with Horovod.
     """
@@ -63,7 +63,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Overwrite all global variables with those of `root_rank` when a session has been created.
+    """Overwrite all global variables with the variables of `root_rank` when a session has been created.
 
     `device`: accepted for compatibility with Horovod.
     """

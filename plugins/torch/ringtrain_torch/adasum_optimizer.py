@@ -29,7 +29,7 @@ class TorchAdasumMixin:
         self._replicas = OptimizerReplicas(min(names.values(), default=""), process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its steps are combined from now on. Local: every rank must add the same group."""
+        """Add a group, whose steps are combined from now on. Local: every rank must add the same group."""
         wrapped: Any = super()
         wrapped.add_param_group(param_group)
         optimizer: Any = self

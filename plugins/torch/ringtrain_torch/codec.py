@@ -36,8 +36,8 @@ CODEC = TorchCodec()
 
 
 def _array_of(tensor: Any) -> tuple[NDArray[Any] | None, str]:
-    """Return the tensor as an array, and the name of its dtype if numpy has none for it. No array: the tensor is
-    sparse."""
+    """Return the tensor as an array, and the name of its dtype if numpy lacks that dtype. The array is None if numpy
+    cannot represent the tensor, for example a sparse one."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
     try:

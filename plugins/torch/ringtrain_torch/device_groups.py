@@ -138,7 +138,7 @@ class TorchDeviceGroup:
         self._run("device_allreduce", lambda group: group.allreduce([buffer], options))
 
     def broadcast(self, buffer: torch.Tensor, root: int) -> None:
-        """Overwrite `buffer` with that of position `root`."""
+        """Overwrite `buffer` with the buffer of position `root`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         self._run("device_broadcast", lambda group: group.broadcast([buffer], options))

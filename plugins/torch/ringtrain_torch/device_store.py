@@ -54,7 +54,7 @@ class TorchRoundsStore(torch.distributed.Store):
     ) -> str:
         """Exchange keys between ranks until `make` has ended on all; return the reason of a failure, or "". Collective.
 
-        `outcome`: result of `make`: an empty text, or the error. `timeout_s`: its deadline.
+        `outcome`: result of `make`: an empty text, or the error. `timeout_s`: seconds until the exchange fails.
         """
         deadline = time.monotonic() + timeout_s
         try:

@@ -59,7 +59,7 @@ def _torch_backend_here(device: str, transport: str, encrypts: bool) -> str:
 
 
 class TorchDeviceTensors:
-    """Tensors of one submission. `backend`: of torch.distributed. `target`: memory for a bucket's result, if
+    """Tensors of one submission. `backend`: backend of torch.distributed. `target`: memory for a bucket's result, if
     required."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> None:
@@ -121,7 +121,8 @@ def _flat_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> torc
 
 
 def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
-    """Split `whole` into the results of a batch's entries. A bucket stays in one piece, in its target if it has one."""
+    """Split `whole` into the results of a batch's entries. A bucket stays in one piece, in the bucket's target if it
+    has one."""
     if request.members:
         if given[0].target is not None:
             to_tensor(given[0].target).copy_(whole)
@@ -251,7 +252,7 @@ def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[in
 
 
 def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Exchange rows. `splits`: by rank, the number of rows for each rank."""
+    """Exchange rows. `splits`: number of rows for each rank."""
     row_bytes = _row_bytes(tensor)
     rows = [own[group.position] for own in splits]
     received = torch.empty(sum(rows) * row_bytes, dtype=torch.uint8, device=tensor.device)

@@ -62,9 +62,9 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
 
     `model`: the module with the parameters of `inner`, on the CPU or a device. It gives their names. Rank 0's
     parameters and buffers are sent to all ranks. `inner`: this rank's torch optimizer. Both share parameter groups, so
-    schedulers of either work. Each rank has its own inner state. `options`: those of `ringtrain.diloco.DiLoCo` (outer,
-    sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites). The attribute
-    `outer` is that object: it has the outer weights and the state of synchronizations.
+    schedulers of either work. Each rank has its own inner state. `options`: options of `ringtrain.diloco.DiLoCo`
+    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites). The
+    attribute `outer` is a `ringtrain.diloco.DiLoCo`, with the outer weights and the state of synchronizations.
 
     In a site of several ranks, `inner` uses the mean of the site's gradients, computed during the backward pass as by
     `DistributedOptimizer`. To clip that mean, call `synchronize()`, clip, then call `step()` inside

@@ -37,13 +37,14 @@ class TorchFingerprint:
         return cls(tensor, False, tensor._version, None)
 
     def is_of(self, tensor: torch.Tensor | None) -> bool:
-        """Return whether `tensor` is that tensor, unchanged as far as it was read."""
+        """Return whether `tensor` is the tensor of this fingerprint, with the same version and bits."""
         if tensor is not self.tensor or tensor._version != self.version:
             return False
         return self.bits is None or self.has_bits_of(tensor)
 
     def has_bits_of(self, tensor: torch.Tensor) -> bool:
-        """Return whether `tensor` is that tensor with the same bits, regardless of its version counter."""
+        """Return whether `tensor` is the tensor of this fingerprint, with the same bits. The version counter is
+        ignored."""
         return tensor is self.tensor and self.bits is not None and torch.equal(bits_of(tensor, self.whole), self.bits)
 
 

@@ -78,7 +78,7 @@ def broadcast_async_(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite `tensor` with that of `root_rank` and return it."""
+    """Overwrite `tensor` with the tensor of `root_rank` and return it."""
     synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return tensor
 

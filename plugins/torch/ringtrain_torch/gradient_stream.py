@@ -20,9 +20,10 @@ from ringtrain_torch.stand_in import TorchGradientStandIn
 
 @dataclass(eq=False, slots=True)
 class _StreamedParameter:
-    """A parameter within an update. `pending`: the gradient that was not passed to the host yet. `submitted`: the host
-    has a gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in `param.grad`
-    before and after `step()`. `stale`: in torch, `pending` would include the gradient of the previous step."""
+    """A parameter within an update. `pending`: the gradient that was not passed to the host yet. `submitted`: the
+    host has a gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in
+    `param.grad` before and after `step()`. `stale`: whether `pending` in torch without streaming would include the
+    gradient of the previous step."""
 
     name: str
     param: Any
@@ -102,9 +103,9 @@ class TorchGradientStream:
         return any(own.submitted or own.pending is not None for own in self._params.values())
 
     def finish(self) -> None:
-        """Return when the host has every gradient of this step, or knows that this rank has none.
+        """Wait until the host has every gradient of this step, or knows that this rank has none.
 
-        Raises ConfigurationError if a script has done what is not allowed while weights change.
+        Raises ConfigurationError if a script did something that is not allowed while weights change.
         """
         if stale := [own.name for own in self._all if own.stale]:
             raise ConfigurationError(
@@ -143,8 +144,8 @@ class TorchGradientStream:
             own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
     def restore(self) -> None:
-        """Put gradients back into `param.grad`: the means of all ranks if the host has some. The host then has none.
-        Collective if the host has some."""
+        """Put gradients back into `param.grad`: the means over all ranks if the host has gradients, which are then
+        removed from the host. Collective if the host has gradients."""
         if self._any_submitted:
             self._read_all()
             self._host.drop()
@@ -182,7 +183,7 @@ class TorchGradientStream:
         return self._params.values()
 
     def _restore_gradient(self, own: _StreamedParameter, _: torch.Tensor) -> None:
-        """Restore the gradient that torch would have. Runs before autograd adds to `param.grad`."""
+        """Restore the `param.grad` that torch would have without streaming. Runs before autograd adds to it."""
         grad = own.param.grad
         if self._means is not None:
             own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
@@ -239,7 +240,7 @@ class TorchGradientStream:
                 own.param.grad = grad
 
     def _submit_gradient(self, own: _StreamedParameter) -> None:
-        """Pass the gradient of `own` to the host, also if there is none."""
+        """Pass the gradient of `own` to the host, or the information that there is no gradient."""
         if not self._any_submitted:
             self._options.begin()
             self._any_submitted = True

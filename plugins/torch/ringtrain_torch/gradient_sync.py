@@ -78,7 +78,8 @@ class _PendingReduction:
 @dataclass(eq=False)
 class _Member:
     """A parameter. `passes`: how often its gradient was computed since the last step. `made`: fingerprint of the
-    gradient then, if it is not submitted yet. `sparse_dim`: of its last gradient, 0 for a dense one."""
+    gradient then, if it is not submitted yet. `sparse_dim`: `sparse_dim` of the last gradient, 0 for a dense gradient.
+    """
 
     param: Param
     name: str
@@ -214,8 +215,8 @@ class TorchGradientSync:
             )
 
     def drop(self) -> None:
-        """Discard the backward passes since the last step. Reductions in progress must complete on all ranks first. In
-        the following steps none is sent before `finish`."""
+        """Discard the backward passes since the last step. Reductions in progress must complete on all ranks first.
+        In the following steps no gradient is sent before `finish` is called."""
         dropped = self.busy or any(member.passes >= self._passes for member in self._members.values())
         if self.busy:
             with contextlib.suppress(ConfigurationError):  # changed meanwhile, but discarded anyway

@@ -40,8 +40,8 @@ def submit_tensors(
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
-    """Submit `tensor`, which must be plain, like the request that `remembered_torch_request` stored for `asked`; None
-    if there is none.
+    """Submit `tensor`, which must be plain, like the request that `remembered_torch_request` stored for `asked`, or
+    None.
 
     `asked`: all values that determine the request. A repeated step thus skips validation and description.
     """

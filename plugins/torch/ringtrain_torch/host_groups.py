@@ -24,7 +24,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 class SharedTorchGroups:
-    """Parameter groups and hooks of `inner`, shared with `owner`. `inner` None: only `owner` has groups.
+    """Parameter groups and hooks of `inner`, shared with `owner`. If `inner` is None, only `owner` has groups.
 
     Schedulers and scripts may use either of them. Methods of `inner` that would act without the owner are refused.
     """

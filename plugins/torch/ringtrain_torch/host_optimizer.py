@@ -75,11 +75,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     must do the same. If only one rank changes weights, all ranks raise StateCorrupt within 20 updates (later for single
     elements).
 
-    `update_during_backward`: with True, each weight changes as soon as its gradient is reduced, which leaves less work
+    `update_during_backward`: if True, each weight changes as soon as its gradient is reduced, which leaves less work
     for `step()`. Then nothing may read or write weights, gradients or groups between `backward()` and `step()`: reading
     a gradient raises ConfigurationError, and reading a weight cannot be detected.
 
-    `overlap`: with True, `step()` returns while weights are still being transferred: each layer waits for its own when
+    `overlap`: if True, `step()` returns while weights are still being transferred: each layer waits for its own when
     it is called. Until `synchronize()` returns, nothing else may read or write parameters: no EMA, no copy of the
     model. `weight_norm` and other hooks that compute a weight before the forward pass get new values. `state_dict()`
     and `close()` wait by themselves, and so does leaving the world.
@@ -150,7 +150,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """End the step: the weights are updated when this returns (with `overlap`, when a layer is called).
 
-        Returns the result of `closure`, if there is one. Otherwise True, or False if, with `accumulate`, further
+        Returns the result of `closure`, if it was passed. Otherwise True, or False if, with `accumulate`, further
         micro-steps follow. A parameter without a gradient on any rank does not change. Raises PeerLost or MismatchError
         if the ring failed, ConfigurationError if the model's parameters were replaced.
         """
@@ -390,7 +390,8 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             self._host.set_rules(self._used)
 
     def _set_rules(self) -> None:
-        """Use the current options of the groups. If weights have begun to change, the options must not have changed."""
+        """Read the current options of the groups. Raise ConfigurationError if they changed after this step began to
+        update weights."""
         now = self._rules.of(self.param_groups)
         if not self._during_backward or not self._gradients.begun:
             self._host.set_rules(now)

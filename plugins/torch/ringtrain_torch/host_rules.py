@@ -100,8 +100,8 @@ class PlainTorchRules(TorchGroupRules):
 
 
 class NativeTorchRules(PlainTorchRules):
-    """Factory of compiled rules for a torch optimizer that has them. `plain`: options that the rules do not support,
-    with the values that have no effect."""
+    """Factory of compiled rules for a torch optimizer that compiled code supports. `plain`: options that the rules
+    do not support, with the values that have no effect."""
 
     def __init__(self, kind: type, plain: Mapping[str, Any]) -> None:
         super().__init__(kind(lr=0.0))
@@ -140,7 +140,7 @@ class TorchRule:
 
     @property
     def lr(self) -> float:
-        """Learning rate; 1 for an optimizer that has none."""
+        """Learning rate; 1 if the optimizer has no learning rate."""
         return float(self._options["lr"]) if self._has_rate else 1.0
 
     @property
@@ -163,9 +163,9 @@ class TorchRule:
 
 
 class TorchRules(TorchGroupRules):
-    """Factory for a torch optimizer without a compiled rule. `slots`: its states with the shape of the parameter,
-    stored in the arenas of the host optimizer. Other states, and all states if parameters are whole, are stored in
-    `state`, by parameter."""
+    """Factory for a torch optimizer without a compiled rule. `slots`: states of the optimizer with the shape of the
+    parameter, stored in the arenas of the host optimizer. Other states, and all states if parameters are whole, are
+    stored in `state`, by parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
         self.kind = type(optimizer)
@@ -229,7 +229,8 @@ class TorchRules(TorchGroupRules):
 
 
 def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGroupRules:
-    """Return the rule factory for the groups of `optimizer`. `sharded`: the user's choice; None: if possible.
+    """Return the rule factory for the groups of `optimizer`. `sharded`: the user's choice, or None to shard if
+    possible.
 
     Raises ConfigurationError for an optimizer that cannot be applied in this way.
     """

@@ -79,7 +79,7 @@ def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -
 
 
 def _write_torch_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
-    """Write the results of in-place reductions; their tensors replace the results in `parts`."""
+    """Write the results of in-place reductions; the tensors replace the results in `parts`."""
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:
         with torch.no_grad():

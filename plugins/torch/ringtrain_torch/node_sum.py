@@ -45,8 +45,8 @@ class TorchNodes:
 
     @classmethod
     def of(cls, names: Sequence[str], position: int) -> "TorchNodes | None":
-        """Return the nodes, or None if they have different numbers of ranks, or one each. `names`: node of each
-        rank."""
+        """Return the nodes, or None if nodes have different numbers of ranks or every node has only one rank. `names`:
+        node of each rank."""
         by_name: dict[str, list[int]] = {}
         for at, name in enumerate(names):
             by_name.setdefault(name, []).append(at)
@@ -137,8 +137,8 @@ class _SummedGradients:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Sections of one bucket that the ranks of each node update. `sections`: for each index in the node, the ranges of
-    elements by node. `bounds`: offsets of this rank's ranges, by node."""
+    """Sections of one bucket that the ranks of each node update. `sections`: ranges of elements by node, for each
+    index of a rank in its node. `bounds`: offsets of this rank's ranges, by node."""
 
     sections: tuple[tuple[slice, ...], ...]
     lengths: tuple[int, ...]
@@ -158,8 +158,8 @@ class TorchNodeSum:
     def __init__(
         self, nodes: TorchNodes, group: ProcessGroup, near: TorchDeviceGroup, between: ProcessGroup | None
     ) -> None:
-        """Create the reducer. `near`: group of this node's devices. `between`: ranks of equal index, None if there is
-        one node."""
+        """Create the reducer. `near`: group of this node's devices. `between`: ranks of equal index, None if all
+        ranks are on one node."""
         self._nodes, self._group, self._near, self._between = nodes, group, near, between
         self._device = near.device
         self._sums: dict[int, _SummedGradients] = {}
@@ -185,7 +185,7 @@ class TorchNodeSum:
         return self._weights[bucket.index][location.start : location.stop]
 
     def put(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Add the gradient of `name`, after the work that computes it; None: this rank has none."""
+        """Add the gradient of `name`, after the work that computes it; None if this rank has no gradient."""
         bucket, location = self._layout.locations[name]
         held = self._sums.get(bucket.index)
         if held is None:

@@ -46,7 +46,9 @@ def _torch_saved(obj: Any) -> bytes:
         torch.save(obj, buffer)
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
-        raise ConfigurationError(f"torch.load(weights_only=True) refuses it: {error}") from error
+        raise ConfigurationError(
+            f"the object cannot be sent: torch.load(weights_only=True) refuses it: {error}"
+        ) from error
     return buffer.getvalue()
 
 

@@ -97,7 +97,7 @@ class DistributedTorchMixin:
         self._wrapped().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its gradients are reduced from now on. Local: every rank must add the same group."""
+        """Add a group, whose gradients are reduced from now on. Local: every rank must add the same group."""
         self._wrapped().add_param_group(param_group)
         optimizer: Any = self
         self.sync.add(added_to_param_groups(self.sync.params, optimizer))

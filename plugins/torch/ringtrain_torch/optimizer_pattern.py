@@ -38,7 +38,7 @@ class TorchOptimizerPattern:
             self._try()
 
     def made(self, param: torch.nn.Parameter, options: Mapping[str, Any]) -> torch.optim.Optimizer:
-        """Return an optimizer of `param` alone. `options`: of a group."""
+        """Return an optimizer of `param` alone. `options`: options of a parameter group."""
         return self._made([{"params": [param], **options}])
 
     def slots(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ def grad_presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) 
 
 
 def grads_anywhere(reduced: torch.Tensor) -> list[bool]:
-    """Return for each gradient whether some rank has it, from a reduced row."""
+    """Return, for each gradient, whether some rank has this gradient, from a reduced row."""
     wide = reduced.real if reduced.is_complex() else reduced
     return [number > 0 for number in wide.tolist()]
 

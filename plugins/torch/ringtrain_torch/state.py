@@ -15,7 +15,7 @@ from ringtrain_torch.parameters import in_place
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
-    """Overwrite parameters with those of `root_rank`.
+    """Overwrite parameters with the parameters of `root_rank`.
 
     `params`: a `state_dict()`, `named_parameters()` or `parameters()`. Entries that are None are skipped.
     """
@@ -33,7 +33,8 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Overwrite the optimizer's state and options with those of `root_rank`, even if it has no state yet.
+    """Overwrite the optimizer's state and options with the values of `root_rank`, even if the optimizer has no state
+    yet.
 
     `model`: accepted for compatibility with Horovod, and ignored.
     """

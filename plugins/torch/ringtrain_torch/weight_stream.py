@@ -75,7 +75,7 @@ class TorchWeightStream:
         return changed
 
     def note(self) -> None:
-        """Record that the current weights are those of the host."""
+        """Record that the current weights equal the host's weights."""
         torch.autograd.graph.increment_version(list(self._params.values()))
         self.seen()
 

@@ -27,7 +27,7 @@ class Codec(Protocol):
         """
 
     def decode(self, tag: str, tree: Mapping[str, Any], content: Any) -> Any:
-        """Return the value of `tree`. `tag`: its tag without `$`.
+        """Return the value of `tree`. `tag`: tag of the value without `$`.
 
         `content`: the tag's content, with arrays in place of their names.
         """
@@ -45,7 +45,7 @@ def _loaded(group: str, name: str) -> Codec:
 
 
 def encoder_of(value: object) -> Codec | None:
-    """Return the codec of the package that defines `value`'s class or a base class of it; None if there is none."""
+    """Return the codec of the package that defines `value`'s class or a base class of it, or None."""
     known = _names(ENCODERS)
     packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     name = next((package for package in packages if package in known), None)

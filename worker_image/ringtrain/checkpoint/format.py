@@ -164,8 +164,8 @@ class _CheckpointSplitter:
     def _part(self, value: ArrayPart, path: tuple[str, ...]) -> Any:
         if not self._parts:
             raise ConfigurationError(
-                f"checkpoint: {'.'.join(path)} is a rank's part of an array, which only a checkpoint below a URI "
-                "stores (ShardedCheckpoints, spec.checkpoint.uri); for a directory call state_dict(root=0)"
+                f"checkpoint: {'.'.join(path)} is only this rank's part of an array; store it in a checkpoint at a URI "
+                "(ShardedCheckpoints, spec.checkpoint.uri), or call state_dict(root=0) for a directory"
             )
         return {REFERENCE: self._keep(value, path)}
 

@@ -113,15 +113,14 @@ def _checkpoint_object_source(store: ObjectStore, job: str, name: str) -> str:
 
 
 def job_uri() -> str:
-    """Return the URI below which the job stores checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
+    """Return the URI below which the job stores checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if the job has no such
+    URI."""
     return JobCheckpoints.from_env(os.environ).uri
 
 
 def job_directory() -> Path | None:
-    """Return the directory of the job's checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if it has none.
-
-    `Checkpoints` creates a folder in it for each attempt.
-    """
+    """Return the directory of the job's checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if the job has
+    no such directory. `Checkpoints` creates a folder in it for each attempt."""
     return JobCheckpoints.from_env(os.environ).directory
 
 

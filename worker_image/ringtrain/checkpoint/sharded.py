@@ -137,7 +137,7 @@ class ShardedCheckpoints:
         self._store.close()
 
     def latest(self, load: Load | None = None) -> Saved | None:
-        """Return the newest complete and undamaged checkpoint; None if there is none at all. Collective.
+        """Return the newest complete and undamaged checkpoint, or None. Collective.
 
         Without `load` every rank reads all of it. `load(state)` is called with arrays that are not yet read; it reads
         what this rank needs by `opt.load_state_dict`, `array.read(start, stop)` or `np.asarray(array)`. If a rank finds

@@ -88,8 +88,8 @@ def rename_damaged_checkpoint(path: Path) -> Path:
 def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
     """Remove all but `newest` and the `keep` latest checkpoints, older damaged ones, and incomplete files of a crash.
 
-    `folders`: that of `newest`, then those of earlier attempts, newest first. Checkpoints of an attempt are later than
-    those of all earlier attempts. Removes folders that become empty.
+    `folders`: the folder of `newest`, then the folders of earlier attempts, newest first. Checkpoints of an attempt are
+    later than those of all earlier attempts. Removes folders that become empty.
     """
     for folder in folders:
         found = checkpoints_by_step(folder)
@@ -249,7 +249,7 @@ class Checkpoints:
             ) from error
 
     def latest(self) -> Saved | None:
-        """Return the newest undamaged checkpoint; None if there is none at all. Collective.
+        """Return the newest undamaged checkpoint, or None. Collective.
 
         If the job has none, reads the newest of the job that `spec.checkpoint.restoreFrom` names, without changes to
         that job's files. Reports the checkpoint to the launcher, for its log and the job's status.
@@ -305,7 +305,11 @@ class Checkpoints:
                     damaged[path] = str(error)
                     continue
                 for bad in damaged if own else ():
-                    log.warning("resuming from %s; the damaged one is now %s", path, rename_damaged_checkpoint(bad))
+                    log.warning(
+                        "resuming from %s; the newer, damaged checkpoint was renamed to %s",
+                        path,
+                        rename_damaged_checkpoint(bad),
+                    )
                 return saved
         except OSError as error:
             raise CheckpointError(

@@ -167,12 +167,12 @@ def shard(
     """Return a shard that gives each rank a distinct part of a data set, every sample once per epoch, at any world
     size.
 
-    `samples`: their number, or the data set itself. `batch_size`: per rank.
+    `samples`: number of samples, or the data set itself. `batch_size`: batch size of each rank.
     `last`: an incomplete global batch is "padded" (filled with samples from the start of the epoch, marked in
     `Batch.mask`: no change of the loop is needed), "dropped", or "weighted": split evenly, with `Batch.weight` such
     that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use the
     weight: `optimizer.submit(name, gradient, batch.weight)`.
-    `rank`, `size`: pass both or neither; default: those of `ringtrain.init()`.
+    `rank`, `size`: pass both or neither; the default is the rank and size of `ringtrain.init()`.
 
     Sends nothing. With a HostOptimizer or a DistributedOptimizer, ranks periodically compare the epochs that they
     began, and raise MismatchError if their parts do not belong to one data set.

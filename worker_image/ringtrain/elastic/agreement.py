@@ -24,8 +24,8 @@ class ElasticStateSummary:
 class ElasticCommonStep:
     """Step from which all ranks continue.
 
-    `committed`: number of the step. `donor`: the lowest rank that has it. `transfers`: whether any rank does not have
-    it. `offers`: for each participant, the offers of all survivors that are at that step.
+    `committed`: number of the step. `donor`: lowest rank that has the state of this step. `transfers`: whether any rank
+    lacks this state. `offers`: for each participant, the offers of all survivors that are at that step.
     """
 
     committed: int
@@ -45,10 +45,11 @@ def agree_on_common_step(world: ProcessGroupContext, own: ElasticStateSummary) -
 
 
 def conclude_elastic_step(summaries: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
-    """Return the smallest step that any survivor has committed: each survivor has it, or is one ahead and can undo
-    that.
+    """Return the smallest step that any survivor has committed: each survivor has this step, or is one step ahead and
+    can undo it.
 
-    Without survivors it is the step of rank 0. Before the first commit all ranks receive it, because maybe none had it.
+    Without survivors it is the step of rank 0. Before the first commit all ranks receive it, because perhaps no rank
+    had it.
     """
     counting = former.survivors or [0]
     committed = min(summaries[rank].committed for rank in counting)

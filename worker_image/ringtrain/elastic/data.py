@@ -75,7 +75,7 @@ class ElasticShard:
     def __init__(self, order: Shard, batch: FixedGlobal | PerRank) -> None:
         """Set the position to the beginning of epoch 0.
 
-        `order`: the data set and its order; its rank, size and batch size are ignored.
+        `order`: the data set and its order. The rank, size and batch size in `order` are ignored.
         """
         self._order = order
         self.batch = batch
@@ -235,8 +235,8 @@ def shard(
     """Return a shard for `State`: in each world every rank gets a distinct part, and each sample is used once per
     epoch.
 
-    `samples`: their number, or the data set itself. `batch`: the rule for the step's size in a world. `last`: treatment
-    of the samples at the end of an epoch that do not fill a step: "weighted" or "dropped", as in
+    `samples`: number of samples, or the data set itself. `batch`: the rule for the step's size in a world. `last`:
+    treatment of the samples at the end of an epoch that do not fill a step: "weighted" or "dropped", as in
     `ringtrain.data.shard`.
 
     Raises ConfigurationError for invalid arguments, DataError for a data set that is too small for one step.

@@ -1,4 +1,4 @@
-"""Handlers of values that one rank can send as a whole: one handler for each value."""
+"""Handlers of values that one rank can send as a whole. Each value has one handler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StateHandler(ABC):
 
     @abstractmethod
     def sync(self, root: int = 0) -> None:
-        """Set the value to that of rank `root`. Collective."""
+        """Set the value to the value of rank `root`. Collective."""
 
     def set_value(self, value: Any) -> None:
         """Replace the handled value by `value`, and save it."""

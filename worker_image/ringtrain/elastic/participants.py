@@ -47,7 +47,7 @@ class Participant:
         """
 
     def wait(self) -> None:
-        """Wait until the value is that of the last step. May be collective. Raises the error of a failed step."""
+        """Wait until the last step has updated the value. May be collective. Raises the error of a failed step."""
 
     def commit(self) -> None:
         """Save the current value as the one that `restore` returns to. Final, local."""
@@ -60,7 +60,7 @@ class Participant:
         """
 
     def restore(self) -> None:
-        """Set the value to that of the last commit. Local, on each rank that has left a broken world."""
+        """Set the value to its value at the last commit. Local, on each rank that has left a broken world."""
 
     # A change of the world
 

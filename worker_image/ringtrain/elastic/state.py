@@ -79,7 +79,7 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def commit(self) -> None:
-        """Commit the step: after a later loss the values are restored to those of now. Collective.
+        """Commit the step: after a later loss, the current values are restored. Collective.
 
         Raises HostsUpdatedInterrupt, on all ranks, if the world is about to change; MismatchError if ranks have
         committed different numbers of steps.
@@ -132,7 +132,7 @@ class State:
             participant.commit()
 
     def restore(self) -> None:
-        """Set all values to those of the last commit."""
+        """Set all values to their values at the last commit."""
         for participant in self._participants.values():
             participant.restore()
         self._update_attributes()

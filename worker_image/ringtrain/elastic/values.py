@@ -13,7 +13,8 @@ from ringtrain.elastic.transfer import broadcast
 
 
 class PlainValues(Participant):
-    """Participant for all plain values of a state. `attributes`: those of the state, of which `names` are plain values.
+    """Participant for all plain values of a state. `attributes`: attributes of the state, of which `names` are plain
+    values.
 
     `foreign`: additions of the state's framework to plain values.
     """

@@ -25,7 +25,7 @@ class ParameterArenas:
         group: CollectiveGroup,
         kernels: OptimizerKernels,
     ) -> None:
-        """Allocate the arenas. `owner`: the rank whose shards this process updates; None: it updates everything."""
+        """Allocate the arenas. `owner`: rank whose shards this process updates, or None if it updates everything."""
         self._kernels = kernels
         self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}

@@ -81,8 +81,9 @@ class OptimizedModel:
 class OptimizerCut:
     """Optimizer in one world.
 
-    `fused`: for each bucket, the spans that compiled code updates in one pass; None: not possible. `views`: the weights
-    by name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the weights of all ranks.
+    `fused`: for each bucket, the spans that compiled code updates in one pass, or None if that is not possible.
+    `views`: the weights by name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the
+    weights of all ranks.
     """
 
     context: UpdateContext
@@ -95,7 +96,7 @@ class OptimizerCut:
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Record that weights and state were set to those after `updates`: earlier updates can't be undone.
 
-        `missed`: for each parameter, the number of updates without its gradient.
+        `missed`: for each parameter, the number of updates in which it had no gradient.
         """
         if self.context.shard.undo is not None:
             self.context.shard.undo.forget()
@@ -104,7 +105,7 @@ class OptimizerCut:
     def settle_at(self, updates: int, missed: Mapping[str, int]) -> None:
         """Record that weights were set in place after `updates`: earlier updates can't be undone.
 
-        `missed`: as in `begin_at`.
+        `missed`: see `begin_at`.
         """
         self.context.shard.missed.counts = dict(missed)
         if self.context.shard.undo is not None:

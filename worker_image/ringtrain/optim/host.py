@@ -228,8 +228,8 @@ class HostOptimizer:
     def submit(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> None:
         """Submit the gradient of `name` for this step. From any thread, in any order.
 
-        It is copied, unless it was computed into the array of `gradient(name)`. None: this rank has none; a parameter
-        for which no rank has a gradient does not change, and neither does its state.
+        The gradient is copied, unless it was computed into the array of `gradient(name)`. Pass None if this rank has no
+        gradient for `name`; a parameter for which no rank has a gradient does not change, and neither does its state.
 
         After this call the parameter may change: the backward pass must no longer need it.
         `weight`: factor on this rank's gradient before averaging: `Batch.weight` of `ringtrain.data.shard`.
@@ -419,7 +419,7 @@ class HostOptimizer:
         self._cut = self._cut.accumulating(passes)
 
     def wait_for(self, name: str | None = None) -> None:
-        """Wait until the weight `name` (None: every weight) is that of the last step.
+        """Wait until the last step has updated the weight `name`, or every weight if None.
 
         Raises the same errors as `step`.
         """
@@ -456,10 +456,10 @@ class HostOptimizer:
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
         """Gather the complete weights and state of all ranks by name. Collective, between updates.
 
-        `root`: only this rank receives them, the others get {} and need no memory for them; None: every rank does.
-        `error_feedback`: with `compression`, also gather the rounding errors: for each rank an array as long as the
-        weights, and one more. Without them a resumed training produces other weights than an uninterrupted one.
-        Raises StateCorrupt, on every rank, if weights that all ranks have are not equal.
+        `root`: the only rank that receives them; the others get {} and need no memory for them. If None, every rank
+        receives them. `error_feedback`: with `compression`, also gather the rounding errors: for each rank an array as
+        long as the weights, and one more. Without them a resumed training produces other weights than an uninterrupted
+        one. Raises StateCorrupt, on every rank, if weights that must be equal on all ranks differ.
         """
         self._require_world("state_dict")
         self._require_idle("state_dict")
@@ -495,8 +495,9 @@ class HostOptimizer:
         """
         if self._cut.context.shard.undo is not None:
             raise ConfigurationError(
-                f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled, because its replicas "
-                "would not follow; pass momentum_correction=False to the callback that changes the learning rate"
+                f"scale_state: the {slot} of a HostOptimizer with elastic=True can't be scaled, because "
+                "its replicas on other ranks would keep the old values; pass "
+                "momentum_correction=False to the callback that changes the learning rate"
             )
         self._require_idle("scale_state")
         for state in self._cut.context.arenas.state:
@@ -611,10 +612,10 @@ class HostOptimizer:
 
         Collective; needs `elastic`.
 
-        `former`: for each rank of `group`, its rank in the world that has the state; None for a newcomer. Survivors
-        call `rollback` to the same update before. Only missing data is sent. The present state does not change: if a
-        rank is lost meanwhile (PeerLost), call it again. Raises StateLost, on every rank, if no rank has a shard;
-        MismatchError if survivors are at different updates, or a newcomer has another model.
+        `former`: for each rank of `group`, the rank that it had in the world with the state, or None for a new process.
+        Survivors call `rollback` to the same update before. Only missing data is sent. The present state does not
+        change: if a rank is lost meanwhile (PeerLost), call it again. Raises StateLost, on every rank, if no rank has a
+        shard; MismatchError if survivors are at different updates, or a newcomer has another model.
         """
         if self._cut.context.shard.undo is None:
             raise ConfigurationError("reform() needs HostOptimizer(elastic=True)")

@@ -85,7 +85,7 @@ class GradientInbox:
         return name not in self._present
 
     def put(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> bool:
-        """Store `weight` times the gradient of `name`; None: this rank has none.
+        """Store `weight` times the gradient of `name`; None if this rank has no gradient.
 
         Return True for the first gradient of an update's last micro-step. Raises ConfigurationError for a gradient that
         is unknown, already submitted, or differs from its parameter in shape or dtype, and for a weight that is

@@ -108,7 +108,7 @@ class Layout:
 
     @cached_property
     def early(self) -> int:
-        """Return the index of the second shared bucket, or of the last bucket if there is none.
+        """Return the index of the second shared bucket, or of the last bucket if there is no second one.
 
         Updates of buckets up to this one may begin before this rank knows that all others have ended the previous
         update.
@@ -152,12 +152,11 @@ def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) 
     """Cut `specs` into buckets of whole parameters that close at `bucket_bytes`, or earlier at both ends.
 
     The order is the reverse of registration: a backward pass produces the gradients of the layers registered last
-    first, so the first bucket is complete early in the pass. A bucket's place in the order is that of its last member,
-    because only then it is complete.
-    The first buckets are small so that the network has work early, and the last ones so that little work remains when
-    the backward pass ends: sizes double from `bucket_bytes` / 8, and halve again. A parameter that would make a bucket
-    longer than `bucket_bytes` begins a new one, unless the bucket is still small: if the backward pass takes as long as
-    the transfers, the longest bucket is the work that remains at its end.
+    first, so the first bucket is complete early in the pass. A bucket has the place of its last member in the order,
+    because it is complete only then. The first buckets are small so that the network has work early, and the last ones
+    so that little work remains when the backward pass ends: sizes double from `bucket_bytes` / 8, and halve again. A
+    parameter that would make a bucket longer than `bucket_bytes` begins a new one, unless the bucket is still small: if
+    the backward pass takes as long as the transfers, the longest bucket is the work that remains at its end.
     """
     arenas = {spec.arena: _OpenBucket() for spec in specs}
     for spec in specs:

@@ -29,7 +29,7 @@ _ALIGNED: Final = 64  # a cache line: two owners never write to the same line
 
 
 def assign_replicas(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
-    """Return the rank that stores replica `k` of the shard of `owner`, as `[k][owner]`: in another pod if possible.
+    """Return `[k][owner]`: the rank that stores replica `k` of the shard of `owner`, in another pod if possible.
 
     `pods`: the pod of each rank, as any comparable value. `copies`: number of replicas, limited by the number of other
     ranks. Every rank has one shard of each replica. With one replica, an owner and its replica share a pod only if that
@@ -79,9 +79,9 @@ class MirrorTools:
 
 @dataclass(frozen=True)
 class KeptShard:
-    """Shard whose owner and replicas all leave, as it is after `updates`: by bucket, the arrays of `slots`.
+    """Shard whose owner and replicas all leave, after `updates`. `slots`: state arrays of each bucket.
 
-    `missed`: for each parameter, the number of updates without its gradient.
+    `missed`: for each parameter, the number of updates in which it had no gradient.
     """
 
     updates: int
@@ -144,7 +144,8 @@ class OptimizerShardMirror:
         return bucket.shard(self.owner)
 
     def room(self, bucket: Bucket, number: int) -> Flat | None:
-        """Return the memory on `replica_rank` for the own shard's gradient of update `number`; None: use `exchange`.
+        """Return the memory on `replica_rank` for the own shard's gradient of update `number`, or None if the caller
+        must use `exchange`.
 
         Write to it when all ranks have reduced the bucket, and before its weights are gathered.
         """

@@ -12,8 +12,8 @@ from ringtrain.optim.host import HostOptimizer
 
 
 class HostOptimizerGroups:
-    """Groups for the collectives of a framework's optimizer: that of this world and, during `prepare`, that of the
-    next.
+    """Groups for the collectives of a framework's optimizer: the group of this world and, during `prepare`, the group
+    of the next world.
 
     Each has only the ranks of `process_set`, and its collectives wait for no other group.
     """

@@ -48,9 +48,7 @@ class BucketOrder:
         self._first_s = None
 
     def reduced(self, bucket: Bucket, complete_s: float) -> None:
-        """Record that `bucket`, the next in order, is reduced; its gradients were complete at `complete_s` of the
-        clock.
-        """
+        """Record that `bucket`, the next in order, is reduced. `complete_s`: time when its gradients were complete."""
         now = self._clock()
         if self._first_s is None:
             # The first bucket is reduced on all ranks at about the same time: the only common reference of their

@@ -426,7 +426,7 @@ class OptimizerUpdate:
     def _descend_by_layer(
         self, bucket: Bucket, part: OwnedBucketPart, present: Sequence[ParamLocation]
     ) -> dict[str, float]:
-        """Update the weights of a `LayerUpdateRule` by the rate of each parameter. Return these rates by name."""
+        """Update weights by a `LayerUpdateRule`, which computes a rate for each parameter. Return the rates by name."""
         own = [self._m.shard.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)

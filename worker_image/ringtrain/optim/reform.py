@@ -38,10 +38,10 @@ class OwnOptimizerShard:
 class OptimizerShardMembers:
     """Origin of the members of the new world.
 
-    `former`: each rank's rank in the former world, None for a newcomer. `size`: size of the former world.
-    `replica_ranks[k][owner]`: the former rank that stored replica `k` of the shard of `owner`. `kept_shards`: for each
-    rank, the former ranks whose shards it received from leaving ranks. `torn`: for each rank, the buckets whose weights
-    are only partly updated. `updates`: number of updates done.
+    `former`: the rank that each process had in the former world, or None for a new process. `size`: size of the former
+    world. `replica_ranks[k][owner]`: the former rank that stored replica `k` of the shard of `owner`. `kept_shards`:
+    for each rank, the former ranks whose shards it received from leaving ranks. `torn`: for each rank, the buckets
+    whose weights are only partly updated. `updates`: number of updates done.
     """
 
     former: tuple[int | None, ...]
@@ -85,9 +85,8 @@ class ShardMove:
 
 
 def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
-    """Return the moves that bring elements `start:stop` to `taker`: from itself if possible, else from the first in
-    `held`.
-    """
+    """Return the moves that bring elements `start:stop` to `taker`. The source is `taker` if it has them,
+    otherwise the first rank in `held`."""
     edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
     moves = []
     for begin, end in pairwise(sorted(edges)):
@@ -128,7 +127,7 @@ def move_into_optimizer_cut(
 def _exchange_members(
     group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OptimizerShardMembers:
-    """Exchange with all ranks what each of them has, and check that it is consistent."""
+    """Exchange which optimizer shard and replicas each rank has. Check that the answers of all ranks are consistent."""
     context = own.cut.context
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,

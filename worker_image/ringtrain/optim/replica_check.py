@@ -145,8 +145,8 @@ def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begi
     if begins:
         return StateCorrupt(
             odd,
-            f"{differ}: they started with different ones, or only one rank has loaded or changed them; call "
-            "broadcast_parameters or broadcast_variables, which send those of rank 0, before the first step",
+            f"{differ}: they started with different weights, or only one rank has loaded or changed weights; "
+            "call broadcast_parameters or broadcast_variables, which send the weights of rank 0, before the first step",
         )
     return StateCorrupt(
         odd,

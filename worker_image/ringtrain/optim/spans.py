@@ -46,7 +46,8 @@ def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def is_gradient_absent(values: Flat) -> bool:
-    """Return whether no rank has a gradient. `values`: its sum over ranks, from the first element of a rank's part."""
+    """Return whether no rank has a gradient. `values`: sum of the gradient over ranks, from the first element of a
+    rank's part."""
     first = float(values[0])
     return first == 0 and bool(np.signbit(first))
 

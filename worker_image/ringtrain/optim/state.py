@@ -25,7 +25,8 @@ from ringtrain.optim.wire import LOST, LOST_CHANGE, OptimizerWire
 class OptimizerStateRequest:
     """Arguments of `gather_state`.
 
-    `rule`: the name of the rules. `digest`: digest of the weights that all ranks have; None: do not compare them.
+    `rule`: the name of the rules. `digest`: digest of the weights that all ranks have, or None to skip their
+    comparison.
     """
 
     updates: int
@@ -36,13 +37,13 @@ class OptimizerStateRequest:
 
 
 def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[str, Any]:
-    """Gather the state of all ranks on rank `root` (None: on all). The others take part and get {}.
+    """Gather the state of all ranks on rank `root`, or on all ranks if None. The others take part and get {}.
 
     Returns `{"updates", "rule", "size", "arrays": {"weights": {name: array}, slot: {name: array}, …}}`, and with
     `error_feedback` the rounding errors of compression. If parameters had no gradient in some updates, the slot
-    "missed" has the number of these. Arrays have the parameter's shape; those of a local parameter are stacked by rank,
-    because each rank has its own. Raises MismatchError if ranks pass different arguments or are at different updates,
-    and StateCorrupt if they have different weights.
+    "missed" contains the number of these updates. Arrays have the parameter's shape; those of a local parameter are
+    stacked by rank, because each rank has its own. Raises MismatchError if ranks pass different arguments or are at
+    different updates, and StateCorrupt if they have different weights.
     """
     keep = wanted.root in (None, context.group.rank)
     pending = _begin_optimizer_agreement(context, wanted)
@@ -205,7 +206,8 @@ def _bucket_slots(context: UpdateContext, bucket: Bucket) -> dict[str, Flat]:
 
 @dataclass(frozen=True)
 class _StateSlotToFill:
-    """Slot of `bucket` with this rank's elements of it. `bounds`: offsets of each rank's part; None: it is complete."""
+    """State slot of `bucket`, with the elements that this rank holds. `bounds`: offsets of each rank's part; None if
+    this rank already holds all elements."""
 
     bucket: Bucket
     slot: str
@@ -275,7 +277,7 @@ def _compressed_buckets(context: UpdateContext) -> list[tuple[Bucket, OptimizerW
 
 
 def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Flat]]) -> None:
-    """Restore the error feedback of a saved state; zeros if it has none.
+    """Restore the error feedback of a saved state, or zeros if the state has no error feedback.
 
     In a world of another size each rank gets the mean of the saved errors of gradients, so that the mean over ranks,
     with which weights are updated, is the same.
@@ -296,7 +298,7 @@ def _restore_feedback(context: UpdateContext, owed: Mapping[str, Mapping[str, Fl
 
 
 def _flat_change(bucket: Bucket, lost_change: Mapping[str, Flat]) -> Flat:
-    """Return the error feedback of the changes of all of `bucket`; zeros if the state has none."""
+    """Return the error feedback of the changes of all of `bucket`; zeros if the state has no error feedback."""
     change = np.zeros(bucket.size, np.float32)
     for location in bucket.locations:
         if location.spec.name in lost_change:

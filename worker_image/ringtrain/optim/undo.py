@@ -117,8 +117,8 @@ class OptimizerUndo:
         """Restore the values after update `to`. Return the buckets that a later update had begun to change."""
         if to < self._first:
             raise ConfigurationError(
-                f"rollback: to is {to}; expected at least {self._first}, when weights and state were loaded or "
-                "received in this world"
+                f"rollback: to is {to}; expected {self._first} or more, because weights and state were loaded or "
+                f"received in this world after update {self._first}"
             )
         for lost in self._lost.values():
             lost.restore(to)

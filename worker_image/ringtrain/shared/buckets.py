@@ -126,7 +126,7 @@ def _profile_name(env: Mapping[str, str]) -> str:
 
 
 def _aws_profile(env: Mapping[str, str]) -> dict[str, str]:
-    """The profile that the variables name, of both files; empty where neither has it."""
+    """The profile that the variables name, merged from both files; empty if neither file has it."""
     name, found = _profile_name(env), dict[str, str]()
     section = name if name == "default" else f"profile {name}"
     home = os.path.expanduser("~/.aws")
@@ -212,7 +212,7 @@ class CloudBucket:
 
 
 class FileBucket:
-    """Files of this machine. A file that is written is there whole, also after a power cut."""
+    """Files of this machine. A written file is complete, also after a power cut."""
 
     def write(self, path: str, data: bytes, timeout_s: float) -> None:
         temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
@@ -267,7 +267,7 @@ _MEMORY = MemoryBucket()
 
 
 class _RequestLoop:
-    """The event loop of this process's requests, on a thread of its own from the first request on."""
+    """The event loop of this process's requests. The first request starts it on a separate thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -45,7 +45,7 @@ class HeldPorts:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     def release(self, ports: Collection[int] | None = None) -> None:
-        """Close `ports`; None: all."""
+        """Close `ports`; None stands for all."""
         for held in list(self._sockets):
             if ports is None or held.getsockname()[1] in ports:
                 held.close()

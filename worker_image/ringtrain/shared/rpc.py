@@ -203,7 +203,7 @@ class RpcPeerCheck:
         return self._others.get(method.split("/")[1], self._peer)
 
     def problem(self, context: Any, peer: RpcPeer) -> str:
-        """Return why the caller's certificate is not that of `peer`; empty if it is."""
+        """Return the reason for which the caller's certificate does not belong to `peer`; empty if it does."""
         expected = dns_name(peer.role, peer.uid)
         return "" if self._secrets.tls is None else caller_problem(context, expected)
 

@@ -122,7 +122,7 @@ def address(name: str, default: Any = REQUIRED) -> Any:
 def _variable(
     name: str, parse: Callable[[EnvironmentVariables, Any], Any], default: Any, derived: Derived | None = None
 ) -> Any:
-    """Declare a field; `derived` computes the default if the variable is read and unset."""
+    """Declare a field. If the variable is not set when it is read, `derived` computes the default."""
 
     def read(env: EnvironmentVariables, seen: Any) -> Any:
         unset = default if derived is None else derived(seen)

@@ -56,7 +56,7 @@ class UnauthenticatedPeers:
         return peer
 
     def leave(self, peer: UnauthenticatedPeer) -> None:
-        """Remove one that is authenticated, or has ended. A second call does nothing."""
+        """Remove a peer that has been authenticated or has ended. A second call does nothing."""
         with self._changed:
             self._here.pop(peer, None)
 

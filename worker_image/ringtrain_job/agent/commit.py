@@ -4,8 +4,8 @@ from pathlib import Path
 
 
 def agent_commit_of(directory: Path) -> str:
-    """Return the commit of the repository that contains `directory`; empty if there is none or git's files do not show
-    it."""
+    """Return the commit of the repository that contains `directory`; empty if there is no commit or git's files do
+    not show it."""
     try:
         place = next((found for each in (directory, *directory.parents) if (found := each / ".git").exists()), None)
         return _git_commit(place) if place else ""

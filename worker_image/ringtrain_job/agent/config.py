@@ -124,7 +124,7 @@ class AgentConfig(PodSettings):
 
     @property
     def follow_s(self) -> float:
-        """Seconds between the failure of a gang and SIGTERM to its ranks, for PeerLost and their reaction to it."""
+        """Seconds between the failure of a gang and SIGTERM to its ranks, in which they can handle PeerLost."""
         return self.grace_s / 2 if self.agents_start_ranks else 0.0
 
     @property

@@ -75,8 +75,8 @@ class RankLife:
 
 
 def exit_phase(code: int, sent: Set[int]) -> RankPhase:
-    """Return the phase after an exit. `code`: as returned by `os.waitstatus_to_exitcode`; `sent`: signals that asked it
-    to stop.
+    """Return the phase after an exit. `code`: exit code as returned by `os.waitstatus_to_exitcode`; `sent`: signals
+    that asked it to stop.
 
     After a request to stop, any code but 0 counts as stopped, except death by a signal that was not sent.
     """

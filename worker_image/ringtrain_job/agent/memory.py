@@ -69,7 +69,8 @@ class MemoryCgroup:
 
 
 def _memory_cgroups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]:
-    """Yield the memory cgroups of this process, its own one first, then its ancestors."""
+    """Yield the memory cgroups of this process, beginning with the process's own cgroup, then the ancestors of this
+    cgroup."""
     for line in _cgroup_lines(own):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":

@@ -29,7 +29,8 @@ def rank_environment(
 def slot_environment(
     config: AgentConfig, slot: int, socket: str, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Return all variables of a process that receives its worlds on `socket`; none of them contains its rank."""
+    """Return all variables of a process that receives its worlds on `socket`; no variable contains the rank of the
+    process."""
     own = {**_job_variables(config), contract.ENV_SLOT: str(slot), contract.ENV_AGENT_SOCKET: socket}
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_WORLD}
     return {**pod_defaults(config.slots, cores), **kept, **own}
@@ -69,7 +70,7 @@ def rank_place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
 
 
 def rank_place_in_generation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
-    """Return the place of the process in `slot`, and the index of its pod. Each worker has `slots` slots.
+    """Return the place of the process in `slot`, and the index of the process's pod. Each worker has `slots` slots.
 
     Pods are numbered in the order of their first ranks, and their size is the number of members in them. The local rank
     is the slot's, because a process has chosen its device by it. If the pod has a gap, it may be greater than or equal

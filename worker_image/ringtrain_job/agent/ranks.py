@@ -73,7 +73,7 @@ class AgentRanks:
     def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
         """Record a running rank that another program has started, and whose end `note_exit` reports.
 
-        `life`, `formation`: in an elastic job, the number of the process in its slot, and its generation. If the
+        `life`, `formation`: number of the process in its slot, and generation, in an elastic job. If the
         program that started it dies, the rank's process becomes a child of this one, and its exit is then ignored here.
         """
         with self._lock:

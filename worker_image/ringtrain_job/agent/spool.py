@@ -73,7 +73,7 @@ class LogSpool:
     def take(self, limit_bytes: int, timeout_s: float) -> list[LogChunk]:
         """Return the oldest chunks, about `limit_bytes` of them. Returns the same chunks until `done` is called.
 
-        Waits up to `timeout_s` for the first chunk; the list is empty if there is none.
+        Waits up to `timeout_s` for the first chunk; the list is empty if no chunk comes.
         """
         with self._changed:
             if self._in_flight:

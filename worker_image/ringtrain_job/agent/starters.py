@@ -51,9 +51,10 @@ class RankStarter(Protocol):
 
 
 class RankSink(Protocol):
-    """Interface of the agent for a starter, on the agent's main thread.
+    """Methods of the agent that a starter of ranks calls, on the agent's main thread.
 
-    `stopping`: no further rank may start. `saving`: ranks were ordered to stop, and have their pods' grace period.
+    `stopping`: no further rank may start. `saving`: ranks were ordered to stop, and may use the grace period of the pod
+    to save.
     """
 
     stopping: bool
@@ -63,10 +64,11 @@ class RankSink(Protocol):
         """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
 
     def collect(self, process: RankProcess) -> None:
-        """Collect the output of a rank; its `pid` is not known yet."""
+        """Collect the output of a rank, whose `pid` is not known yet."""
 
     def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """Record a running rank; `life`, `formation`: in an elastic job."""
+        """Record a running rank; `life`, `formation`: number of the process in its slot, and generation, in an
+        elastic job."""
 
     def ranks_joined(self) -> None:
         """Record that all ranks have joined the world, because one has."""

@@ -44,7 +44,8 @@ def parse_size(text: str) -> int:
     """Return a size such as "64MiB" in bytes, rounded down to whole float32 elements. Raises click.UsageError."""
     found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if found is None or found[2] not in _UNITS or int(found[1]) == 0:
-        raise click.UsageError(f'--size is "{text}"; expected a number with {", ".join(filter(None, _UNITS))} or none')
+        units = ", ".join(filter(None, _UNITS))
+        raise click.UsageError(f'--size is "{text}"; expected a positive number, optionally with a unit ({units})')
     return max(4, int(found[1]) * _UNITS[found[2]] // 4 * 4)
 
 

@@ -48,8 +48,8 @@ class ElasticCommandOptions:
 class ElasticCommandRun:
     """An elastic run of at most `slots` ranks.
 
-    `variables`: of launcher and agents. `first`: slots by host name at the start. `hosts`: access to other hosts; None
-    on this machine only. `words`: arguments of the launcher.
+    `variables`: environment variables of launcher and agents. `first`: slots by host name at the start. `hosts`: access
+    to other hosts; None on this machine only. `words`: arguments of the launcher.
     """
 
     slots: int
@@ -81,7 +81,7 @@ class ElasticCommandRun:
             return replace(self, first=first, words=words)
         script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
         if fixed and (total := sum(first.values())) < (begin := int(self.variables[contract.ENV_ELASTIC_START_RANKS])):
-            raise click.UsageError(f"{', '.join(first)} have {total} slots for -np {begin} ranks")
+            raise click.UsageError(f"the hosts {', '.join(first)} have only {total} slots, but -np is {begin}")
         variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
         if sites and not os.environ.get(contract.ENV_ENCRYPT):
             variables[contract.ENV_ENCRYPT] = "sites"
@@ -136,15 +136,15 @@ def elastic_options(command: F) -> F:
         click.option(
             "--on-loss",
             type=click.Choice(contract.ON_LOSS, case_sensitive=False),
-            help="When a rank is lost. Replace: the others wait for a new one. Shrink: the others go on at once. "
-            "Restart: all ranks are started again, for programs without ringtrain.elastic [default: Replace].",
+            help="What to do when a rank is lost. Replace: the other ranks wait for a new rank. Shrink: they continue "
+            "at once. Restart: all ranks start again, for programs without ringtrain.elastic [default: Replace].",
         ),
         click.option(
             *("--host-discovery-script", "discovery"),
             type=click.Path(path_type=Path),
             metavar="PROGRAM",
-            help="Program that prints on which hosts ranks are wanted, as lines host:slots. It is run again and "
-            "again, and the world follows what it prints; other hosts are reached by ssh. Maturity: Beta.",
+            help="Program that prints the wanted hosts, one host:slots per line. It runs repeatedly, and ranks are "
+            "added or removed to match. Hosts other than this machine are reached by ssh. Maturity: Beta.",
         ),
         click.option(
             *("--max-np", "--max-num-proc", "max_ranks"),

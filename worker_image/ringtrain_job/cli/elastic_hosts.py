@@ -50,8 +50,8 @@ _LOST_FILE: Final = "ended.json"
 class ChangingHosts:
     """Access to hosts that may change.
 
-    `workers`: maximum number of hosts, each with `slots` for ranks. `cooldown`: of failed hosts. `sites`: names by
-    host, if any.
+    `workers`: maximum number of hosts, each with `slots` for ranks. `cooldown`: backoff for failed hosts. `sites`:
+    names by host, if any.
     """
 
     workers: int

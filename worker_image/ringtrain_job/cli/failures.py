@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def exit_code_of(body: Callable[[], int]) -> int:
-    """Run `body` and return its exit code, or that of its error, for which a termination message is written."""
+    """Run `body` and return its exit code. If `body` raises an error, write a termination message and return the
+    error's exit code."""
     try:
         return body()
     except ConfigurationError as exc:

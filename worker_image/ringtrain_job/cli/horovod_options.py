@@ -18,7 +18,8 @@ _SECONDS = click.FloatRange(0, 604_800, min_open=True)
 class HorovodrunOption:
     """One option.
 
-    `here`: its effect, or the reason for having none if `means` is False. `config`: its key in a config file.
+    `here`: effect of the option, or the reason for which it has no effect if `means` is False. `config`: key of the
+    option in a config file.
     """
 
     flags: str

@@ -52,8 +52,10 @@ def agent(log_level: str, command: tuple[str, ...]) -> None:
     _run_and_exit("agent", log_level, run)
 
 
-@click.option("--hosts", help="File with the plan of a `ringtrain run` whose hosts may change.")
-@click.option("--slots-per-host", type=int, default=1, help="Slots of a discovery script's line without a number.")
+@click.option("--hosts", help="File in which `ringtrain run` describes a run whose hosts can change.")
+@click.option(
+    "--slots-per-host", type=int, default=1, help="Slots of a host for which the discovery script prints no number."
+)
 @_pod_command
 def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_per_host: int) -> None:
     """Coordinate the job's workers, store their logs, and exit with the job's exit code.

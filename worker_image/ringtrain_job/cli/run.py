@@ -78,7 +78,7 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), hidden=True, expose_value=False, is_eager=True, callback=_set_runs
 )
-@click.option("--name", help="Name of this run [default: the script's and four digits, as train-3f2a].")
+@click.option("--name", help="Name of this run [default: the script's name and four hex digits, such as train-3f2a].")
 @click.option(
     "--data-workers",
     type=click.IntRange(0, 1024),
@@ -97,7 +97,7 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     "--progress-every",
     type=click.FloatRange(0, 604_800, min_open=True),
     metavar="SECONDS",
-    help="Time between lines of progress in a pipe [default: 1 at first, longer and longer, up to 60].",
+    help="Time between progress lines if the output is not a terminal [default: 1 at first, growing up to 60].",
 )
 @click.option("--ui", is_flag=True, help="Serve the run's page while it runs, and print the link.")
 @click.option("--verbose", "-v", is_flag=True, help="Print messages of launcher and agents, too.")
@@ -132,8 +132,8 @@ def run(
     Other hosts are reached by ssh without a password; they need Python, ringtrain and this directory at the same
     paths. In the script of a SLURM job, ranks run on its nodes, reached by srun.
 
-    Write options before COMMAND; options after it belong to COMMAND. The exit status is that of the first rank that
-    failed, else 0; 74 if no rank failed and lines of the log could not be written.
+    Write options before COMMAND; options after it belong to COMMAND. The exit status is the exit status of the first
+    rank that failed, otherwise 0; it is 74 if no rank failed but lines of the log could not be written.
     """
     hostfile = horovod.of("hostfile")
     given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""

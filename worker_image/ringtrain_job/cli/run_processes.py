@@ -74,7 +74,8 @@ def run_environment(environment: Mapping[str, str], settings: Mapping[str, str])
 
 
 def level_of(environment: Mapping[str, str], verbose: bool) -> str:
-    """Return the level of messages of launcher and agents; `verbose`: at least "info". Raises ConfigurationError."""
+    """Return the level of messages of launcher and agents; `verbose`: whether to use at least the level "info".
+    Raises ConfigurationError."""
     level = log_level(contract.ENV_LOG_LEVEL, environment.get(contract.ENV_LOG_LEVEL) or "warning")
     return "info" if verbose and level != "debug" else level
 
@@ -195,7 +196,7 @@ def read_lost_lines(message: Path) -> int:
 def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
     """Return the exit code of a run; print the number of `lost` log lines.
 
-    `code`: of ranks and launcher. `signals`: those that the run has received.
+    `code`: exit code of ranks and launcher. `signals`: signals that the run has received.
     """
     if lost:
         print_line(

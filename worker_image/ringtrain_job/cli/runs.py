@@ -59,16 +59,16 @@ def find_runs(where: Path) -> list[Run]:
 
 
 def find_run(name: str, where: Path) -> Run:
-    """Return the run of that name below `where`, or the newest one in the folder `name`. Raises LogMissing."""
+    """Return the run `name` below `where`, or the newest one in the folder `name`. Raises LogMissing."""
     files = find_attempt(name, where)
     named = (known for known, newest in _newest_attempts(where) if newest.directory == files.directory)
     return Run(next(named, files.directory.parent.name), summarize_attempt(files))
 
 
 def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> AttemptFiles:
-    """Return the files of an attempt, None: the newest, of the run `name`, None: the newest. Raises LogMissing.
+    """Return the files of an attempt of the run `name`. Both default to the newest. Raises LogMissing.
 
-    `name`: as `ringtrain list` prints it, the name of its job, or a folder.
+    `name`: name that `ringtrain list` prints, name of the run's job, or a folder.
     """
     known = list(_newest_attempts(where))
     if name is None:
@@ -98,7 +98,7 @@ def no_runs_text(where: Path) -> str:
 
 
 def make_run_folder(where: Path, name: str | None, program: str) -> Path:
-    """Create and return the folder of a new run: `name`, or `program` and four digits; with -2 if it exists."""
+    """Create and return the folder of a new run: `name`, or `program` and four hex digits; with -2 if it exists."""
     wanted = name or f"{program}-{secrets.token_hex(2)}"
     for number in range(1, 10_000):
         folder = where / NAMESPACE / (wanted if number == 1 else f"{wanted}-{number}")

@@ -124,7 +124,8 @@ class HostDeadlines:
 
 
 class SshRemoteAgent:
-    """An agent on another host. `process` is its ssh or srun, whose exit status is the agent's."""
+    """An agent on another host. `process` is the ssh or srun that starts the agent; its exit status is the agent's
+    exit status."""
 
     def __init__(self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines) -> None:
         """Start ssh or srun. Raises ConfigurationError if the program is missing."""

@@ -30,8 +30,8 @@ class RankTimes:
 class TimelineShares:
     """Parts of one rank's steps, in microseconds.
 
-    `parts`: by name. `waits`: by rank, time of waiting for a rank that began a collective later, after the backward
-    pass.
+    `parts`: parts of the time, by name. `waits`: for each rank, the time spent waiting for it after the backward pass,
+    because it began a collective later.
     """
 
     steps: int
@@ -79,7 +79,7 @@ def _add_span(times: RankTimes, event: dict[str, Any]) -> None:
 
 
 def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
-    """Return for each collective the time at which the last rank began it, and that rank."""
+    """Return, for each collective, the last rank that began it and the time at which this rank began."""
     last: dict[Collective, tuple[float, int]] = {}
     for rank, times in ranks.items():
         for key, (began, _) in times.collectives.items():

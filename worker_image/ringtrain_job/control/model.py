@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 class CannotRun(ConfigurationError):
-    """A job that cannot run as it is declared. `reason`: the word for it in docs/contract.md."""
+    """A job that cannot run as it is declared. `reason`: name of the reason in docs/contract.md."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -68,13 +68,13 @@ class RankState:
     """One rank as its agent sees it.
 
     `exit_code`: 0–255, 128 + n if signal n ended the rank. `exit_order`: position among the exits that this agent saw,
-    from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: for failed ranks. `reason`, `message`:
-    cause of a failure that the exit code does not show.
+    from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: last lines of the log, for failed
+    ranks. `reason`, `message`: cause of a failure that the exit code does not show.
 
     In an elastic job `rank` is the slot. `life`: number of its process, from 1; 0: none was started. `formation`:
     newest generation that the process was ordered to join, from that order on. `joined`: it has completed the
     rendezvous of that generation; in a job without generations, its pod has used an address of the world. `parked`: it
-    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: its last committed step, and
+    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: the last committed step, and
     the number of steps that were begun and discarded. `unshared`: it has left its world without sending state that it
     may be the only one to have. `adopted`: generation since which it has the whole state, as reported when it left its
     last one.
@@ -153,7 +153,7 @@ class SlotHistory:
 
 @dataclass(frozen=True)
 class Member:
-    """A process of a slot. `life`: its number in the slot, from 1."""
+    """A process of a slot. `life`: number of the process in the slot, from 1."""
 
     slot: int
     life: int
@@ -262,7 +262,7 @@ class Prepare:
 class Form:
     """Order: the members of a generation are chosen.
 
-    `slots`, `number`: as in `Prepare`. A process in `slots` that is not a member waits for the next generation. This
+    `slots`, `number`: see `Prepare`. A process in `slots` that is not a member waits for the next generation. This
     order does not restart a member whose process has ended, unless its life is the one after that (`Prepare.restart`).
     """
 

@@ -48,7 +48,7 @@ def termination_message(
     unfinished: Mapping[str, Any] | None = None,
     lost_log_lines: int = 0,
 ) -> bytes:
-    """Return the message for `verdict`: at most 4096 bytes of JSON.
+    """Return the termination message for `verdict`, at most 4096 bytes of JSON.
 
     `log_lines`: number of log lines by rank. `unfinished`: entries about unfinished work, such as `unshipped` logs
     (`pendingBytes`, `problem`). `lost_log_lines`: number of a worker's lines that the launcher could not write. A

@@ -39,7 +39,7 @@ class Backend(Protocol):
     def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
         """Handle a stop request; return the verdict if it ends the attempt.
 
-        None: the attempt goes on for now, and this method is called again. `by_person`: the request is for the whole
+        None if the attempt continues; this method is then called again. `by_person`: the request is for the whole
         job, not for this pod alone.
         """
 

@@ -121,7 +121,7 @@ class ElasticBackend:
     def request_workers(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
         """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's bounds.
 
-        `gone`: by worker, the incarnation of the newest pod that is known to have ended.
+        `gone`: for each worker, the incarnation of the newest pod that is known to have ended.
         """
         self._gang.mark_workers_lost(gone or {})
         rules, slots = self._settings.rules, self._config.slots

@@ -27,9 +27,9 @@ class RegisteredAgent:
 
     `streams`: number of open order streams. `attached`: it has had one since its last registration. `contact_at`: time
     of its last call. `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order in
-    force when it replaced a lost agent, which was for that agent's processes. `exits`: by rank, the exit of its newest
-    process or of its first failed process in this life. `cached_view`: view of this agent while it is in contact.
-    `slots_seen`: cached views of its slots, and the inputs they were computed from.
+    force when it replaced a lost agent, which was for that agent's processes. `exits`: for each rank, the exit of the
+    newest process, or of the first failed process in this life. `cached_view`: view of this agent while it is in
+    contact. `slots_seen`: cached views of its slots, and the inputs they were computed from.
     """
 
     registration: Registration
@@ -136,8 +136,8 @@ class Gang:
         return self._count_stream(index, instance, 1)
 
     def order_for_another(self, index: int) -> Order | None:
-        """Return the order that was in force when this agent replaced a lost one and was for that one; None
-        otherwise."""
+        """Return the order that was in force when this agent replaced a lost agent, if the order was for the lost
+        agent; otherwise None."""
         with self._changed:
             agent = self._agents.get(index)
             return agent.not_for_it if agent else None
@@ -160,7 +160,7 @@ class Gang:
 
     def mark_workers_lost(self, gone: Mapping[int, int]) -> None:
         """Mark agents as lost although they were in contact recently: the operator knows that no container of their
-        pods runs any more. `gone`: by worker, the newest incarnation that has ended."""
+        pods runs any more. `gone`: for each worker, the newest incarnation that has ended."""
         with self._changed:
             before = dict(self._lost_incarnations)
             for index, incarnation in gone.items():
@@ -216,7 +216,7 @@ class Gang:
             return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_leaving(self) -> bool:
-        """Return whether every agent that is not lost was ordered to stop by its system."""
+        """Return whether every agent that is not lost received SIGTERM from outside, for example from the kubelet."""
         with self._changed:
             now = self._clock()
             return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))
@@ -238,7 +238,7 @@ class Gang:
     def world_of(
         self, formation: int, members: Sequence[MemberProcess], sites: Mapping[int, str] | None = None
     ) -> World:
-        """Return the world of `members`, which are in rank order. `sites`: by worker, if any."""
+        """Return the world of `members`, which are in rank order. `sites`: site names by worker, if any."""
         with self._changed:
             return make_generation_world(
                 formation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
@@ -458,7 +458,7 @@ def _relevant_state(agent: RegisteredAgent) -> tuple[object, ...]:
 
 
 def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None = None) -> World:
-    """Return the world of a complete gang, in the order of `members`. `sites`: by worker index, if any."""
+    """Return the world of a complete gang, in the order of `members`. `sites`: site names by worker index, if any."""
     first = members[0]
     return World(
         attempt=first.attempt,
@@ -476,7 +476,7 @@ def make_generation_world(
     registrations: Mapping[int, Registration],
     sites: Mapping[int, str] | None = None,
 ) -> World:
-    """Return the world of `members`, which are in rank order. `sites`: by worker index, if any."""
+    """Return the world of `members`, which are in rank order. `sites`: site names by worker index, if any."""
     slots = next(iter(registrations.values())).slots  # equal in all registrations; the launcher refuses others
     agents = [registrations[process.slot // slots] for process in members]
     placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]

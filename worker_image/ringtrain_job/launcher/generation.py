@@ -316,7 +316,7 @@ def _form_world(state: GenerationState, rules: GenerationRules, view: WorldView,
 
 
 def _lacks_state(ready: Collection[int], state: GenerationState, view: WorldView) -> bool:
-    """Return whether none of `ready` is known to have the state, while a process that has it may reconnect."""
+    """Return whether no process in `ready` is known to have the state, while a process with the state may reconnect."""
     is_lacking = state.steps.training > 0 and not _have_state(ready, state, view)
     return is_lacking and _others_may_return(ready, state, view)
 

@@ -65,7 +65,7 @@ class HostAgents(Protocol):
 @dataclass(frozen=True)
 class HostControl:
     """Control over the hosts in an elastic run's script. `agents`: None for runs on this machine alone.
-    `slots_per_host`: slots of a line without a number. `sites`: site names by host, if any."""
+    `slots_per_host`: slots of a host whose line has no number. `sites`: site names by host, if any."""
 
     agents: HostAgents | None = None
     slots_per_host: int = 1

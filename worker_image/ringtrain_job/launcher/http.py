@@ -95,12 +95,12 @@ class HttpServer:
 class StatusServer(HttpServer):
     """The launcher's HTTP server.
 
-    `status` returns the document of `/status`, `brief_status` that of `/status?brief`, and `healthy` decides the answer
-    of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and `/healthz`
-    contain only figures and require none. `change_tokens`: tokens that PUT requests require. If `/status` requires no
-    token, an answer to a client without one of the `change_tokens` omits lines that ranks wrote, because any user of
-    this machine may connect. `on_workers` receives `PUT /workers` of an elastic job, `on_pods` receives `PUT /pods`,
-    and `on_sites` receives `PUT /sites`.
+    `status` returns the document of `/status`, `brief_status` the document of `/status?brief`, and `healthy` decides
+    the answer of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and
+    `/healthz` contain only figures and require none. `change_tokens`: tokens that PUT requests require. If `/status`
+    requires no token, an answer to a client without one of the `change_tokens` omits lines that ranks wrote, because
+    any user of this machine may connect. `on_workers` receives `PUT /workers` of an elastic job, `on_pods` receives
+    `PUT /pods`, and `on_sites` receives `PUT /sites`.
     """
 
     called = "the status port"
@@ -252,7 +252,7 @@ class _LimitedHttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def admit(self, request: Any) -> None:
-        """Exempt this request from the limits; its client has sent a valid token."""
+        """Exempt this request from the limits, because the client has sent a valid token."""
         self.unauthenticated.leave(self._entered[request])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -265,7 +265,8 @@ def _shut_http_socket(sock: socket.socket) -> None:
 
 
 class _HttpReply(io.BufferedIOBase):
-    """Output stream that sends as long as the client reads some of it. `sendall` has one timeout for all the data."""
+    """Output stream whose timeout starts again each time the client reads data. `sendall` has one timeout for all
+    data."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

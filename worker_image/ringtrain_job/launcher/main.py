@@ -100,7 +100,8 @@ def _run_description(config: LauncherConfig, command: Sequence[str]) -> dict[str
 
 
 def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
-    """Repeat the outcome of an attempt that an earlier launcher ended; its observers may not have finished."""
+    """Repeat the outcome of an attempt that an earlier launcher ended. The observers of that launcher may not have
+    finished."""
     verdict = read_verdict(attempt.files)
     observers = open_observers(attempt, stack)
     observers.ended(verdict)

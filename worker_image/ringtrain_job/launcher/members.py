@@ -11,7 +11,8 @@ from ringtrain_job.control.model import ENDED, Member, RankPhase, RankState
 class MemberProcess:
     """A process that is, or was, a member of a generation.
 
-    `instance`: the agent that runs it. `life`: its number in its slot. `joined`: its first generation.
+    `instance`: the agent that runs it. `life`: number of the process in its slot. `joined`: first generation of the
+    process.
     """
 
     slot: int

@@ -72,7 +72,7 @@ class AttemptObserver:
         return {}
 
     def unfinished(self) -> Mapping[str, Any] | None:
-        """Return unfinished work after `ended`, for the termination message; None if there is none."""
+        """Return unfinished work after `ended`, for the termination message, or None."""
         return None
 
 

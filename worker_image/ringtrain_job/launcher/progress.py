@@ -46,7 +46,7 @@ class ConsoleObserver(AttemptObserver):
         self._console.show_progress(bar, line)
 
     def ended(self, verdict: Verdict | None) -> None:
-        """Print the final total of the throughput, if one was measured and no summary of `ringtrain run` has it."""
+        """Print the total throughput, if it was measured and the summary of `ringtrain run` does not contain it."""
         if verdict is None:
             return
         self._console.show_progress(None, "")

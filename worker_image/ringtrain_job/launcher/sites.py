@@ -7,8 +7,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkerSites:
-    """Names of sites by worker. `names`: by index, as they stay. `awaits_nodes`: the operator tells them by node;
-    a worker on a node that it has not told of is not known."""
+    """Names of sites by worker. `names`: sites by worker index that do not change. `awaits_nodes`: whether the
+    operator sends the site of each node; the site of a worker is unknown until then."""
 
     def __init__(self, names: Mapping[int, str], awaits_nodes: bool) -> None:
         self.by_index = dict(names)
@@ -23,12 +23,12 @@ class WorkerSites:
         return bool(self.by_index) or self.awaits_nodes or self.of_host is not None
 
     def hear(self, by_index: Mapping[int, str], by_node: Mapping[str, str]) -> None:
-        """Take what the operator has read of nodes."""
+        """Store the sites that the operator has read, by worker index and by node."""
         self.by_index.update(by_index)
         self.by_node.update(by_node)
 
     def of(self, worker: int, node: str) -> str:
-        """The site of `worker`, whose pod is on `node`; empty where it is not known."""
+        """The site of `worker`, whose pod is on `node`; empty if it is not known."""
         if self.of_host is not None:
             return self.of_host(worker)
         if not self.awaits_nodes:

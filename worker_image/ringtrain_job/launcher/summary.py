@@ -159,7 +159,7 @@ def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str,
 
 
 def _announced_ranks(files: AttemptFiles) -> int | None:
-    """Return the number of ranks that a launcher on this machine wrote beside its link, if it did."""
+    """Return the number of ranks that a launcher on this machine wrote next to its link, if any."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(files.page.read_text())["worldSize"])
     return None

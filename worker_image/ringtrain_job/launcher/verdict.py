@@ -148,7 +148,7 @@ NO_CONTACT = (
 
 
 def with_warning(view: GangView, verdict: Verdict | None, words: str = NO_CONTACT) -> Verdict | None:
-    """Add a warning to a success if none of several ranks has joined the world. `words`: what no rank did."""
+    """Add a warning to a success if there are several ranks and no rank joined the world. `words`: what no rank did."""
     size = len(view.ranks)
     if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
         return verdict

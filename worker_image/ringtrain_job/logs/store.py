@@ -297,7 +297,7 @@ def _cut_log_file(path: Path, size: int) -> None:
 
 
 def _write_logs_together(*parts: tuple[BinaryIO, bytes]) -> None:
-    """Append to several files; if one write fails (a full disk), none of them is changed."""
+    """Append to several files; if one write fails (a full disk), no file is changed."""
     sizes = [file.tell() for file, _ in parts]
     try:
         for file, data in parts:

@@ -177,7 +177,7 @@ class ApiClient:
         follow: bool = False,
         tail_lines: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the pod's log in whole lines including the newline, as its node has it."""
+        """Yield the pod's log in whole lines including the newline, as stored on the pod's node."""
         query = {"follow": "true"} if follow else {}
         query.update({"container": container} if container else {})
         query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})

@@ -54,7 +54,9 @@ def headers_of_user(user: User, cluster: Cluster, tls: ApiTls) -> Headers:
     impersonated = _impersonation(user)
     credentials = _credentials(user, cluster, tls)
     if credentials is None and not certificate:  # kubectl would prompt for a name and a password
-        raise ApiError("kubeconfig: the context's user does not exist or has no credentials; use one that has")
+        raise ApiError(
+            "kubeconfig: the user of the context does not exist or has no credentials; use a user with credentials"
+        )
     return lambda: CIMultiDict([*impersonated.items(), *(credentials().items() if credentials else ())])
 
 

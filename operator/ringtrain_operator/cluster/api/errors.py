@@ -10,7 +10,7 @@ from ...errors import OperatorError
 
 
 class ApiError(OperatorError):
-    """A request failed. `message`: the API server's message; `fields`: its message for each field."""
+    """A request failed. `message`: the API server's message; `fields`: the API server's message for each field."""
 
     def __init__(
         self,

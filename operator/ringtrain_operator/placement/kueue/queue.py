@@ -16,8 +16,10 @@ _RETRIABLE_ANNOTATION = "kueue.x-k8s.io/retriable-in-group"
 
 @dataclass(frozen=True)
 class KueuePlacement:
-    """An attempt in its queue. `view`: None without Workloads. `queued_as`: kind of object by which Kueue manages the
-    job.
+    """Placement of an attempt by Kueue.
+
+    `view`: Kueue's API and the job's Workload; None if the operator may not write Workloads. `queued_as`: kind of
+    object by which Kueue manages the job.
     """
 
     attempt: PlacementAttempt

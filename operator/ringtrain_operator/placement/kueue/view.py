@@ -52,10 +52,8 @@ class Grant:
 
 @dataclass(frozen=True)
 class WorkloadView:
-    """One Workload. `counts`: pods that its spec requests, by pod set. `grants`: its admission, by pod set.
-
-    `foreign`: it has the name of the job's Workload but belongs to another owner.
-    """
+    """One Workload. `counts`: pods that the spec requests, by pod set. `grants`: pods that Kueue admitted, by pod
+    set. `foreign`: whether this Workload has the name of the job's Workload but belongs to another owner."""
 
     name: str
     uid: str
@@ -117,7 +115,8 @@ class WorkloadView:
 class KueueView:
     """Kueue, where the operator may write Workloads.
 
-    `version`: of its API. `priority`: fields for a new Workload. `problem`: reason for which none can be created.
+    `version`: version of Kueue's API. `priority`: fields for a new Workload. `problem`: reason for which none can be
+    created.
     """
 
     version: str

@@ -40,10 +40,8 @@ def is_prebuilt(job: Job) -> bool:
 
 
 def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings: BuildSettings) -> Json:
-    """Return the Workload that waits for quota for all of the job's pods. `version`: of Kueue's API.
-
-    `priority`: fields with its priority class and value.
-    """
+    """Return the Workload that waits for quota for all of the job's pods. `version`: version of Kueue's API.
+    `priority`: fields with the Workload's priority class and value."""
     name = workload_name(job.name, job.uid, job.labels)
     metadata = names.metadata(job, name, {**names.job_labels(job), JOB_UID_LABEL: job.uid})
     spec: Json = {"queueName": job.queue, "active": True, "podSets": _pod_sets(job, settings), **priority}

@@ -18,8 +18,8 @@ _ELASTIC: Final = ("min_workers", "max_workers", "reset_limit", "cooldown_range"
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Settings of RayExecutor. `timeout_s`: seconds for the rendezvous of ranks; `placement_group_timeout_s`: for their
-    placement."""
+    """Settings of RayExecutor. `timeout_s`: seconds for the rendezvous of ranks; `placement_group_timeout_s`:
+    seconds for the placement of ranks."""
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100

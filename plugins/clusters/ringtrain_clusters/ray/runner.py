@@ -60,7 +60,7 @@ def run(
     placed or none. Ranks on one node are consecutive and see the devices of all of them; a rank uses the device with
     its local rank.
 
-    `resources_per_worker`: as Ray names them, `{"CPU": 1}` by default, for example `{"CPU": 4, "GPU": 1}`.
+    `resources_per_worker`: resources with Ray's names, `{"CPU": 1}` by default, for example `{"CPU": 4, "GPU": 1}`.
     `workers_per_node`: exactly this number of ranks on each node. `placement`: Ray's strategy, one of PACK, SPREAD,
     STRICT_PACK and STRICT_SPREAD, or a placement group with a bundle for each rank. `start_timeout`: seconds for
     placement and rendezvous of ranks, 600 by default. `env`: additional variables of ranks. `stdout`, `stderr`: streams
@@ -137,7 +137,7 @@ def _whole_ray_actors() -> dict[str, float]:
 
 
 class ActorDied(RingtrainError):
-    """An actor ended with its process. `partition`: its number in the run."""
+    """An actor ended with its process. `partition`: number of the actor in the run."""
 
     def __init__(self, partition: int, error: BaseException) -> None:
         super().__init__(str(error))

@@ -110,7 +110,9 @@ class _ElasticSparkStage(SparkStage):
         sizes = {size for _, size, _ in found}
         ranks = sorted(rank for rank, _, _ in found)
         if len(sizes) != 1 or ranks != list(range(*sizes)):
-            raise RingtrainError(f"results are those of ranks {ranks}, of worlds of {sorted(sizes)}")
+            raise RingtrainError(
+                f"ranks {ranks} of worlds of {sorted(sizes)} ranks have results; expected every rank of one world"
+            )
         return [(rank, result) for rank, _, result in found]
 
 

@@ -63,11 +63,11 @@ def run(
 
     Every rank is a child process of one task of a Spark barrier stage, so either all of them run at once or none.
 
-    `num_proc`: by default Spark's default parallelism. `start_timeout`: seconds for the rendezvous of ranks, 600 by
-    default. `env`: variables of ranks in addition to their task's. `stdout`, `stderr`: streams for ranks' lines and for
-    Ringtrain's log; by default those of this process. `verbose`: 2 also shows the logs of launcher and agents.
-    `executable`: the Python of ranks. `log_dir`: directory for every rank's output. The other arguments are Horovod's
-    and have no effect.
+    `num_proc`: number of ranks, by default Spark's default parallelism. `start_timeout`: seconds for the rendezvous of
+    ranks, 600 by default. `env`: variables of ranks in addition to their task's. `stdout`, `stderr`: streams for ranks'
+    lines and for Ringtrain's log; by default those of this process. `verbose`: 2 also shows the logs of launcher and
+    agents. `executable`: the Python of ranks. `log_dir`: directory for every rank's output. The other arguments are
+    Horovod's and have no effect.
 
     Raises RankFailed for the rank that failed first, or whose task died; all other ranks have ended then. Raises
     ConfigurationError if there is no Spark session, or the cluster has fewer slots than `num_proc`.
@@ -93,8 +93,8 @@ def run(
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
     """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark itself would wait for more slots.
 
-    `limit_s`: seconds to wait for the first executor of a cluster that is still starting; `patience_s`: for each
-    further one.
+    `limit_s`: seconds to wait for the first executor of a cluster that is still starting; `patience_s`: seconds to wait
+    for each further executor.
     """
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()

@@ -27,7 +27,8 @@ def describe_task(run_launcher: str, partition: int) -> Task:
 
 
 def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
-    """Run the rank under an agent, which sends its output; return its pickled result, None if there is none.
+    """Run the rank under an agent, which sends its output; return the rank's pickled result, or None if the rank has no
+    result.
 
     No started process outlives this call or this process.
     """
@@ -37,7 +38,11 @@ def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
 
 def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None:
     """Run elastic ranks one after the other in the slot with the task's number, until one has a result or the run has
-    ended. Return its last rank, the size of that world, and the pickled result; None without a result."""
+    ended.
+
+    Return the rank number that the last process had, the size of its world, and its pickled result; None if there is no
+    result.
+    """
     with run_folder() as folder:
         while _is_launcher_there(run.launcher):
             result = _run_task_in(folder, run, task, None)
@@ -98,8 +103,11 @@ def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: P
 
 
 def _task_host() -> str:
-    """Return an identifier that is equal for processes that share this machine's memory; containers of one machine may
-    not."""
+    """Return an identifier of the memory that this process can share with others.
+
+    Processes with the same identifier share memory. Containers on one machine have different identifiers, even if
+    they share memory.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "mnt", "net")]
     return " ".join([socket.gethostname(), boot, *spaces])

@@ -56,7 +56,8 @@ class TaskScheduler:
 
 @dataclass(frozen=True)
 class TaskRunOutput:
-    """Streams for ranks' lines (None: this process's own), and the verbosity of Ringtrain's log."""
+    """Streams for ranks' lines, and the verbosity of Ringtrain's log. A stream that is None stands for this
+    process's stream."""
 
     stdout: TextIO | None
     stderr: TextIO | None

@@ -41,7 +41,7 @@ def check_task_count(where: str, name: str, value: Any) -> None:
 @dataclass(frozen=True)
 class TaskWorldBounds:
     """Limits of an elastic run's world: least, first and highest number of ranks. `timeout_s`: seconds to wait for lost
-    ranks. `resets`: limit on new generations, None: 99."""
+    ranks. `resets`: limit on new generations; None stands for 99."""
 
     least: int
     begin: int

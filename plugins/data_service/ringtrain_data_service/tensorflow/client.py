@@ -31,9 +31,10 @@ class OtherKey(ConfigurationError):
 
 @dataclass(frozen=True)
 class DispatcherState:
-    """State of a dispatcher: its `address`, None before it has started; its `workers` that are ready, of `wanted` many.
+    """State of a dispatcher. `address`: address of the dispatcher, or None before it has started. `workers`: indices
+    of the ready workers. `wanted`: number of workers that the dispatcher needs.
 
-    `over`: training has ended, and so does the compute job.
+    `over`: whether training has ended, so that the compute job ends too.
     """
 
     address: str | None
@@ -129,7 +130,7 @@ class TfDataDirectoryClient:
             time.sleep(_AGAIN_S)
 
     def _request_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None if there is none. Raises ConfigurationError for a wrong key or an invalid request."""
+        """Return the answer, or None. Raises ConfigurationError for a wrong key or an invalid request."""
         nonce = secrets.token_hex(16)
         try:
             with socket.create_connection(address, timeout=CALL_S) as sock:

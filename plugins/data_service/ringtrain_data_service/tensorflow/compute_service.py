@@ -51,9 +51,9 @@ def tf_data_service(
 
     If a compute job does not answer for the config's `timeout`, the dataset ends with a TensorFlow InternalError that
     says so. With `dispatcher_side="training"` the dispatcher runs here until the context is left: on rank 0, or on
-    every rank if each has its own. `size`: of training, by default that of the initialized world. Raises
-    ConfigurationError if the number of dispatchers does not fit the training, and DataError if they do not start in
-    time.
+    every rank if each has its own. `size`: number of training ranks, by default the size of the initialized world.
+    Raises ConfigurationError if the number of dispatchers does not fit the training, and DataError if they do not start
+    in time.
     """
     if size is None and is_initialized():
         size = world_size()
@@ -179,9 +179,9 @@ def compute_worker_fn(
 ) -> None:
     """Run one worker of the compute job until its end, and the dispatcher of its group on the group's first rank.
 
-    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: by default new ones.
-    `host`: address for training. A server that dies is restarted at the same address. Raises DataError if servers
-    cannot run, or the directory no longer answers.
+    Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: servers to use, by
+    default new servers. `host`: address for training. A server that dies is restarted at the same address. Raises
+    DataError if servers cannot run, or the directory no longer answers.
     """
     init()
     rank = world_rank()
@@ -240,7 +240,8 @@ _AGAIN_S: Final = 0.2
 class JobDataService:
     """Replacement for a TfDataServiceConfig: `dataset.send_to_data_service(JobDataService(), rank, size)`.
 
-    `dispatchers`: as in spec.dataWorkers, 1 or the number of ranks. `timeout`: seconds to wait for them.
+    `dispatchers`: number of dispatchers in spec.dataWorkers, 1 or the number of ranks. `timeout`: seconds to wait for
+    the dispatchers.
     """
 
     dispatchers: int = 1
@@ -284,8 +285,8 @@ class TfDataJobClient:
                 return found
             if time.monotonic() >= end:
                 raise DataError(
-                    f"{len(found)} of {self.dispatchers} dispatchers are registered after {timeout_s:g} s, as "
-                    f"{self.file} says; does spec.dataWorkers have kind: tensorflow, and do its pods run?"
+                    f"{self.file} lists {len(found)} of {self.dispatchers} dispatchers after {timeout_s:g} s; check "
+                    "that spec.dataWorkers has kind: tensorflow, and that its pods run"
                 )
             time.sleep(_AGAIN_S)
 

@@ -53,7 +53,7 @@ class TfDataServiceConfig:
                 f"dispatcher_side is {quoted(self.dispatcher_side)}; expected one of {', '.join(SIDES)}"
             )
         if not isinstance(self.key, bytes) or not self.key:
-            raise ConfigurationError("key is not bytes, or empty; expected that of the compute job")
+            raise ConfigurationError("key is not bytes, or empty; expected the key of the compute job")
 
     def compute_client(self, verbose: int = 1) -> TfDataDirectoryClient:
         """Return a client of the compute job's rank 0, which can also end the job:
@@ -64,7 +64,8 @@ class TfDataServiceConfig:
         return TfDataDirectoryClient(self.addresses, self.key, float(self.timeout))
 
     def check_training(self, rank: int, size: int | None) -> None:
-        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers; None: unknown."""
+        """Raise ConfigurationError unless training of `size` ranks can use these dispatchers. `size` is None if it
+        is unknown."""
         check_tf_data_training(self.dispatchers, rank, size)
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,7 +179,8 @@ class TfDataServiceConfig:
 
 
 def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> None:
-    """Raise ConfigurationError unless training of `size` ranks (None: unknown) can use this number of dispatchers."""
+    """Raise ConfigurationError unless training of `size` ranks can use this number of dispatchers. `size` is None if
+    it is unknown."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
         raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
     if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):

@@ -102,8 +102,8 @@ class TfDataDirectory:
         with self._lock:
             if dispatcher not in self._workers:
                 raise ConfigurationError(
-                    f"dispatcher {dispatcher} is none of this data service's, which has {len(self._workers)}: "
-                    f"start compute_worker with as many --dispatchers as training has ranks, or with one"
+                    f"dispatcher {dispatcher} does not exist; this data service has {len(self._workers)} dispatchers; "
+                    "set --dispatchers of compute_worker to the number of training ranks, or to 1"
                 )
             if what == "dispatcher":
                 self._addresses[dispatcher] = address

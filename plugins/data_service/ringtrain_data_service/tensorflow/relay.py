@@ -35,8 +35,9 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class WatchedTfDataJob:
-    """A compute job. `asks`: returns whether the job is over, within this number of seconds; raises DataError without
-    an answer, ConfigurationError if another job answers. `name`: for messages. `lost_after_s`: longest silence."""
+    """A compute job. `asks`: returns whether the job is over, within this number of seconds; raises DataError
+    without an answer, ConfigurationError if another job answers. `name`: name of the job in messages.
+    `lost_after_s`: longest silence."""
 
     asks: Callable[[float], bool]
     name: str

@@ -35,8 +35,8 @@ class Estimator:
     0 reads and writes `model_dir` while training, and sends its weights to the others. Rank 0 logs TensorFlow's lines
     (`loss = 0.3, step = 100 (1.2 sec)`) with `tf.compat.v1.logging` at INFO.
 
-    `model_dir`: default: that of `config`, else a new folder that rank 0 logs. `warm_start_from`: a checkpoint with the
-    initial weights, if `model_dir` has none.
+    `model_dir`: folder of checkpoints; the default is the folder of `config`, otherwise a new folder whose name rank 0
+    logs. `warm_start_from`: a checkpoint with the initial weights, used if `model_dir` has no checkpoint.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Return metrics of a checkpoint (None: the newest) over `steps` batches, or until the input ends. Collective:
-        rank 0 evaluates all of the input, every rank returns the result. Raises ConfigurationError without a
-        checkpoint."""
+        """Return metrics of a checkpoint (the newest by default) over `steps` batches, or until the input ends.
+        Collective: rank 0 evaluates all of the input, every rank returns the result. Raises ConfigurationError
+        without a checkpoint."""
         found: Any = None
         if rt.rank() == 0:
             try:
@@ -169,9 +169,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yield the predictions of a checkpoint (None: the newest), on this rank alone: dictionaries if the spec has
-        them by name, restricted to `predict_keys`; of one example each, or with `yield_single_examples=False` of a
-        batch. Raises ConfigurationError without a checkpoint."""
+        """Yield the predictions of a checkpoint (the newest by default), on this rank alone: dictionaries if the
+        spec has them by name, restricted to `predict_keys`; of one example each, or with
+        `yield_single_examples=False` of a batch. Raises ConfigurationError without a checkpoint."""
         with self._graph():
             _v1.train.get_or_create_global_step()
             elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
@@ -194,7 +194,7 @@ class Estimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> str:
-        """Write the model of a checkpoint (None: the newest) for serving, to a new folder below `export_dir_base`;
+        """Write the model of a checkpoint (the newest by default) for serving, to a new folder below `export_dir_base`;
         return its path. On this rank alone. Raises ConfigurationError without a checkpoint.
 
         `serving_input_receiver_fn()` returns an object with `features` and `receiver_tensors`.
@@ -273,11 +273,11 @@ class Estimator:
 
 def _estimator_model_dir(given: str | None, config: RunConfig) -> str:
     if given is not None and config.model_dir is not None and str(given) != str(config.model_dir):
-        raise ConfigurationError(f"model_dir is {given} and that of config is {config.model_dir}; expected one")
+        raise ConfigurationError(f"model_dir is {given}, but config.model_dir is {config.model_dir}; pass one of them")
     if (chosen := given or config.model_dir) is not None:
         return str(chosen)
     if config.task_type == "evaluator":
-        raise ConfigurationError("model_dir is None; the evaluator needs that which rank 0 writes checkpoints to")
+        raise ConfigurationError("model_dir is None; pass the folder to which rank 0 writes checkpoints")
     made = tempfile.mkdtemp(prefix="model-")
     if rt.rank() == 0:
         _v1.logging.warning("model_dir is None; this run writes its checkpoints to the new folder %s", made)

@@ -33,7 +33,7 @@ def write_saved_model(
         signatures.setdefault(_DEFAULT_SIGNATURE, *signatures.values())
     if _DEFAULT_SIGNATURE not in signatures:
         raise ConfigurationError(
-            f"export_outputs has {', '.join(signatures)}; expected {_DEFAULT_SIGNATURE!r} among several signatures"
+            f"export_outputs has the signatures {', '.join(signatures)}; one of several must be {_DEFAULT_SIGNATURE!r}"
         )
     folder = _new_export_folder(base)
     builder = _v1.saved_model.Builder(str(folder))

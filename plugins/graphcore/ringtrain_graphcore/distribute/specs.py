@@ -27,8 +27,8 @@ class EstimatorSpec:
     `train_op`: the operation of a training step. `host_call`: `(fn, gradients)`, which replaces or extends it: the
     gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on the
     host. `eval_metric_ops`: `(value, update)` by name, as in `tf.compat.v1.metrics`. `predictions`: a tensor, or
-    tensors by name. `export_outputs`: by name of the signature, tensors by name or an object with `as_signature_def`.
-    `training_chief_hooks`: rank 0's.
+    tensors by name. `export_outputs`: for each name of a signature, tensors by name or an object with
+    `as_signature_def`. `training_chief_hooks`: hooks that only rank 0 runs.
     """
 
     mode: str
@@ -64,8 +64,8 @@ def _check_estimator_host_call(host_call: Any) -> None:
         raise ConfigurationError(f"host_call is {kind_of(host_call)}; expected (function, gradients)")
     if not host_call[1] or any(gradient is None for gradient in host_call[1]):
         raise ConfigurationError(
-            f"host_call has the gradients {list(host_call[1])!r}; expected at least one, and none that is None: a "
-            "variable that the loss does not depend on has no gradient"
+            f"host_call has the gradients {list(host_call[1])!r}; expected at least one gradient, and no "
+            "None; a gradient is None if the loss does not depend on its variable"
         )
 
 
@@ -89,9 +89,9 @@ _NO_MEANING: Final = (
 class RunConfig:
     """Settings of an Estimator, with the arguments of `tf.estimator.RunConfig`.
 
-    `train_distribute`: a strategy of this module; None: `MultiWorkerStrategy()`. Rank 0 writes checkpoints every
-    `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; by default every 600 seconds.
-    Rank 0 writes summaries for TensorBoard every `save_summary_steps` steps. None switches each off.
+    `train_distribute`: a strategy of this module; the default is `MultiWorkerStrategy()`. Rank 0 writes checkpoints
+    every `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; by default every 600
+    seconds. Rank 0 writes summaries for TensorBoard every `save_summary_steps` steps. None switches each off.
     """
 
     model_dir: str | None = None
@@ -165,7 +165,8 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """The training of `train_and_evaluate`. `max_steps`: None: until the input ends."""
+    """The training of `train_and_evaluate`. `max_steps`: number of training steps, or None to train until the input
+    ends."""
 
     input_fn: Callable[..., Any]
     max_steps: int | None = None
@@ -175,7 +176,7 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """The evaluation of `train_and_evaluate`. `steps`: batches; None: until the input ends.
+    """The evaluation of `train_and_evaluate`. `steps`: number of batches, or None to evaluate until the input ends.
 
     `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path, eval_result,
     is_the_final_export)`, called after each evaluation. `start_delay_secs`: seconds that a separate evaluator process

@@ -24,7 +24,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     rank returns the last metrics. Collective.
 
     A process with the type evaluator in TF_CONFIG does not train: it evaluates each new checkpoint of `model_dir` up to
-    the last. Raises ConfigurationError if there is none for an hour.
+    the last. Raises ConfigurationError if no checkpoint appears for an hour.
     """
     if current_world().config.role == "evaluator":
         return _evaluate_checkpoints(estimator, train_spec, eval_spec)

@@ -25,8 +25,8 @@ class MpiAgentMainThread:
         self._patience_s = patience_s
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the main thread and return its result; its errors are raised here. TimeoutError: the main
-        thread is busy."""
+        """Run `work` on the main thread and return its result. Raises the errors of `work`, and TimeoutError if the
+        main thread is busy."""
         done: Future[T] = Future()
 
         def do() -> None:
@@ -57,7 +57,7 @@ class ChildStreams:
 
 @dataclass(frozen=True)
 class MpiDaemonChild:
-    """A started process. `exit`: its exit code once it has ended, negative for a signal."""
+    """A started process. `exit`: exit code of the process once it has ended, negative for a signal."""
 
     pid: int
     exit: "Future[int]"

@@ -31,7 +31,8 @@ _LAST_OUTPUT_S = 1.0
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Deadlines of a daemon. `start_s`: for the caller to answer the challenge; `grace_s`: from SIGTERM to SIGKILL."""
+    """Deadlines of a daemon. `start_s`: seconds in which the caller must answer the challenge; `grace_s`: seconds
+    from SIGTERM to SIGKILL."""
 
     start_s: float
     grace_s: float

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that mpirun has started, as described by MPI's environment. `starter`: implementation of that mpirun."""
+    """A rank that mpirun has started, as described by MPI's environment. `starter`: implementation of the mpirun
+    that starts the ranks."""
 
     rank: int
     size: int

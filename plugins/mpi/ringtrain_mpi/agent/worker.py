@@ -102,7 +102,8 @@ class MpiWorkerAgent:
         self._begun.clear()
 
     def await_begun(self) -> None:
-        """Wait until the launcher has announced that all agents have registered; its requests may arrive earlier."""
+        """Wait until the launcher has announced that all agents have registered; requests of the launcher may arrive
+        earlier."""
         if not self._begun.wait(self._config.call_s):
             raise ConfigurationError("the launcher has not started the job yet")
 
@@ -162,7 +163,7 @@ class MpiWorkerAgent:
         if arrival.rank in self._assigned:
             return (
                 f"mpirun starts rank {arrival.rank} while rank {arrival.rank} of another mpirun runs; the job "
-                f"declares {declared} ranks, those of one mpirun after the other"
+                f"declares {declared} ranks, so run one mpirun after the other"
             )
         return ""
 
@@ -305,8 +306,8 @@ def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) ->
     spec = importlib.util.find_spec(_NODE_NAME_LIBRARY)
     if spec is None or spec.origin is None:
         log.warning(
-            "ringtrain was installed without a C compiler: with Open MPI 5, workers that share the host name %s "
-            "would wait for each other in MPI_Init",
+            "with Open MPI 5, workers with the same host name %s can block in MPI_Init, because ringtrain was "
+            "installed without a C compiler; install ringtrain again with a C compiler",
             socket.gethostname(),
         )
         return {}

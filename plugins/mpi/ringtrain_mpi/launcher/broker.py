@@ -73,7 +73,7 @@ class MpiDaemonBroker:
                 send_message(connection, {"exit_code": code, "error": error})
 
     def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
-        """Run one daemon on the client's streams; return its exit code and, if there is none, the error."""
+        """Run one daemon on the client's streams; return the daemon's exit code or, without an exit code, the error."""
         host, command = str(message["host"]), str(message["command"])
         if message["is_daemon"] and not message["wrapped"]:  # its ranks would never check in
             self._on_failed(host, EXIT_BAD_CONFIGURATION, _NOT_WRAPPED)

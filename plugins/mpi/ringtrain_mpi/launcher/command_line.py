@@ -119,10 +119,8 @@ def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
 
 @dataclass(frozen=True)
 class MpirunLine:
-    """Command line shared by all mpirun calls of the job. `options`: of `spec.mpi`; `own_address`: the launcher's.
-
-    `hostfile`: its path; empty: not known yet.
-    """
+    """Command line shared by all mpirun calls of the job. `options`: options of `spec.mpi`; `own_address`: address
+    of the launcher. `hostfile`: path of the hostfile; empty if it is not known yet."""
 
     mpirun: MpirunVersion
     options: tuple[str, ...]

@@ -92,7 +92,7 @@ class MpirunJob:
 
     @property
     def needs_init(self) -> bool | None:
-        """Whether a success without MPI_Init is a failure; None: it has a warning."""
+        """Whether a success without MPI_Init is a failure. None: the launcher only logs a warning."""
         return self._settings.needs_init
 
     def start(self, workers: Sequence[Registration], slots: Mapping[int, int] | None = None) -> None:

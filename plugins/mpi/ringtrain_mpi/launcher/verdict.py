@@ -16,10 +16,8 @@ NO_MPI_INIT = (
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """End of the launcher's command. `code`: negative for a signal; `tail`: its last lines.
-
-    `at`: time on the launcher's monotonic clock.
-    """
+    """End of the launcher's command. `code`: exit code, negative for a signal; `tail`: last lines of its output.
+    `at`: time on the launcher's monotonic clock."""
 
     code: int
     at: float
@@ -28,8 +26,8 @@ class CommandEnd:
 
 @dataclass(frozen=True)
 class DaemonEnd:
-    """The first of mpirun's daemons that failed. `at`: time on the launcher's monotonic clock; `said`: its last
-    line."""
+    """The first of mpirun's daemons that failed. `at`: time on the launcher's monotonic clock; `said`: last line of
+    the daemon's output."""
 
     host: str
     code: int

@@ -176,10 +176,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class GatherState(keras.callbacks.Callback):
-    """Gather the state of a `HostOptimizer` on `root` (None: every rank), so that subsequent callbacks can save it
-    there: `ModelCheckpoint`, `BackupAndRestore`. Use it on every rank.
+    """Gather the state of a `HostOptimizer` on `root`, or on every rank if None, so that subsequent callbacks can save
+    it there: `ModelCheckpoint`, `BackupAndRestore`. Use it on every rank.
 
-    `save_freq`: that of the saving callback: "epoch", or a number of batches.
+    `save_freq`: the same value as for the saving callback: "epoch", or a number of batches.
     """
 
     def __init__(self, root: int | None = 0, save_freq: str | int = "epoch") -> None:

@@ -33,7 +33,7 @@ class DiLoCo(keras.callbacks.Callback):
         model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
         model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
 
-    `options`: those of `ringtrain.diloco.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
+    `options`: options of `ringtrain.diloco.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression,
     bucket_bytes). `fit` begins with the weights of rank 0 on all ranks. It ends with the outer weights on all ranks,
     and with variables of rank 0 that are not trained, such as the averages of BatchNormalization. Each `fit` makes a
     new outer optimizer. `outer`: the `ringtrain.diloco.DiLoCo` of the last `fit`, which counts synchronizations.

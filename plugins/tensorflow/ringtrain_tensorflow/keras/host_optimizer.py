@@ -82,13 +82,13 @@ class HostKerasMixin(OnHostOptimizer):
         self._part.write(self._part.weights(), constrained=False)
 
     def gather_state(self, root: int | None = 0) -> None:
-        """Gather the state of all ranks, so that `root` (None: every rank) can save it with `model.save`,
+        """Gather the state of all ranks, so that `root`, or every rank if None, can save it with `model.save`,
         `save_weights`, `tf.train.Checkpoint` or Keras' callbacks. Collective, between updates; valid until the next
         update."""
         self._part.gathered = self.state_dict(root)
 
     def whole_state(self) -> Mapping[str, Any] | None:
-        """Return the state to save; None if this rank has only a part of it; {} if there is none. Local."""
+        """Return the state to save: None if this rank has only a part of the state, {} if there is no state. Local."""
         part = self._part
         if part.made is None or not part.has_state:
             return {}
@@ -173,7 +173,7 @@ class HostKerasMixin(OnHostOptimizer):
         return children
 
     def _make(self, variables: Any) -> None:
-        """Begin to train `variables`, from a previously restored state if there is one."""
+        """Begin to train `variables`, from a previously restored state, if any."""
         with tf.init_scope():
             keras.optimizers.Optimizer.build(self, variables)
             self._part.make(self, variables)

@@ -110,8 +110,8 @@ class KerasHostPart:
         if host.accumulating:
             raise RingtrainError(
                 "the last run of this graph failed on this rank when gradients were under way, and other ranks "
-                "would take them for those of this run; shutdown() and init() on every rank, and go on from the "
-                "last checkpoint"
+                "would take them for gradients of this run; call shutdown() and init() on every rank, and resume "
+                "from the last checkpoint"
             )
         check_settings(optimizer, self.settings)
         if int(updates) > host.updates and self.has_state and not optimizer.counts_skipped_steps:
@@ -127,7 +127,7 @@ class KerasHostPart:
         return []
 
     def submit(self, name: str, gradient: Array | None) -> Sequence[Array]:
-        """Pass on the gradient of the variable with this name; None: this rank has none."""
+        """Pass on the gradient of the variable with this name; None if this rank has no gradient for it."""
         self.host.submit(name, gradient)
         return []
 

@@ -23,10 +23,11 @@ def load_model(
     """Return the saved model with a distributed optimizer, including its state.
 
     `filepath`: file that `model.save` wrote. `custom_optimizers`: optimizer classes of the model that are not Keras'
-    own. `custom_objects`: other classes and functions, by name. `compression`: of gradients. `legacy_opts`: the model
-    was saved with a legacy optimizer of Keras 2; Keras 3 has none.
+    own. `custom_objects`: other classes and functions, by name. `compression`: compression of gradients. `legacy_opts`:
+    the model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
 
-    Raises ConfigurationError if the file has no state for the optimizer, like that of a `HostOptimizer`.
+    Raises ConfigurationError if the file has no state for the optimizer, for example after training with a
+    `HostOptimizer`.
     """
     if legacy_opts and not IS_KERAS_2:
         raise ConfigurationError("load_model: legacy_opts is True; expected False, Keras 3 has no legacy optimizers")

@@ -201,7 +201,7 @@ class KerasGradientAccumulator:
         if not same or self._present not in (None, present):
             raise ConfigurationError(
                 f"backward_passes_per_step is {self._passes}, and a pass has gradients of other variables than "
-                "the first one; expected the same in each, with zeros for a variable that has none in this pass"
+                "the first one; pass the same variables each time, with zeros for a variable without a gradient"
             )
         self._present = present
         for index in present:
@@ -347,7 +347,7 @@ def PartialDistributedOptimizer(
     local_layers: Collection[Any] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return an optimizer like `DistributedOptimizer`, which does not reduce the gradients of `local_layers`."""
+    """Return a `DistributedOptimizer` that reduces all gradients except those of `local_layers`."""
     options = TensorFlowGradientOptions(
         device_dense=device_dense,
         device_sparse=device_sparse,

@@ -23,9 +23,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             state.commit()
         sampler.set_epoch(epoch + 1)         # at the end of an epoch, not at its beginning
 
-    `dataset`: of constant length. `seed`: the same on all ranks. Ranks get equally many samples: if the rest is not
-    divisible, some samples at the end of an epoch are repeated, as with `DistributedSampler`; `ringtrain.elastic.shard`
-    returns each of them once. Use it as a part of a `TorchState`, or create a new iterator after a change.
+    `dataset`: a data set whose length does not change. `seed`: the same on all ranks. Ranks get equally many samples:
+    if the rest is not divisible, some samples at the end of an epoch are repeated, as with `DistributedSampler`;
+    `ringtrain.elastic.shard` returns each of them once. Use it as a part of a `TorchState`, or create a new iterator
+    after a change.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:

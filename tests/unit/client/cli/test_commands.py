@@ -147,7 +147,7 @@ def test_a_template_alone_is_validated(part: dict[str, Any], said: str, tmp_path
     path.write_text(yaml.safe_dump({**TEMPLATE, "spec": {"job": part}}))
     result = CliRunner().invoke(main, ["validate", str(path)])
     assert result.exit_code == int(bool(said)), result.output
-    assert (said or "ClusterTrainingTemplate small is a template") in result.output
+    assert (said or "ClusterTrainingTemplate small is a valid job template") in result.output
 
 
 @pytest.mark.parametrize("command", ["validate", "render"])

@@ -23,7 +23,7 @@ from ringtrain_job.launcher.hosts import HostCoolDown
     [
         (
             ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
-            "node-a, node-b have 2 slots for -np 3",
+            "node-a, node-b have only 2 slots, but -np is 3",
         ),
         (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), but all"),
         (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
@@ -285,5 +285,5 @@ def test_fixed_hosts_of_an_elastic_run() -> None:
         run_discovery_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
     )
     assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
-    with pytest.raises(click.UsageError, match="a have 2 slots for -np 3 ranks"):
+    with pytest.raises(click.UsageError, match="a have only 2 slots, but -np is 3"):
         world.reach(HorovodrunValues(), [Host("a", 2)])

@@ -57,14 +57,14 @@ class Communicator(Protocol):
         """Return the part of every rank, by position; lengths may differ."""
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
-        """Fill `buffer` in place with that of the rank at position `root`."""
+        """Fill `buffer` in place with the buffer of the rank at position `root`."""
 
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
         """Send `parts[p]` to position p; return the received parts by position.
 
-        `origins`: on all ranks, the positions from which this one receives data, if known: only they need a connection.
+        `origins`: positions from which this rank receives data, if all ranks know theirs; only these need a connection.
         """
 
     def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
@@ -122,17 +122,18 @@ class ShortReducer(Protocol):
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
-        """Return the function of the fast path; None if there is none.
+        """Return the fast allreduce function, or None if this communicator has no fast path.
 
         The function reduces an array by operation and name, in place or not. If `op` is not a ReduceOp but `meaning`
-        returns a signature, the call is a barrier on a zero-length array. The function returns None if `meaning` does,
-        for long arrays, and if another thread owns or wants the turn. It enters `step_time.REDUCTION` while it waits.
+        returns a signature, the call is a barrier on a zero-length array. The function returns None if the array is
+        long, if `meaning` returns None, or if another thread has `turn` or waits for it. While it waits for other
+        ranks, the time counts as `step_time.REDUCTION`.
         """
 
 
 @runtime_checkable
 class MappingCommunicator(Protocol):
-    """`Communicator` whose ranks all map the buffers that `allocate` returns to each of them."""
+    """`Communicator` in which every rank maps the buffers that `allocate` returns on all ranks."""
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
         """Return the buffer of the rank at `position` that corresponds to `buffer`, from `allocate`; None if not

@@ -27,7 +27,7 @@ from ringtrain._core.world.call import FramesFor, WorldCall
 
 @dataclass(frozen=True)
 class PodChainSection:
-    """Adjacent chunks, one for each rank of a pod. `owner`: the pod that receives the result; None: all do."""
+    """Adjacent chunks, one for each rank of a pod. `owner`: pod that receives the result, or None if all pods do."""
 
     chunks: Chunks
     owner: int | None
@@ -64,9 +64,9 @@ class ChainedPods:
         is_span: bool = True,
         takers: Iterable[int] | None = None,
     ) -> WorldCall:
-        """Begin an exchange in which frames come from this rank's column in `pods` and go to that in `takers`.
+        """Begin an exchange in which frames come from this rank's column in `pods` and go to the column in `takers`.
 
-        `takers` None: the same pods.
+        `takers` defaults to the same pods.
         """
         peers = tuple(self.column[pod] for pod in pods)
         to = None if takers is None else tuple(self.column[pod] for pod in takers)
@@ -203,7 +203,7 @@ def gather_by_pods(
 ) -> None:
     """Fill `buffer` with the chunks of all ranks.
 
-    `sections`: those of each pod's chunks, by pod. `mapped`: the buffer, if the ranks of this pod map each other's.
+    `sections`: sections of each pod's chunks, by pod. `mapped`: the buffer, if the ranks of this pod map each other's.
     Each rank reads and shares sections in the order of pods that begins with its own; a forwarded section waits only
     for sections that come earlier in that order, in every pod.
     """

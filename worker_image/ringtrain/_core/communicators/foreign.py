@@ -82,7 +82,7 @@ class ForeignCommunicatorCalls:
                 time.sleep(_PAUSE_S)
 
     def _report_left(self, activity: RankActivity) -> None:
-        """Report a peer that has shut down, if there is one."""
+        """Report a peer that has shut down, if any."""
         if (departed := self._member.departed_rank(self._peers)) is not None:
             self._member.monitor.report(PeerClosed(departed, "", activity))
 

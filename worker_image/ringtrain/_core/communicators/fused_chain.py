@@ -99,7 +99,7 @@ class PodChainUpdates:
 
 
 class _PodChainTripEnd:
-    """Context that ends the previous trip, if there is one, or fails it with the error in between."""
+    """Context that ends the previous trip, if any, or fails it with an error that was raised since."""
 
     def __init__(self, trip: "_PodChainTrip | None") -> None:
         self._trip = trip
@@ -209,7 +209,7 @@ class _PodChainTrip:
             self._offer(WireStep.RESULT, index, self._gradients[cut])
 
     def _update_reduced(self, index: int) -> None:
-        """Update a cut from the last pod's sum, if it belongs to this pod."""
+        """Update the weights of cut `index` with the sum from the last pod, if this pod owns the cut."""
         owner, cut = self._cuts[index]
         if owner == self._pods.pod:
             reduced = self._gradients[cut]

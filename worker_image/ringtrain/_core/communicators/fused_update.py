@@ -26,9 +26,8 @@ from ringtrain._core.world.call import WorldCall
 
 @dataclass(frozen=True)
 class _BegunNetworkUpdate:
-    """Update whose results have not been read; other ranks still read this rank's. `call`: its context, which was
-    entered.
-    """
+    """Update whose results have not been read; other ranks still read this rank's. `call`: context of the update,
+    which was entered."""
 
     call: WorldCall
     cuts: list[list[slice]]

@@ -66,9 +66,9 @@ _LEAST_UPDATE_BYTES: Final = 256 << 10
 class HierarchicalCommunicator:
     """Communicator of equally large pods. Small or rare collectives use the flat exchange, `network`.
 
-    `hosts` None: each rank is a pod, and every reduction a tree of the ranks' data. Up to `chain_pods_most` pods every
-    reduction is the left fold in rank order. Between more pods every reduction, also of short tensors, is a tree of the
-    pods' sums: see `pod_tree.py`.
+    If `hosts` is None, each rank counts as a pod, and every reduction is a tree of the ranks' data. Up to
+    `chain_pods_most` pods every reduction is the left fold in rank order. Between more pods every reduction, also of
+    short tensors, is a tree of the pods' sums: see `pod_tree.py`.
     """
 
     overlaps: Final = True
@@ -128,9 +128,10 @@ class HierarchicalCommunicator:
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Gather the chunks: each rank gathers with its column, and the ranks of a pod share the result.
+        """Gather the chunks: each rank gathers from the ranks at its position in other pods, and the ranks of a pod
+        share the result.
 
-        For short chunks between many pods the barriers would take longer than the flat exchange.
+        Short chunks between many pods use the flat exchange, because the barriers within pods would take longer.
         """
         longest = max(end - start for start, end in pairwise(bounds)) * buffer.itemsize
         if self._hosts is None or not longest or self._uses_flat_gather(longest):

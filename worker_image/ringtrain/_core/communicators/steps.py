@@ -51,7 +51,7 @@ class ExchangeSteps:
     def call(
         self, what: WireSignature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
     ) -> WorldCall:
-        """Begin the set's next collective. Ranks also compare `bounds`."""
+        """Begin the next collective of the process set. Ranks compare `bounds` in addition to the signature `what`."""
         what = with_layout(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
 
@@ -64,9 +64,8 @@ class ExchangeSteps:
         is_span: bool = True,
         takers: tuple[int, ...] | None = None,
     ) -> WorldCall:
-        """Begin the set's next collective, with frames from world ranks `peers` (None: all) to `takers` (None: the
-        same).
-        """
+        """Begin the next collective of the process set, with frames from world ranks `peers` (default: all) to
+        `takers` (default: the same)."""
         self._sequence += 1
         number = (self._process_set, self._sequence)
         peers = self._other_ranks if peers is None else peers

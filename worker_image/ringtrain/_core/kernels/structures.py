@@ -12,7 +12,7 @@ RANK_HEAD_BYTES: Final = COUNTERS_BYTES + PARITIES * SIGNATURE_BYTES
 
 
 def _fields_of_kind(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
-    """Return fields of one type, as C declares them."""
+    """Return ctypes fields `names`, all of type `kind`, like the C declaration `int a, b;`."""
     return [(name, kind) for name in names.split()]
 
 
@@ -89,7 +89,7 @@ STRUCT_BYTES: Final = (
 
 
 def differing_layout(library: ctypes.CDLL) -> str:
-    """Return how the structures of `library` differ in size from those of this module; empty if they do not."""
+    """Return how the sizes of structures differ between `library` and this module; empty if all are equal."""
     try:
         theirs = tuple((ctypes.c_uint32 * len(STRUCT_BYTES)).in_dll(library, "ringtrain_struct_bytes"))
     except ValueError:

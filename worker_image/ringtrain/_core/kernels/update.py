@@ -17,9 +17,9 @@ Flat = NDArray[Any]
 class NativeRule:
     """Update rule in the format of compiled code.
 
-    `code`: of enum rule. `spans`: one for each parameter of the whole own chunk, in order, as `structures.SPAN`; an
-    update marks the parameters for which no rank has a gradient. `terms`: coefficients that the spans refer to, in the
-    layout of native/optimizer.c.
+    `code`: value of the C enum `rule`. `spans`: one for each parameter of the whole own chunk, in order, as
+    `structures.SPAN`; an update marks the parameters for which no rank has a gradient. `terms`: coefficients that the
+    spans refer to, in the layout of native/optimizer.c.
     """
 
     code: int

@@ -53,9 +53,9 @@ def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_se
 class NamedCollective:
     """One rank's part in a named collective. Created by the class methods; `name` pairs it with the other ranks' parts.
 
-    `name`: the user's name; None: the next one of `series`, which is numbered equally on every rank. Grouped
-    collectives have several tensors. `splits`: for an alltoall, the rows for each rank, None for equal parts. `error`:
-    why this rank's arguments are wrong; the collective then fails on every rank with this message.
+    `name`: the user's name, or None for the next name of `series`, which is numbered equally on every rank. Grouped
+    collectives have several tensors. `splits`: number of rows for each rank in an alltoall, or None for equal parts.
+    `error`: why this rank's arguments are wrong; the collective then fails on every rank with this message.
     """
 
     request: NamedRequest

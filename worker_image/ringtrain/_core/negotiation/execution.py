@@ -121,7 +121,8 @@ def run_batch(
 ) -> list[Result]:
     """Return the results of each entry of a batch.
 
-    `arrays`: this rank's tensors, None if it has joined. `targets`: for a bucket, the array for its results, or None.
+    `arrays`: this rank's tensors, None if it has joined. `targets`: for each bucket, the array that receives the
+    results, or None.
     """
     request = batch.request
     if request.members:
@@ -199,7 +200,7 @@ def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: 
 def _reduce_bucket_request(
     communicator: Communicator, request: NamedRequest, arrays: Sequence[Array], target: Array | None
 ) -> Array:
-    """Return the reduction of the concatenation of `arrays`, in `target` if there is one."""
+    """Return the reduction of the concatenation of `arrays`, in `target` if it is not None."""
     op = ReduceOp(request.op)
     pieces = [flat_collective_array(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
     buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target

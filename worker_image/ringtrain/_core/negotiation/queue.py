@@ -301,7 +301,7 @@ class NamedQueue:
             joining.set_exception(error)
 
     def _end_joining(self) -> "Future[int] | None":
-        """Return the future of `join`, which the caller must complete; None if there is none."""
+        """Return the future of `join`, which the caller must complete, or None."""
         with self._lock:
             joining, self._joining = self._joining, None
         return joining

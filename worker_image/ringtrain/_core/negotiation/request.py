@@ -26,10 +26,10 @@ class CollectiveKind(StrEnum):
 class NamedRequest:
     """One rank's part in a collective; a grouped collective has several tensors, all others one (a barrier none).
 
-    `dtypes`, `shapes`: one for each tensor. `op`: name of the reduction, empty if there is none. `root`: rank within
-    the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of the tensors' device. `members`:
-    the names of a bucket's tensors, of one dtype; a bucket is never fused with other requests. `error`: why this rank
-    cannot take part; the collective then fails on every rank with this message.
+    `dtypes`, `shapes`: one for each tensor. `op`: name of the reduction, empty for other collectives. `root`: rank
+    within the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of the tensors' device.
+    `members`: the names of a bucket's tensors, of one dtype; a bucket is never fused with other requests. `error`: why
+    this rank cannot take part; the collective then fails on every rank with this message.
     """
 
     kind: CollectiveKind

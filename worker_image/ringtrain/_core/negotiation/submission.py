@@ -17,9 +17,10 @@ Arrays = Callable[[], Sequence[Array]]
 class NamedSubmission:
     """One rank's part in a named collective, and the promise of `finish(result)`.
 
-    `arrays`: function that returns this rank's tensors. `target`: for a bucket, the array for its concatenated results,
-    in which the tensors may be. `completed`: a condition shared by all promises of a queue, which notifies it once per
-    batch: a lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum itself.
+    `arrays`: function that returns this rank's tensors. `target`: array that receives the concatenated results of a
+    bucket; the tensors may be views of it. `completed`: a condition shared by all promises of a queue, which notifies
+    it once per batch: a lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum
+    itself.
     """
 
     __slots__ = ("_done", "_error", "_result", "arrays", "completed", "finish", "request", "since_ns", "target")

@@ -1,8 +1,8 @@
 """Public collectives, on arrays of any shape and memory layout.
 
-Every rank of `process_set` (None: of the world) makes the same calls in the same order, with the same `name`, dtype,
-`op` and `root_rank`, and with the same shape unless the function allows different rows. `name` appears in messages and
-in the timeline, and is compared between ranks.
+Every rank of `process_set`, by default of the world, makes the same calls in the same order, with the same `name`,
+dtype, `op` and `root_rank`, and with the same shape unless the function allows different rows. `name` appears in
+messages and in the timeline, and is compared between ranks.
 
 * **dtypes**: float16, bfloat16, float32, float64, int32, int64, uint8, bool. `Average` and `Adasum` accept only
   floating types. A scalar counts as an array of one row.
@@ -66,7 +66,7 @@ def allreduce_(
 def allreduce_async(
     x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce`; the handle's result is that of `allreduce`.
+    """Begin `allreduce`; the handle returns the result of `allreduce`.
 
     Do not write to `x` before `synchronize`: the values may be part of the sum, or not.
     """
@@ -104,7 +104,7 @@ def reducescatter(
     """Return this rank's rows of the reduction of `x` over all ranks, in a new array.
 
     `x`: shape `(rows, ...)`, the same on every rank. Rank r of n gets `rows // n` rows, the first `rows % n` ranks one
-    more, in rank order. `op`: as in `allreduce`.
+    more, in rank order. `op`: the same values as for `allreduce`.
     """
     return grouped_reducescatter([x], op, name, process_set)[0]
 
@@ -198,8 +198,9 @@ def alltoall(
     """Send each rank its rows of `x`. Return the received rows, and the number received from each rank.
 
     `x`: shape `(rows, ...)`; the number of rows may differ between ranks. `splits`: the number of rows for each rank of
-    the set, in rank order, with the sum `rows`; None: equal numbers, which must divide `rows`. Returns an array of
-    shape `(rows received, ...)` in rank order, and an int64 array of shape `(ranks,)`.
+    the set, in rank order, with the sum `rows`; the default is equal numbers, which requires that the number of ranks
+    divides `rows`. Returns an array of shape `(rows received, ...)` in rank order, and an int64 array of shape
+    `(ranks,)`.
     """
     return group_of(process_set).call(work.alltoall(x, splits, name))
 

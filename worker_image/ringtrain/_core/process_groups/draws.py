@@ -17,7 +17,7 @@ _MOST_KEPT: Final = 64
 class ProcessGroupEpoch(NamedTuple):
     """Epoch that a rank began.
 
-    `number`: counts the epochs of that rank. `cut`: description of the data set's partition. `begin`: the epoch and
+    `number`: number of the epoch on this rank. `cut`: description of the data set's partition. `begin`: the epoch and
     position. `compared`: number of comparisons in which not all ranks had it.
     """
 

@@ -29,12 +29,13 @@ class FormationPlace:
 
 @dataclass
 class ProcessFormationMemory:
-    """Memory of this process between worlds.
+    """Values that this process retains from one world to the next.
 
-    `formation`: the number of its last world. `adopted`: its place in the last world in which its state was complete
-    and agreed on. `prepared`: its place in a world whose state it has completely, while it is unknown whether all
-    others have theirs. `unshared`: it has left its last world without sending state that only it may have. `restored`:
-    the checkpoint from which it started. `sets`: the process sets of the last world.
+    `formation`: number of the last world. `adopted`: number and rank of the last world in which all ranks confirmed
+    that their state was complete. `prepared`: number and rank of a world for which this process has its complete state,
+    while it is unknown whether all other ranks have theirs. `unshared`: this process left the last world without
+    sending state that perhaps no other process has. `restored`: checkpoint from which this process started. `sets`:
+    process sets of the last world.
     """
 
     formation: int = 0

@@ -255,7 +255,7 @@ class CollectiveGroup(Protocol):
     def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
         """Send `parts[r]` (1-d) to rank r; `wait` returns the received arrays by rank.
 
-        `origins`: on all ranks, the ranks from which this one receives data, if known.
+        `origins`: ranks from which this rank receives data, if all ranks know theirs.
         """
 
     def send_receive(self, source: Flat, to: int, target: Flat, origin: int) -> PendingCollective:

@@ -52,7 +52,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return `value` of every rank, in a list in rank order.
 
-    Supported types, `allow_pickle` and errors are those of `broadcast_object`.
+    Supported types, `allow_pickle` and errors are the same as for `broadcast_object`.
     """
     group = group_of(process_set)
     ranks = group.ranks

@@ -122,7 +122,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def process_set_of(ranks: Sequence[int]) -> ProcessSet:
-    """Return the set of these ranks (ascending); it is added if there is none.
+    """Return the process set of these ranks (ascending). A missing set is added.
 
     Every rank of the world calls this with the same ranks. Raises the same errors as `add_process_set`.
     """

@@ -124,7 +124,7 @@ class ProcessGroupContext:
         return number
 
     def added_set(self, ranks: Sequence[int]) -> int | None:
-        """Return the number of the added set with these ranks; None if there is none."""
+        """Return the number of the added set with these ranks, or None."""
         added = {own: number for number, own in self._sets.items() if number != WORLD}
         return added.get(tuple(ranks))
 

@@ -26,10 +26,10 @@ OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, Reduce
 
 
 class ReductionFold:
-    """Fold of the segments of one collective of `size` ranks.
+    """Reduction of the segments of one collective of `size` ranks, in rank order.
 
-    Uses the compiled library if there is one (a float16 segment of 2 MiB from two ranks: 0.5 ms instead of 25 ms), else
-    numpy, bitwise equal.
+    Uses the compiled library if there is one, otherwise numpy. Both give bitwise the same result; the library takes
+    0.5 ms instead of 25 ms for a float16 segment of 2 MiB from two ranks.
     """
 
     def __init__(self, op: ReduceOp, dtype: np.dtype[Any], size: int, own_position: int, native: bool = True) -> None:
@@ -97,8 +97,8 @@ def can_fold_and_update() -> bool:
 class FoldContributions:
     """Arguments of a fold in compiled code: `parts` of some ranks, in rank order, onto `before`.
 
-    `before`: the fold of the earlier ranks, in the accumulator's dtype; None: there are none. `size`: number of all
-    ranks, for an average.
+    `before`: the fold of the earlier ranks, in the accumulator's dtype, or None if there are no earlier ranks. `size`:
+    number of all ranks, for an average.
     """
 
     parts: Sequence[Flat]

@@ -197,7 +197,9 @@ class Http2Connection:
         if head.kind == Http2FrameType.DATA:
             return True
         if head.length > MAX_BLOCK_BYTES:
-            raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
+            raise ProtocolError(
+                f"a frame of type {head.kind} has {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
+            )
         return self._is_there(frames.HEADER_BYTES + head.length)
 
     def _is_there(self, count: int) -> bool:
@@ -211,7 +213,9 @@ class Http2Connection:
             self._on_block(head)
         else:
             if head.length > MAX_BLOCK_BYTES:
-                raise ProtocolError(f"a frame of type {head.kind} with {head.length} bytes")
+                raise ProtocolError(
+                    f"a frame of type {head.kind} has {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
+                )
             self._on_control(head, bytes(self.channel.take(head.length)))
 
     def _on_data(self, head: Http2FrameHead) -> None:
@@ -282,7 +286,7 @@ class Http2Connection:
 
     def _on_control(self, head: Http2FrameHead, payload: bytes) -> None:
         if len(payload) % _UNITS.get(head.kind, 1) or (head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]):
-            raise ProtocolError(f"a frame of type {head.kind} with {len(payload)} bytes")
+            raise ProtocolError(f"a frame of type {head.kind} has {len(payload)} bytes, which HTTP/2 does not allow")
         if head.kind == Http2FrameType.SETTINGS and not head.flags & frames.ACK:
             for name, value in frames.http2_settings_of(payload):
                 self._sender.set(name, value)

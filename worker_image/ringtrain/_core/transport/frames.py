@@ -189,7 +189,7 @@ def grpc_message_of(fields: Fields) -> str:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Return the caller's timeout in seconds, None if it has none. Raises ValueError."""
+    """Return the caller's timeout in seconds, or None if the caller set no timeout. Raises ValueError."""
     text = fields.get("grpc-timeout")
     if text is None:
         return None

@@ -65,7 +65,8 @@ def is_wire_refusal(message: bytes) -> bool:
 def unpack_object(
     message: bytes, rank: int, allow_pickle: bool = False, foreign: ForeignWireValues | None = None
 ) -> Any:
-    """Return the object that world rank `rank` packed. Raises ConfigurationError with its reason if there is none."""
+    """Return the object that world rank `rank` packed. Raises ConfigurationError with the reason of that rank if it
+    could not pack its object."""
     if is_wire_refusal(message):
         raise ConfigurationError(f"rank {rank}: the object can't be sent: {message[1:].decode()}")
     return decode_object(message, allow_pickle, foreign)

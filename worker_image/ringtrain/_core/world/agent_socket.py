@@ -30,9 +30,9 @@ _LONGEST_LINE: Final = 64 << 20
 class WorldReadiness:
     """State of a rank that waits for a world.
 
-    `formation`: the number of the world that it has left, 0: none. `committed`: its last committed step. `lost_steps`:
-    number of uncommitted steps that are lost. `unshared`: it has not sent to others state that only it may have.
-    `adopted`: the world since which it has the complete state, 0: none.
+    `formation`: number of the world that the rank has left, or 0. `committed`: last committed step of the rank.
+    `lost_steps`: number of uncommitted steps that are lost. `unshared`: whether the rank may have state that no other
+    rank has received. `adopted`: number of the world since which the rank has the complete state, or 0.
     """
 
     formation: int = 0

@@ -41,7 +41,7 @@ def ring_addresses_in(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DiscoveredWorld:
-    """World and place of this process according to one source. `slot`: its place in an elastic job."""
+    """World and place of this process according to one source. `slot`: slot of this process in an elastic job."""
 
     source: str
     role: str

@@ -40,7 +40,7 @@ class WorldFailureState:
         self._over.set()
 
     def on_reached(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the first failure; it is called at once if there is one already."""
+        """Register a callback for the first failure; it is called at once if the world has already failed."""
         with self._lock:
             if self.failure is None and not self._interrupted:
                 self._callbacks.append(callback)
@@ -67,7 +67,7 @@ class WorldFailureState:
             callback()
 
     def check(self) -> None:
-        """Raise the world's failure if it has one."""
+        """Raise the world's failure, if any."""
         if self.failure is not None:
             raise self.failure.error()
 

@@ -92,7 +92,10 @@ class WorldHandshake:
         return encode_wire_message({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Issue the peer's session, and return it with this rank's data port. Raises PullRefused, StreamBroken."""
+        """Answer the `prove` request of a peer: issue a session for the peer, and return it with this rank's data port.
+
+        Raises PullRefused, StreamBroken.
+        """
         message = decode_message_fields(request, hello=dict, proof=str)
         theirs = HelloMessage.parse(message["hello"])
         self._admit(theirs)
@@ -375,7 +378,8 @@ class WorldHandshake:
         raise _hello_refusal(_rank_twice_message(theirs.rank))
 
     def _await_answering(self, theirs: HelloMessage) -> None:
-        """Wait until the process at the caller's address is known: without a token, only that one is the peer."""
+        """Wait until the process at the caller's address is known: without a token, only this process counts as the
+        peer."""
 
         def is_known() -> bool:
             return theirs.rank in self._responders or self._failure_state.failure is not None
@@ -405,7 +409,7 @@ class WorldHandshake:
 
 
 def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
-    """Describe a difference between two ranks in the handshake, equally on both sides; None if there is none."""
+    """Describe a difference between two ranks in the handshake, equally on both sides, or None."""
     me = (
         f"rank {mine.rank} ({mine.addresses[mine.rank]})",
         *(PROTOCOL_VERSION, RELEASE, mine.generation, mine.size, mine.transport),

@@ -128,7 +128,7 @@ class WorldMembership:
         return True
 
     def departed_rank(self, peers: frozenset[int]) -> int | None:
-        """Return one of `peers` that is known to have shut down; None if there is none."""
+        """Return one of `peers` that is known to have shut down, or None."""
         return self._watches.departed_rank(peers)
 
     def _look_for(self, offer: CollectiveOffer, activity: RankActivity) -> None:
@@ -168,7 +168,7 @@ class WorldMembership:
         return self._handshake.local_sizes
 
     def activity(self, key: Key, what: WireSignature) -> RankActivity:
-        """Return the activity of collective `key`, for messages and reports."""
+        """Return a description of this rank in collective `key`, for messages and reports."""
         return RankActivity(self.offers.label(key, what), *key)
 
     def break_off(self, message: str) -> None:
@@ -291,7 +291,8 @@ class WorldMembership:
         self.offers.record_pulled(offer, pull.rank)
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
-        """Request the full signature of a peer's collective; None if it does not answer, or has ended that one."""
+        """Request the full signature of a peer's collective; None if the peer does not answer, or has ended this
+        collective."""
         request = encode_wire_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:

@@ -26,7 +26,8 @@ _MOST_ENTRIES: Final = 2048
 
 
 class MembershipEntry(NamedTuple):
-    """Entry of one rank. `share`: its part of the session key, for members only; `data_port`: 0 if it has none."""
+    """Entry of one rank. `share`: this rank's part of the session key, for members only; `data_port`: 0 if the rank
+    has no data port."""
 
     share: bytes
     data_port: int
@@ -94,13 +95,15 @@ class MembershipTable:
             self._changed.notify_all()
 
     def gather(self, own: MembershipEntry, end: float) -> tuple[MembershipEntry, ...]:
-        """Return the entries of all ranks, by rank, after the handshake with its partners. Raises the failure."""
+        """Exchange entries with this rank's partners. Return the entries of all ranks, by rank. Raises the failure of
+        the exchange."""
         self._go_round(ENTRIES, own.encode(), end)
         known = self._known[ENTRIES]
         return tuple(MembershipEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
 
     def await_known(self, end: float) -> None:
-        """Wait until all ranks have returned from `gather`, and none needs this one. Raises the failure."""
+        """Wait until all ranks have returned from `gather`, so that no rank needs this one. Raises the failure of the
+        exchange."""
         self._go_round(KNOWN, b"", end)
 
     def _go_round(self, round_: int, own: bytes, end: float) -> None:

@@ -66,7 +66,7 @@ class WorldMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the peers have received the failure, if there is one: at most for the time of a few probes."""
+        """Stop after the peers have received the failure, if any. This takes at most the time of a few probes."""
         with self._heeded:
             self._stopped = True
         self._reports.put(None)
@@ -287,7 +287,10 @@ class WorldMonitor:
         )
 
     def _first_blocking_failure(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
-        """Return the failure for the first of `peers` that has one, does not answer, or is behind; None if all wait."""
+        """Return the failure of the first of `peers` that reports one, does not answer, or is behind.
+
+        Return None if all peers have reached this collective.
+        """
         label, waited = stall.activity.label, f"after {stall.waited_s:.3g} s"
         answers = self.statuses(peers)
         for answer in answers.values():

@@ -65,7 +65,7 @@ class WorldOfferTable:
         failure_state.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
-        """Return the newest sequence number of each process set that this rank has begun."""
+        """Return, for each process set, the sequence number of the newest collective that this rank has begun."""
         return {process_set: begun.sequence for process_set, begun in self._newest().items()}
 
     def meaning(self, key: Key) -> WireSignature | None:
@@ -96,10 +96,10 @@ class WorldOfferTable:
         self._begun[key[0]] = BegunCollective(key[1], what, others, time.monotonic(), before)
 
     def follow(self, process_set: int, last: Callable[[], BegunCollective | None] | None) -> None:
-        """Register `last`, which returns the last collective that did not wait, with its end as `since`; None: remove
-        it.
+        """Register `last` for a process set; None removes the registered function.
 
-        It replaces calls of `begin` for each of them.
+        `last` returns the last collective that finished without waiting, with its end time in `since`. Such collectives
+        then do not need to call `begin`.
         """
         if last is not None:
             self._followed[process_set] = last
@@ -215,7 +215,7 @@ class WorldOfferTable:
             return not offer.waiting_for
 
     def departed_rank(self, offer: CollectiveOffer) -> int | None:
-        """Return a peer that has shut down without having read everything; None if there is none."""
+        """Return a peer that has shut down without having read everything, or None."""
         return min(self._left & offer.waiting_for, default=None)
 
     def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:

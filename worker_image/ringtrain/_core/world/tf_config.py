@@ -13,7 +13,7 @@ KNOWN_TYPES: Final = (*RING_TYPES, "ps", "evaluator")
 
 @dataclass(frozen=True)
 class TfTask:
-    """Task of the cluster. `addresses`: those of the ring's ranks, chief first; empty for a task outside the ring."""
+    """Task of the cluster. `addresses`: addresses of the ring's ranks, chief first; empty outside the ring."""
 
     type: str
     index: int

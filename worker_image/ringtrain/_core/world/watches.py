@@ -47,7 +47,7 @@ class WorldWatches:
         return peer in self._left
 
     def departed_rank(self, peers: frozenset[int]) -> int | None:
-        """Return one of `peers` that has announced its shutdown; None if there is none."""
+        """Return one of `peers` that has announced its shutdown, or None."""
         return min(self._left & peers, default=None)
 
     def watch(self, peer: int) -> None:

@@ -76,10 +76,10 @@ class SlotDeadlines:
 def current_slot_order(
     order: Prepare | Form, former: ElasticSlotOrder | None, restart: bool, now: float
 ) -> ElasticSlotOrder:
-    """Return `order`, received at `now` after `former`, as an ElasticSlotOrder. `restart`: the job restarts its ranks
+    """Convert `order`, received at `now` after `former`, to an ElasticSlotOrder. `restart`: the job restarts its ranks
     in each generation.
 
-    A repeated order, for example after a new registration, retains its times.
+    If `order` repeats `former`, for example after a new registration, the result retains the times of `former`.
     """
     formation = order.formation if isinstance(order, Prepare) else order.world.formation
     same = former is not None and former.formation == formation

@@ -67,14 +67,14 @@ class ShmShortReduction(NamedTuple):
 class ShmCollective:
     """One collective. Fields that it does not need are None.
 
-    `chunks`: begin and end of every rank's chunk in the whole buffer. `source`: the whole buffer, read-only. `op` None:
-    nothing is reduced, each rank publishes its chunk of `source`. `own`: array that receives its chunk. `gathered`: the
-    whole buffer, receives every rank's chunk; may be `source`. `before`: array to fold into this rank's chunk before
-    rank 0's contribution. `partial`: array that receives the fold of this rank's chunk without division, in the
-    accumulator's dtype, instead of `own`. `average_over`: number of contributions of an average. `whole`: the chunks
-    cover the buffer, `own` and `gathered` are set, `op` is set unless the buffer is empty, and no other field is: such
-    short buffers have a fast path. `pieces`: the parts of `source` if they are not contiguous; then only length and
-    dtype of `source` are used.
+    `chunks`: begin and end of every rank's chunk in the whole buffer. `source`: the whole buffer, read-only. `op`:
+    reduction, or None if each rank only publishes its chunk of `source`. `own`: array that receives its chunk.
+    `gathered`: the whole buffer, receives every rank's chunk; may be `source`. `before`: array to fold into this rank's
+    chunk before rank 0's contribution. `partial`: array that receives the fold of this rank's chunk without division,
+    in the accumulator's dtype, instead of `own`. `average_over`: number of contributions of an average. `whole`: the
+    chunks cover the buffer, `own` and `gathered` are set, `op` is set unless the buffer is empty, and no other field
+    is: such short buffers have a fast path. `pieces`: the parts of `source` if they are not contiguous; then only
+    length and dtype of `source` are used.
     """
 
     chunks: Chunks
@@ -248,7 +248,9 @@ class ShmNativeChannel:
 
     def _job(self, what: bytes, work: ShmCollective, timeout_s: float) -> JobStruct:
         if len(what) > SIGNATURE_BYTES - 4:  # a truncated signature must not be compared
-            raise ValueError(f"{len(what)} bytes to compare; a slot has room for {SIGNATURE_BYTES - 4}")
+            raise ValueError(
+                f"the signature has {len(what)} bytes; a slot of the shared memory holds {SIGNATURE_BYTES - 4}"
+            )
         chunks = _chunks_array(work.chunks)
         job = JobStruct(
             what=what,
