@@ -106,7 +106,7 @@ def test_an_elastic_diloco_averages_at_commits():
         if diloco.due:
             state.commit()
             params = diloco.params()
-    with pytest.raises(ConfigurationError, match=r"step\(\) got no state of the inner optimizer"):
+    with pytest.raises(ConfigurationError, match=r"step\(\) was called without the state of the inner optimizer"):
         diloco.step(params)
     state.restore()
     agree(diloco.params(), jax.tree.map(lambda leaf: leaf - (SIZE + 1), model()))

@@ -242,7 +242,7 @@ def test_what_cannot_be():
     with pytest.raises(ConfigurationError, match=r"call init\(params\) first"):
         optimizer.value_and_grad(lambda p: p["a"].sum())(params)
     state = optimizer.init(params)
-    with pytest.raises(ConfigurationError, match="expected what init"):
+    with pytest.raises(ConfigurationError, match="expected the value passed to init"):
         optimizer.value_and_grad(lambda p: p["b"].sum())({"b": jnp.ones(2)})
     with pytest.raises(ConfigurationError, match=r"weight .* is float32\[3\]; expected float32"):
         optimizer.value_and_grad(lambda p: p["a"].sum())({"a": jnp.ones(3)})
