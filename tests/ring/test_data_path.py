@@ -269,9 +269,9 @@ STRANGERS = {
     "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin with the preface of HTTP/2"),
     "oversized-frame": (
         GREETING + frames.frame_head(Http2FrameType.PING, 0, 0, 1 << 23),
-        "type 6 with 8388608 bytes",
+        "type 6 has 8388608 bytes",
     ),
-    "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 with"),
+    "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 has"),
     "data-before-headers": (GREETING + _frame(Http2FrameType.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
     "endless-headers": (
         GREETING
@@ -285,7 +285,7 @@ STRANGERS = {
     ),
     "bad-compression": (GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
     "pushed": (GREETING + _frame(Http2FrameType.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
-    "short-ping": (GREETING + _frame(Http2FrameType.PING, 0, 0, b"x"), "type 6 with 1 bytes"),
+    "short-ping": (GREETING + _frame(Http2FrameType.PING, 0, 0, b"x"), "type 6 has 1 bytes"),
     "no-window": (GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
     "endless-window": (
         GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"

@@ -479,7 +479,7 @@ def test_a_loaded_state_has_a_second_home() -> None:
                 state = opt.state_dict()
                 _train(opt, case, LAST)
                 opt.load_state_dict(state)
-                with pytest.raises(ConfigurationError, match="expected at least 2, when"):
+                with pytest.raises(ConfigurationError, match="expected 2 or more, because"):
                     opt.rollback(1)
                 return opt
 
