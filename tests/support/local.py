@@ -1,6 +1,7 @@
 """Runs `dtj local` as a separate process, and finds its remaining descendants when it has ended."""
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
+from support.commands import completed
 from support.deadlines import patient
 
 T = TypeVar("T")
@@ -57,6 +59,12 @@ class Local:
         """Return the path of a file of an attempt's log store."""
         (path,) = self.directory.glob(f"runs/*/logs/default/*/{attempt}/{name}")
         return path.read_text()
+
+    def command(self, program: str, *words: str, code: int = 0) -> str:
+        """Run one of our programs in the run's directory. Return its output; assert its exit code."""
+        done = completed([str(Path(sys.executable).with_name(program)), *words], cwd=self.directory)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
 
     def save(self, **spec: Any) -> None:
         """Change the manifest on disk as an editor does."""

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,12 +20,14 @@ from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
 from ringtrain_operator.errors import Invalid, OperatorError
 from ringtrain_operator.observe.model import LauncherReport
 from ringtrain_operator.spec.parse import parse_job, update_problems
+from ringtrain_operator.status.model import format_time
 from ringtrain_operator.status.situation import counted
 
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored
 from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, write_job
 from ..local.run import new_directory
+from ..local.summary import ended_status
 from ..local.templates import LocalTemplates
 from .causes import explain_job
 from .cluster_logs import NoSuchRank
@@ -93,11 +96,11 @@ class LocalBackend:
 
     async def get(self, name: str) -> Json:
         """Return the newest job of this name."""
-        return self._run(name).job
+        return _with_driver_state(self._run(name))
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
         """Return all jobs, the newest first."""
-        return [run.job for run in past_runs(self._runs)]
+        return [_with_driver_state(run) for run in past_runs(self._runs)]
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
         """Change the manifest that the driver follows."""
@@ -161,7 +164,7 @@ class LocalBackend:
 
     async def causes(self, name: str) -> list[str]:
         """Return the causes in the job's status."""
-        return list(explain_job(self._run(name).job, [], []))
+        return list(explain_job(await self.get(name), [], []))
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
         """Return None: only the job's driver knows the address of its launcher."""
@@ -206,6 +209,20 @@ class LocalBackend:
             await asyncio.sleep(POLL_S)
         if directory in self._drivers:
             self._drivers[directory].wait(_ENDS_WITHIN_S)
+
+
+def _with_driver_state(run: PastLocalRun) -> Json:
+    """Return the run's job. Without a driver, a job that has not ended is Failed since the driver's last write."""
+    if state_of(run.job) in ENDED or driver_of(run.directory) is not None:
+        return run.job
+    with suppress(OSError, ValueError):  # it may have ended between the two looks
+        file = run.directory / JOB_FILE
+        job: Json = json.loads(file.read_text(encoding="utf-8"))
+        if state_of(job) in ENDED:
+            return job
+        at = format_time(datetime.fromtimestamp(file.stat().st_mtime, UTC))
+        return {**job, "status": ended_status(job.get("status") or {}, "DriverLost", "its driver was killed", at)}
+    return run.job
 
 
 def _with_script(job: Json, script: Script, directory: Path) -> Json:

@@ -5,7 +5,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,7 +14,7 @@ from typing import Any
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.contract import ENV_LOG_REPORT, ENV_STATUS_TOKEN, IF_INSTALLED, KIND, LABEL_ROLE, ROLE_LAUNCHER
 from ringtrain_operator.observe.model import LauncherReport, Observed, PodView
-from ringtrain_operator.observe.pods import read_report, status_token, view_pod
+from ringtrain_operator.observe.pods import read_report, status_token, termination_of, view_pod
 from ringtrain_operator.plan import Plan
 from ringtrain_operator.status.model import parse_status
 
@@ -63,6 +63,12 @@ class LocalCluster:
             launcher_error=error,
             status=self.status,
         )
+
+    def launcher_message(self) -> Mapping[str, Any]:
+        """Return the termination message of the current attempt's launcher; empty if it has not ended."""
+        attempt = parse_status(self.status).attempt
+        views = (view_pod(pod) for pod in self.runner.pods())
+        return next((termination_of(view, attempt) for view in views if view.id.role == ROLE_LAUNCHER), {})
 
     def apply(self, plan: Plan) -> bool:
         """Apply a plan, the status first. Return whether the job itself was deleted."""

@@ -27,10 +27,14 @@ class PastLocalRun:
     def log(self, rank: int | None, attempt: int | None) -> Path:
         """Return the path of the log of a rank, or of all ranks (None). Raises NoSuchRun."""
         folder = self._attempt(attempt)
+        if not folder.is_dir():
+            others = ", ".join(sorted(one.name for one in folder.parent.glob("*/"))) or "none"
+            raise NoSuchRun(f"there are no logs of attempt {folder.name}; attempts in {folder.parent}: {others}")
         path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
         if not path.is_file():
-            existing = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "nothing"
-            raise NoSuchRun(f"{path} does not exist; {folder} has {existing}")
+            existing = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "no log"
+            silent = "no rank has written anything" if rank is None else f"rank {rank} has written nothing"
+            raise NoSuchRun(f"{silent}; {folder} has {existing}")
         return path
 
     def _attempt(self, number: int | None) -> Path:

@@ -133,15 +133,32 @@ class LocalProcessRunner:
                 grace_s = 0.0
 
     def _end_all(self, grace_s: float) -> None:
-        """End all pods. Safe to repeat after an interrupt at any point."""
+        """End all pods, the launcher first. Safe to repeat after an interrupt at any point."""
+        give_up_at = time.monotonic() + grace_s
+        self.end_launchers(give_up_at)
         for name in list(self._pods):
-            self.delete(name, int(grace_s))
+            self.delete(name, max(0, round(give_up_at - time.monotonic())))
         while any(local.running for local in self._pods.values()):
             self.pods()
             time.sleep(0.05)
         self._places.close()
         self._watcher.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def end_launchers(self, give_up_at: float) -> None:
+        """Let launchers end their ranks and record the stop, as on Ctrl-C in `ringtrain run`.
+
+        If all pods got SIGTERM at once, a launcher could take the end of its agents for a failure.
+        """
+        roles = ((local, local.pod["metadata"]["labels"].get(contract.LABEL_ROLE)) for local in self._pods.values())
+        launchers = [local for local, role in roles if role == contract.ROLE_LAUNCHER]
+        for local in launchers:
+            if local.process is not None and local.process.poll() is None:
+                local.process.send_signal(signal.SIGINT)
+        while time.monotonic() < give_up_at and any(
+            local.process is not None and local.process.poll() is None for local in launchers
+        ):
+            time.sleep(0.05)
 
     def _reap(self, local: _LocalPod) -> None:
         """Reap the pod's first process if it ended, and its descendants; kill it after its grace period."""

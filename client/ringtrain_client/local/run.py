@@ -1,6 +1,8 @@
 """Runs one manifest on this machine: the function behind `dtj local`."""
 
 import secrets
+import time
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from .manifest import LocalManifestFile, load_job
 from .panel import job_display
 from .past_runs import PastLocalRunTail, write_job
 from .process import CLOSING_GRACE_S, LocalProcessRunner
-from .summary import LocalRunResults, read_local_results
+from .summary import LocalRunResults, read_local_results, stopped_status
 from .templates import LocalTemplates
 from .wording import wrapped_text
 
@@ -64,6 +66,10 @@ def run_local(
         ranks = counted(spec.worker.replicas * spec.slots, "rank")
         stopping = f"stopping {ranks} ({CLOSING_GRACE_S:g} s; press Ctrl-C again to kill them)"
         print(wrapped_text(stopping, Console()), flush=True)
+        with suppress(KeyboardInterrupt):
+            runner.end_launchers(time.monotonic() + CLOSING_GRACE_S)
+        cluster.job["status"] = stopped_status(cluster.status, cluster.launcher_message())
+        write_job(run_dir, cluster.job)
         status, stopped = parse_status(cluster.status), True
     finally:
         runner.close()

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ringtrain_operator.plan.failure_rules import describe_failure
-from ringtrain_operator.status.model import Failure, JobStatus
+from ringtrain_operator.status.model import Failure, JobStatus, format_time
+from ringtrain_operator.status.progress import parse_progress, progress_summary
 from ringtrain_operator.status.situation import counted
 
 from .wording import STATE_STYLES, duration, progress_numbers, wrapped_text
@@ -45,6 +46,33 @@ def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> L
     return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"), stopped)
 
 
+def stopped_status(status: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status of a job that the user ended: Failed, with the last progress.
+
+    `message`: the launcher's termination message; empty if the launcher was killed before it wrote one.
+    """
+    found = ended_status(status, "Stopped", "stopped by the user", format_time(datetime.now(UTC)))
+    if (progress := parse_progress(message.get("progress"), None)) is not None:
+        found["progress"] = progress.model_dump(by_alias=True, mode="json", exclude_none=True)
+        found["progressSummary"] = progress_summary(progress)
+    return found
+
+
+def ended_status(status: Mapping[str, Any], reason: str, message: str, time: str) -> dict[str, Any]:
+    """Return the status of a job whose driver ended before the job: Failed since `time`, for `reason`."""
+    failed = {"type": "Failed", "status": "True", "reason": reason, "message": message, "lastTransitionTime": time}
+    others = [one for one in status.get("conditions") or () if one["type"] not in ("Failed", "Running")]
+    return {
+        **status,
+        "state": "Failed",
+        "reason": reason,
+        "message": message,
+        "conditions": [*others, failed],
+        "workers": "",
+        "completionTime": time,
+    }
+
+
 def print_local_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
     """Print the summary. Lines break between words only, so that paths can be copied."""
     rows = list(_summary_rows(status, results))
@@ -60,7 +88,7 @@ def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple
     """Yield label, text and style of each line."""
     state = "Stopped" if results.stopped else str(status.state)
     yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"
-    for condition in status.conditions:
+    for condition in () if results.stopped else status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
             # The failure itself is printed below, with the rank's last lines.
             failed = describe_failure(status.failure) if status.failure is not None else ""

@@ -40,7 +40,7 @@ def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str
     if new is None and succeeded and s.launcher is not None and termination_of(s.launcher, s.attempt):
         return {"progress": None, "progress_summary": ""}
     if new is None and s.report is not None:
-        new = _read_progress(s.report.progress, s.report.last_progress_time)
+        new = parse_progress(s.report.progress, s.report.last_progress_time)
     if new is None:
         return {}
     parts = [progress_summary(new), input_bound if s.report is not None else ""]
@@ -61,12 +61,12 @@ def _final_progress(s: Situation) -> Progress | None:
     if s.launcher is None or not s.launcher.finished:
         return None
     before = s.status.progress
-    return _read_progress(
+    return parse_progress(
         termination_of(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None
     )
 
 
-def _read_progress(raw: object, last: datetime | None) -> Progress | None:
+def parse_progress(raw: object, last: datetime | None) -> Progress | None:
     """Parse progress as the contract defines it; None for anything else."""
     if not isinstance(raw, dict) or not is_storable_integer(raw.get("step")):
         return None

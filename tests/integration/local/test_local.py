@@ -1,5 +1,6 @@
 """Jobs on this machine, from manifest to end: real launcher, agents and ranks, driven by the operator's plan."""
 
+import json
 import re
 import signal
 import sys
@@ -108,6 +109,42 @@ def test_pods_die_with_dtj(start: Start) -> None:
     local.process.kill()
     local.process.wait()
     until(lambda: not local.processes())
+
+
+REPORTING = """if True:
+    import itertools, time, ringtrain as rt
+    rt.init()
+    for step in itertools.count(1):
+        rt.allreduce([1.0])
+        rt.report(step, total_steps=100000, loss=1.0 / step)
+        time.sleep(0.01)"""
+
+
+def test_all_commands_agree_on_a_job_that_the_user_stopped(start: Start) -> None:
+    """The terminal, the run's list and the list of jobs show the same state and step; no rank is to blame."""
+    local = start("python", "-c", REPORTING)
+    until(lambda: any(file.stat().st_size for file in local.directory.glob("runs/*/logs/default/t/1/metrics.jsonl")))
+    local.process.send_signal(signal.SIGINT)
+    said = local.finish(130)
+    step = re.search(r"(?m)^steps +(\d+)/100000", said)
+    assert step is not None, said
+    (run,) = json.loads(local.command("ringtrain", "list", "-o", "json"))
+    assert (run["state"], run["failure"], run["step"]) == ("Stopped", None, int(step[1]))
+    (listed,) = json.loads(local.command("dtj", "list", "--local", "-o", "json"))
+    status = listed["status"]
+    assert (status["state"], status["reason"], status["progress"]["step"]) == ("Failed", "Stopped", int(step[1]))
+
+
+def test_a_job_without_its_driver_has_failed(start: Start) -> None:
+    """A driver that is killed cannot record the end: lists and `dtj why` find out themselves."""
+    local = start("sleep", "3600")
+    until(lambda: local.rank(0))
+    local.process.kill()
+    local.process.wait()
+    (listed,) = json.loads(local.command("dtj", "list", "--local", "-o", "json"))
+    assert (listed["status"]["state"], listed["status"]["reason"]) == ("Failed", "DriverLost")
+    assert "DriverLost: its driver was killed" in local.command("dtj", "why", "t", "--local")
+    assert "rank 1 has written nothing" in local.command("dtj", "logs", "t", "--local", "--rank", "1", code=1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda s: s.name)

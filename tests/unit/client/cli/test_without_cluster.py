@@ -98,7 +98,7 @@ def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], expected: 
     ("words", "expected"),
     [
         (("logs", "digits", "--rank", "7"), "has job.log, rank-0001.log"),
-        (("logs", "digits", "--attempt", "3"), "digits/3 has nothing"),
+        (("logs", "digits", "--attempt", "3"), "no logs of attempt 3; attempts in"),
         (("why", "digit"), "jobs that `dtj local` has run there: digits"),
     ],
     ids=["no-rank", "no-attempt", "no-job"],
