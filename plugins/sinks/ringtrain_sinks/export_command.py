@@ -12,7 +12,7 @@ from ringtrain_sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_o
 
 @click.command()
 @run_options
-@click.option("--to", "name", required=True, type=click.Choice(sorted(SINKS)), help="The other tool.")
+@click.option("--to", "name", required=True, type=click.Choice(sorted(SINKS)), help="Tool that receives the run.")
 @click.option("--follow", "-f", is_flag=True, help="Continue to export until the attempt has ended.")
 @click.option("--ranks", type=click.IntRange(min=0), default=0, hidden=True)
 def export(run: str | None, runs: Path, attempt: int | None, name: str, follow: bool, ranks: int) -> None:
@@ -29,3 +29,5 @@ def export(run: str | None, runs: Path, attempt: int | None, name: str, follow: 
     problem = SinkFeed(name, sink, files).run(lambda: not follow or is_sink_attempt_ended(files))
     if problem:
         raise click.ClickException(problem)
+    written = files.directory / name
+    click.echo(written if written.is_dir() else f"sent {files.directory} to {name}")

@@ -387,6 +387,15 @@ def test_stopped_before_hosts_have_answered(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "ssh"]
 
 
+def test_fail_on_nan_without_a_loss_is_a_warning(tmp_path: Path) -> None:
+    """A script whose losses nobody recognises would run through every NaN without a word."""
+    options = ("-np", "1", "--name", "blind", "--fail-on-nan")
+    run = ringtrain_run(tmp_path, *options, sys.executable, "-c", "print('Epoch 1, Loss: nan')")
+    _, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 0
+    assert "had no effect: no rank reported a loss" in err
+
+
 @pytest.mark.parametrize("then", ["time.sleep(300)", "sys.exit()"], ids=["runs-on", "has-ended-well"])
 def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> None:
     """With --fail-on-nan: also where the ranks' ends are known before the report is."""

@@ -31,7 +31,10 @@ def bench() -> None:
 @click.option("--repetitions", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: bool) -> None:
-    """Print the time of a float32 allreduce on this machine, by the slowest rank."""
+    """Print the time of an allreduce on this machine.
+
+    The tensor is float32. The time is that of the slowest rank.
+    """
     nbytes = parse_size(size)
     os.environ.update(MALLOC)  # a rank's C library reads these variables when the rank starts
     env = {contract.ENV_TRANSPORT: transport}

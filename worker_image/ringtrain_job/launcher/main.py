@@ -211,7 +211,20 @@ class _LauncherProcess:
         if verdict.outcome is Outcome.STOPPED or (failure is not None and failure.reason is Reason.NOT_FINITE):
             return verdict
         diverged = self._divergence_verdict()
-        return self._conclude(diverged) if diverged else verdict
+        return self._conclude(diverged) if diverged else self._with_missing_loss(verdict)
+
+    def _with_missing_loss(self, verdict: Verdict) -> Verdict:
+        """Return the verdict, with a warning on a success if NaN was to end the attempt and no loss was reported."""
+        with self._status.reports as reports:
+            has_loss = reports.has_loss
+        if verdict.outcome is not Outcome.SUCCEEDED or not self._config.fail_on_nan or has_loss:
+            return verdict
+        warning = (
+            "--fail-on-nan (failOnNaN) had no effect: no rank reported a loss; call ringtrain.report(step, loss=...), "
+            "or name the loss in printed lines by --metrics (spec.logs.metrics)"
+        )
+        log.warning("%s", warning)
+        return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
 
     def drain(self, verdict: Verdict) -> None:
         """Order all agents to stop their ranks, and receive the last log lines, for at most `drain_s`."""

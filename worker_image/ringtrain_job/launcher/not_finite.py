@@ -29,9 +29,12 @@ class NotFiniteReports:
         self._found: dict[str, dict[int, NotFinite]] = {}
         # First loss that was not finite, whatever was reported later.
         self.first_loss: NotFinite | None = None
+        # Whether any report had a loss.
+        self.has_loss = False
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
         words = report.get("notFinite") or {}
+        self.has_loss = self.has_loss or "loss" in words or report.get("loss") is not None
         for name, value in {"loss": report.get("loss"), **(report.get("metrics") or {})}.items():
             if value is not None and name not in words and name in self._found:
                 self._found[name].pop(rank, None)

@@ -237,6 +237,11 @@ class GangThroughput:
         return self._not_finite.first_loss
 
     @property
+    def has_loss(self) -> bool:
+        """Return whether any report had a loss."""
+        return self._not_finite.has_loss
+
+    @property
     def lowest_step(self) -> int | None:
         """Step that all reporting ranks have reached; None before the first report."""
         return min(self._ranks_at, default=None)
