@@ -1,4 +1,4 @@
-"""How fast objects are written and read: ringtrain's stores beside fsspec's driver s3fs, on the same server.
+"""Time to write and read objects: Ringtrain's stores and fsspec's driver s3fs, on the same server.
 
     pip install s3fs
     python -m bench.object_store          moto's S3 server in a process of its own, on this machine

@@ -57,7 +57,7 @@ def _fields_of_spec(contract: dict[str, Any]) -> str:
 
 
 def _plugins_of_variables(contract: dict[str, Any]) -> str:
-    """Which plugin reads a variable that no other part of the runtime reads."""
+    """Return the code of the table of variables that only a plugin reads, with the plugin of each."""
     rows = [row for table in contract["environment"] for row in table["rows"] if "plugin" in row]
     entries = [f'    {constant_of(row["name"])}: "{row["plugin"]}",' for row in rows]
     head = "# Variables that only a plugin reads, with its name."

@@ -76,5 +76,5 @@ def test_the_image_is_no_larger_than_it_was(engine: Engine, target: str) -> None
 
 
 def test_the_agent_has_few_files(contents: Json, target: str) -> None:
-    """Where a container copies it, each file takes time."""
+    """A container that copies the agent needs time for each file."""
     assert target != "agent" or contents["files"] < 500

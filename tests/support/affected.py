@@ -36,7 +36,7 @@ def _lines_of_git(words: list[str], root: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Node:
-    """A file, or of a package that a module is imported from only what that import runs (`whole` is False)."""
+    """A file. `whole` is False for a package that is only imported as the parent of a module."""
 
     file: str
     whole: bool
@@ -94,7 +94,7 @@ class Repository:
         return found
 
     def dependencies(self, node: Node) -> set[Node]:
-        """What a Python file imports or names; if it is not `whole`, what an import of it runs."""
+        """Return the files that `node` imports or names. If it is not `whole`: those that importing it loads."""
         found: set[Node] = set()
         for part in _nodes(ast.parse((self._root / node.file).read_text()), node.whole):
             if isinstance(part, ast.Import):

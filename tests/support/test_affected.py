@@ -85,7 +85,7 @@ def test_changed_are_files_that_differ_and_new_ones(root: Path) -> None:
 
 
 def test_the_program_prints_paths_of_this_repository() -> None:
-    """What make passes on to pytest."""
+    """Make passes these paths to pytest."""
     program = Path(__file__).with_name("affected.py")
     done = completed([sys.executable, str(program), "HEAD"], cwd=program.parents[2])
     assert done.returncode == 0, done.stderr

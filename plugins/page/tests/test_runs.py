@@ -158,8 +158,8 @@ def test_tables_fit_a_terminal(folder: Path) -> None:
 
 @pytest.mark.sampled
 async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
-    """What differs is a column; the page has a line of each run, which says its own last step, and needs nothing
-    else; on a narrow screen nothing is cut."""
+    """Settings that differ are columns. The page needs no other file, has a curve with the last step of each run, and
+    is not cut on a narrow screen."""
     done = _ringtrain(folder, "compare", "slow", "runs/local/fast", "fails", "--html", "all.html")
     assert done.returncode == 0, done.stderr
     head, *rows = [line.split() for line in done.stdout.splitlines()[:-1]]

@@ -376,7 +376,7 @@ def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog
 
 
 def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
-    """When the world grows later, the log does not repeat the duration of the previous recovery."""
+    """A world that grows later does not log the duration of the previous recovery again."""
     caplog.set_level("INFO")
     job = start(RINGTRAIN_ELASTIC_START_RANKS="4", RINGTRAIN_ELASTIC_JOIN_DELAY="0")
     first = job.form(0, 1)
