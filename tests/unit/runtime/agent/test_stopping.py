@@ -141,7 +141,9 @@ def test_who_gets_sigterm(start: str, tmp_path: Path) -> None:
         {signal.SIGTERM, signal.SIGKILL},
     ]
     if start not in ("exit-trap", "term-trap", "wait-trap"):  # what a shell with a trap does, it does
-        assert [said[kind] for kind in ("ignores", "default")] == [[], []]
+        assert said["default"] == []
+        # SIGTERM to the group may end the inner shell and `cat` before the outer shell has it.
+        assert said["ignores"] in ([[], ["end"]] if start == "two-shells" else [[]])
     if start == "pipe":
         assert (tmp_path / "saves.log.tee").read_text() == "saved\n"
     until("nothing is left", lambda: not [process for process in left if runs(process)])
