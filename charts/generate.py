@@ -55,12 +55,12 @@ def plain(rendered: str) -> str:
 
 README = """# ringtrain-operator
 
-Runs DistributedTrainingJobs: MPI and ring training jobs, and those of PyTorch, TensorFlow and Keras.
-docs/install.md says how to install it.
+Installs Ringtrain's operator, which runs DistributedTrainingJobs: training with MPI or Ringtrain's ring, in PyTorch,
+TensorFlow, Keras or JAX. docs/install.md has the steps of an installation.
 
     helm install ringtrain charts/ringtrain-operator --namespace ringtrain-system --create-namespace
 
-Made from `values.yaml` by `make generate`; do not edit.
+This page is generated from `values.yaml` by `make generate`; do not edit it.
 
 ## Values
 

@@ -27,7 +27,7 @@ def versions(root: Path) -> dict[str, str]:
 
 
 def problem(found: dict[str, str], ref: str) -> str:
-    """What is wrong with a release of these versions by the tag or branch `ref`; empty if nothing is."""
+    """Return the error in a release of these versions from the tag or branch `ref`; empty if there is none."""
     listed = ", ".join(f"{name}: {version}" for name, version in found.items())
     if len(set(found.values())) > 1:
         return f"a release has one version, and these differ: {listed}"

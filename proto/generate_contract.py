@@ -46,7 +46,7 @@ def module(contract: dict[str, Any], side: str) -> str:
 
 
 def _fields_of_spec(contract: dict[str, Any]) -> str:
-    """Which variables of launchers and of workers are a field of the spec."""
+    """Return the code of two tables of variables that are a field of the spec: the launcher's and the workers'."""
     rows = [row for table in contract["environment"] for row in table["rows"] if "field" in row]
     lines = ["# Variables that are a field of the spec, by the role of the pod."]
     for role in ("launcher", "worker"):

@@ -1,1 +1,1 @@
-"""The Ringtrain operator: turns a DistributedTrainingJob into launcher and worker pods."""
+"""The Ringtrain operator, which creates launcher and worker pods for each DistributedTrainingJob."""

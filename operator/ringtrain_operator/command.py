@@ -1,10 +1,11 @@
-"""The command `ringtrain-operator`: run the operator until it receives SIGTERM."""
+"""The command `ringtrain-operator`, which runs the operator until it receives SIGTERM."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ DEFAULT_AGENT_IMAGE = f"ghcr.io/ringtrain/agent:{metadata.version('ringtrain-ope
 
 
 class JsonValue(click.ParamType[Any]):
-    """Option whose value is a JSON object or list."""
+    """Type of a command-line option whose value is a JSON object or list."""
 
     name = "json"
 
@@ -31,7 +32,7 @@ class JsonValue(click.ParamType[Any]):
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the value; any other value is a usage error that names the option."""
+        """Parse the option's value as JSON. A value of another type is a usage error that names the option."""
         try:
             found = json.loads(value) if isinstance(value, str) else value
         except ValueError:
@@ -42,12 +43,12 @@ class JsonValue(click.ParamType[Any]):
 
 
 class GangOption(click.ParamType[Any]):
-    """Option NAME or NAME=SCHEDULER: a gang scheduler of spec.scheduling.gang, and its schedulerName."""
+    """Type of the option NAME or NAME=SCHEDULER: a gang scheduler, and the schedulerName of its pods."""
 
     name = "gang scheduler"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return both names, with the default schedulerName if it is omitted. An unknown NAME is a usage error."""
+        """Return the gang scheduler's name and its schedulerName (by default its usual one). Other names are errors."""
         from .placement.gangs import SCHEDULERS
 
         if isinstance(value, tuple):
@@ -59,7 +60,7 @@ class GangOption(click.ParamType[Any]):
 
 
 def _resource_option(given: dict[str, Any] | None, option: str, default: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a container's resources. A wrong field is a usage error that names the field."""
+    """Return a container's resources from an option, or `default`. A wrong field is a usage error."""
     from .spec.pod_schema import packaged_pod_spec_schema
 
     if given is None:
@@ -82,13 +83,19 @@ def _pod_group_option(value: str) -> int | None:
 
 @click.command(hidden=True, context_settings={"auto_envvar_prefix": ENV_PREFIX, "help_option_names": ["-h", "--help"]})
 @click.option("--namespace", "namespaces", multiple=True, help="Serve this namespace (repeatable). Default: all.")
-@click.option("--workers", type=click.IntRange(1), default=16, show_default=True, help="Jobs reconciled in parallel.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    help="Number of jobs that are reconciled in parallel.",
+)
 @click.option(
     "--connections",
     type=click.IntRange(1),
     default=24,
     show_default=True,
-    help="Requests to the API server in parallel.",
+    help="Maximum number of parallel requests to the API server.",
 )
 @click.option(
     "--resync",
@@ -98,53 +105,62 @@ def _pod_group_option(value: str) -> int | None:
     show_default=True,
     help="Seconds between reconciles of every job.",
 )
-@click.option("--listen", default=":8080", show_default=True, help="host:port of /healthz, /readyz, /metrics.")
-@click.option("--leader-election/--no-leader-election", default=True, show_default=True, help="One replica writes.")
-@click.option("--lease-namespace", default="", help="Namespace of the Lease. Default: that of the pod.")
-@click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the Lease.")
+@click.option(
+    "--listen", default=":8080", show_default=True, help="Address of /healthz, /readyz and /metrics: host:port."
+)
+@click.option(
+    "--leader-election/--no-leader-election",
+    default=True,
+    show_default=True,
+    help="Elect one replica as leader; only the leader writes.",
+)
+@click.option("--lease-namespace", default="", help="Namespace of the leader's Lease. Default: the pod's namespace.")
+@click.option("--lease-name", default="ringtrain-operator", show_default=True, help="Name of the leader's Lease.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
-@click.option("--launcher-resources", type=JsonValue(dict), default=None, help="Resources of launchers, as JSON.")
+@click.option(
+    "--launcher-resources", type=JsonValue(dict), default=None, help="Resources of launchers' containers, as JSON."
+)
 @click.option(
     "--agent-resources",
     type=JsonValue(dict),
     default=None,
-    help="Resources of init containers with the agent, as JSON.",
+    help="Resources of the init containers that copy the agent, as JSON.",
 )
 @click.option(
     "--fs-group",
     default="65532",
     show_default=True,
-    help="fsGroup of claims that the operator mounts; empty if the cluster assigns one, as OpenShift does.",
+    help="fsGroup of pods in which the operator mounts a claim. Empty: the cluster assigns "
+    "the fsGroup, as in OpenShift.",
 )
 @click.option(
     "--metrics-from",
     type=JsonValue(list),
     default="[]",
-    help="NetworkPolicyPeers that may scrape launchers, as JSON.",
+    help="NetworkPolicyPeers that may read launchers' metrics, as a JSON list.",
 )
 @click.option(
     "--template-ports-from",
     type=JsonValue(list),
     default="[]",
-    help="NetworkPolicyPeers that may reach ports declared in jobs' templates, as JSON.",
+    help="NetworkPolicyPeers that may connect to ports declared in jobs' pod templates, as a JSON list.",
 )
 @click.option(
     "--kueue/--no-kueue",
     default=False,
     show_default=True,
-    help="Write Kueue's Workloads for jobs with a queue. Maturity: Beta.",
+    help="For jobs with a queue, create Kueue Workloads, which request quota. Maturity: Beta.",
 )
 @click.option(
     "--gang",
     "gangs",
     type=GangOption(),
     multiple=True,
-    help="Gang scheduler whose PodGroups may be written: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER "
-    "also sets the pods' schedulerName. Repeatable. Maturity: Kubernetes Beta, Coscheduling "
-    "Experimental, Volcano Experimental.",
+    help="Gang scheduler that jobs may use: Kubernetes, Coscheduling or Volcano; NAME=SCHEDULER also sets the pods' "
+    "schedulerName. Repeatable. Maturity: Kubernetes Beta, Coscheduling Experimental, Volcano Experimental.",
 )
 @click.option(
     "--agent-image",
@@ -156,14 +172,14 @@ def _pod_group_option(value: str) -> int | None:
     "--agent-pull-secret",
     "agent_pull_secrets",
     multiple=True,
-    help="Secret in the jobs' namespaces for pulling the agent's image (repeatable).",
+    help="Secret in the jobs' namespaces with which the agent's image is pulled (repeatable).",
 )
 @click.option(
     "--agent-volume",
     type=click.Choice(["ImageVolume", "InitContainer"]),
     default="InitContainer",
     show_default=True,
-    help="Way to add the agent to pods: the kubelet mounts its image, or an init container copies it. "
+    help="How the agent gets into pods: the kubelet mounts the agent's image, or an init container copies the agent. "
     "Maturity: ImageVolume Beta.",
 )
 @click.option(
@@ -172,7 +188,7 @@ def _pod_group_option(value: str) -> int | None:
     type=click.Choice(["Inject", "Image"]),
     default="Inject",
     show_default=True,
-    help="Default of spec.agent.",
+    help="Default of spec.agent: the operator adds the agent to pods, or their image contains it.",
 )
 @click.option(
     "--provisioning/--no-provisioning",
@@ -187,6 +203,8 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
 
     Exit codes: 0 after SIGTERM or SIGINT, 1 after a failure or if the lease was lost.
     """
+    if os.getpid() == 1:  # the kernel ignores SIGTERM to a container's first process until that has a handler
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from .cluster.api.connection import ApiConnection
     from .cluster.config import OperatorConfig, configure_logging, default_identity
     from .cluster.operator import run_operator_until_signalled
@@ -207,13 +225,13 @@ def operator(kubeconfig: str | None, gangs: tuple[tuple[str, str], ...], **optio
 
 
 def operator_settings_of(arguments: Sequence[str]) -> BuildSettings:
-    """Return the object settings of an operator with these arguments. Raises click.UsageError for wrong ones."""
+    """Return the object settings of an operator with these arguments. Raises UsageError for an invalid one."""
     with operator.make_context("ringtrain-operator", list(arguments)) as context:
         return _pop_settings(dict(context.params))
 
 
 def _pop_settings(options: dict[str, Any]) -> BuildSettings:
-    """Remove the options about objects from `options`, and return them as settings."""
+    """Remove the options that change a job's objects from `options`, and return them as settings."""
     from .build import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
     pop = options.pop

@@ -1,4 +1,4 @@
-"""Errors that the operator raises on purpose.
+"""Exceptions that the operator raises on purpose, as opposed to defects.
 
 OperatorError
 ├── Invalid          the user's DistributedTrainingJob cannot be run as written; lists every problem
@@ -19,7 +19,7 @@ class OperatorError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a manifest: the field's path, the value found, the values allowed and the remedy."""
+    """One problem in a manifest: the field's path, and a message with the value found and what is allowed."""
 
     path: str
     message: str
@@ -29,7 +29,7 @@ class Problem:
 
 
 class Invalid(OperatorError):
-    """The job cannot be run as written. `problems` lists every problem, not only the first."""
+    """Error: a manifest is invalid. `problems` lists all problems, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -37,28 +37,31 @@ class Invalid(OperatorError):
 
 
 class ManifestUnreadable(OperatorError):
-    """The file is missing, is not YAML, or has other content than expected. The message names the file."""
+    """Error: a file is missing, is not YAML, or has unexpected content. The message names the file."""
 
 
 class LocalUnsupported(OperatorError):
-    """The pod needs something that only a cluster provides."""
+    """Error: a pod needs something that only a cluster provides, so it cannot run on this machine."""
 
 
 def spelling_hint(name: str, known: Iterable[str]) -> str:
-    """Return a hint ("did you mean …?") to append to an error about the unknown `name`; empty if no name in `known` is
-    close.
-    """
+    """Return a hint "did you mean …?" for an error about the unknown `name`; empty if no known name is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message, in YAML's format, shortened if it is long."""
+    """Return `value` in YAML's format for an error message, shortened if it is long."""
     text = (
         {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else repr(value)
     )
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
+def found_text(value: object) -> str:
+    """Return the beginning of a message about a field's `value`: `is missing` for None, otherwise `is VALUE`."""
+    return "is missing" if value is None else f"is {shown(value)}"
+
+
 class SchemaUnsupported(OperatorError):
-    """A model has an annotation or a constraint that the CRD converter cannot express."""
+    """Error: a model has a type or constraint that cannot be expressed in the schema of the CRD."""

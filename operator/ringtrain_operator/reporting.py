@@ -9,7 +9,7 @@ from .errors import Invalid, ManifestUnreadable, OperatorError
 
 
 def problem_lines(error: OperatorError) -> list[str]:
-    """Return an error as lines of text, one for each problem."""
+    """Return the text of an error as lines, one for each problem of an invalid manifest."""
     if isinstance(error, Invalid):
         return [str(problem) for problem in error.problems]
     return [str(error)]
@@ -17,7 +17,7 @@ def problem_lines(error: OperatorError) -> list[str]:
 
 @contextmanager
 def errors_reported(prefix: str = "") -> Iterator[None]:
-    """Turn an OperatorError into lines on stderr and exit code 1; `prefix` names the file."""
+    """Print an OperatorError of the block to stderr and exit with code 1. `prefix`: start of each line."""
     try:
         yield
     except OperatorError as exc:

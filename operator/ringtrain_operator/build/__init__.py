@@ -1,4 +1,4 @@
-"""Objects of a job, as dicts: pods, Service, ServiceAccount, NetworkPolicy, Secret. Functions here call no API."""
+"""Construction of a job's objects as dicts: pods, Service, NetworkPolicy, Secret and others. Nothing calls the API."""
 
 from .agent import added_pull_secrets
 from .auxiliary import build_data_worker_pod, build_evaluator_pod
@@ -13,7 +13,7 @@ from .names import (
     worker_selector,
 )
 from .network import build_network_policy, build_service, build_service_account
-from .pods import RESTARTED_CODES, PodIncarnation, build_launcher_pod, build_worker_pod
+from .pods import RESTARTED_CODES, PodIncarnation, build_launcher_pod, build_typical_worker_pod, build_worker_pod
 from .security import SECURITY_FIELDS, secured_pod
 from .settings import AGENT_RESOURCES, LAUNCHER_RESOURCES, AgentSource, BuildSettings
 
@@ -34,6 +34,7 @@ __all__ = [
     "build_secret",
     "build_service",
     "build_service_account",
+    "build_typical_worker_pod",
     "build_worker_pod",
     "data_worker_name",
     "evaluator_name",

@@ -1,4 +1,4 @@
-"""Source of agent and launcher: the pod's image, or a volume that the operator adds."""
+"""Source of the agent and launcher programs in a pod: the pod's own image, or a volume that the operator adds."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ _REGISTRY = "ghcr.io/ringtrain/"
 
 
 def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
-    """Return the source of the agent for the job's pods; None if the pods' image contains the agent."""
+    """Return the image from which the operator adds the agent; None if the job's own image must contain it."""
     source = settings.agent
     if source is None or (job.spec.agent or source.default) != "Inject":
         return None
@@ -33,7 +33,7 @@ def agent_source(job: Job, settings: BuildSettings) -> AgentSource | None:
 
 
 def has_ringtrain(image: str, source: AgentSource) -> bool:
-    """Whether `image` is a worker's of the agent's own version, by its name: of our registry or the agent's."""
+    """Return whether a pod's `image` has the agent's version of ringtrain, according to the image's name and tag."""
     agent, worker = _AGENT_IMAGE.fullmatch(source.image), _WORKER_IMAGE.fullmatch(image)
     if agent is None or worker is None:
         return False
@@ -41,19 +41,19 @@ def has_ringtrain(image: str, source: AgentSource) -> bool:
 
 
 def _is_agent_needed(job: Job, main: Mapping[str, Any], source: AgentSource) -> bool:
-    """Whether a container lacks a `ringtrain` of the agent's version in its PATH, or the job says `Inject`."""
+    """Return whether to add the agent to a container, because spec.agent requests it or the image may lack it."""
     changes_path = any(variable.get("name") == "PATH" for variable in main.get("env") or ())
     return job.spec.agent == "Inject" or changes_path or not has_ringtrain(str(main.get("image", "")), source)
 
 
 def added_pull_secrets(given: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
-    """Return `given` with references to the Secrets `names` that are missing in it."""
+    """Return the pull secrets `given`, with references to the Secrets `names` added if they are missing."""
     known = {secret.get("name") for secret in given}
     return [*map(dict, given), *({"name": name} for name in names if name not in known)]
 
 
 def add_agent(job: Job, spec: dict[str, Any], settings: BuildSettings) -> str:
-    """Add the agent to a pod's spec, in place, unless the pod's image has the agent. Returns the program to start."""
+    """Add the agent to a pod's spec in place, unless the image contains it. Returns the path of the agent's program."""
     source = agent_source(job, settings)
     if source is None or not _is_agent_needed(job, spec["containers"][0], source):
         return "ringtrain"

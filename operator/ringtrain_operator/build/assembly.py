@@ -1,4 +1,4 @@
-"""Common parts of every pod of a job: a copy of its template, and the operator's names and defaults."""
+"""Parts that all pods of a job have in common: a copy of the pod template, and names and defaults of the operator."""
 
 import copy
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def _pod_without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
-    """Set the fields that every role needs last: identity, host name, termination message, security defaults."""
+    """Set fields that pods of all roles need: identity, host name, termination message, security defaults."""
     spec = pod["spec"]
     spec["restartPolicy"] = "Never"
     spec["hostname"] = pod["metadata"]["name"]
@@ -65,7 +65,8 @@ def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
 
 
 def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
-    """Add devices to requests and limits, in place. Extended resources need equal requests and limits."""
+    """Add `devices` to a container's requests and limits, in place. For extended resources Kubernetes requires both
+    to be equal."""
     if not devices:
         return
     resources = container.setdefault("resources", {})
@@ -74,7 +75,8 @@ def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
 
 
 def completed_pod_template(job: Job, given: Mapping[str, Any], name: str) -> Pod:
-    """Return the `given` template completed with fields of the worker's template. Its first container gets a name."""
+    """Return the template `given`, with missing fields copied from the worker's template. If the first container has no
+    name, it gets `name`."""
     template = copy.deepcopy(dict(given))
     worker = job.spec.worker.template["spec"]
     trainer = worker["containers"][0]
@@ -99,7 +101,10 @@ def completed_pod_template(job: Job, given: Mapping[str, Any], name: str) -> Pod
 
 
 def _run_pod_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
-    """Copy the worker container's user, in place, because the image is the same, unless the template sets one."""
+    """Copy the user from the worker's container `trainer` to `main`, in place, unless the pod's template sets a user.
+
+    `spec`: spec of the pod with the container `main`.
+    """
     given = main.get("securityContext") or {}
     combined = {**(spec.get("securityContext") or {}), **given}
     theirs = trainer.get("securityContext") or {}
@@ -109,7 +114,7 @@ def _run_pod_like(spec: Pod, main: Pod, trainer: Mapping[str, Any]) -> None:
 
 
 def template_without_devices(job: Job) -> Pod:
-    """Return the worker's template without devices and the variables that describe them."""
+    """Return the worker's template without devices and without the variables that describe devices or a rank."""
     template = copy.deepcopy(job.spec.worker.template)
     spec = template["spec"]
     spec.pop("resourceClaims", None)

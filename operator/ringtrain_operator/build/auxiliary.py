@@ -1,4 +1,4 @@
-"""Auxiliary pods, which outlive attempts: data workers and the evaluator."""
+"""Auxiliary pods (data workers and the evaluator), which continue to run when an attempt ends."""
 
 from .. import contract
 from ..spec.job import Job
@@ -13,7 +13,7 @@ _PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: BuildSettings | None = None) -> Pod:
     """Return the pod of data worker `index`, ready to be created. It never gets devices.
 
-    `secret`: name of the Secret that it mounts.
+    `secret`: name of the Secret that the pod mounts.
     """
     data = job.spec.data_workers
     assert data is not None
@@ -40,7 +40,7 @@ def build_data_worker_pod(job: Job, index: int, secret: str = "", settings: Buil
 
 
 def build_evaluator_pod(job: Job, workers: int, settings: BuildSettings | None = None) -> Pod:
-    """Return the evaluator's pod, ready to be created, for a world of `workers` workers. It runs the user's command.
+    """Return the evaluator's pod, which runs the user's command, for a world of `workers` workers.
 
     It mounts no credentials of the job, because it does not communicate with ranks or launcher.
     """

@@ -1,4 +1,4 @@
-"""Credentials of one job: a CA whose key is discarded, a certificate for each role, a token."""
+"""Credentials of one job: a CA whose key is discarded, a certificate for each role, and a token."""
 
 import base64
 import secrets
@@ -26,7 +26,7 @@ TOKEN_BYTES = 32
 
 
 def issue_credentials(job: Job, now: datetime) -> dict[str, bytes]:
-    """Create new credentials for `job` from the system's random source."""
+    """Return new credentials for `job`: PEM files and a token by name, from the system's random source."""
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"ringtrain {job.uid}")])
     ca = (
@@ -66,7 +66,10 @@ def _job_leaf_certificate(
     key: ec.EllipticCurvePublicKey,
     issuer: tuple[x509.Name, ec.EllipticCurvePrivateKey, datetime],
 ) -> x509.Certificate:
-    """Return a role's certificate. Every role is server and client, so the certificate has both usages."""
+    """Return a certificate for `role`, for servers and clients, because every role is both. `key`: the role's key.
+
+    `issuer`: name and private key of the job's CA, and the time of issue.
+    """
     ca_name, ca_key, now = issuer
     roles = [role]
     if role == contract.ROLE_LAUNCHER and job.num_agents > job.num_workers:

@@ -1,4 +1,4 @@
-"""Environment variables of docs/contract.md for agent, launcher, data workers and evaluator."""
+"""Environment variables (docs/contract.md) of workers, launcher, data workers and evaluator."""
 
 import json
 import shlex
@@ -8,7 +8,8 @@ from typing import Any
 from .. import contract
 from ..spec.base import field_at
 from ..spec.data_workers import DataWorkers
-from ..spec.job import Job, Mpi
+from ..spec.job import Job
+from ..spec.parts import Mpi
 from ..spec.reserved import ENV_NVIDIA_VISIBLE_DEVICES, ENV_TF_CONFIG
 from .names import checkpoint_folder, launcher_address, launcher_ports, worker_name
 
@@ -34,10 +35,10 @@ def worker_environment(job: Job, attempt: int, index: int, incarnation: int = 0)
 
 
 def _worker_ports(job: Job) -> dict[str, str]:
-    """Return the ports of the contract as variables; 0 means that the agent takes any free port and registers it.
+    """Return the port variables of a worker. If a variable is 0, the agent chooses a free port and registers it.
 
-    It is 0 for pods that share their node's network, and for the ranks' ports if a pod has more ranks than there are
-    ports between two bases.
+    All ports are 0 for a pod that shares its node's network. The ranks' ports are also 0 if a pod has so many ranks
+    that the ranges of ports, one port per rank from each base, would overlap.
     """
     shares_node = bool(job.spec.worker.template["spec"].get("hostNetwork"))
     wide = job.spec.slots > contract.PORT_TF_BASE - contract.PORT_RING_BASE
@@ -72,9 +73,7 @@ def launcher_environment(job: Job, attempt: int, status_token: str, formation: i
 
 
 def _field_variables(job: Job, fields: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables for which the contract names a field of the spec; none for a field that is
-    unset or false.
-    """
+    """Return variables for spec fields that are set and not false. `fields`: pairs of variable and field path."""
     found = {name: field_at(job.spec, path) for name, path in fields}
     # $$: Kubernetes expands $(NAME) as a reference to another variable
     return {
@@ -92,9 +91,9 @@ def _image_variables(job: Job) -> dict[str, str]:
 def data_worker_environment(
     job: Job, index: int, data: DataWorkers, *, shares_node: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the variables of the main container of data worker `index`. They do not depend on an attempt.
+    """Return the variables of the main container of data worker `index`, which are equal in all attempts.
 
-    `shares_node`: the pod uses its node's network and ports.
+    `shares_node`: whether the pod uses its node's network and ports.
     """
     variables = _identity_variables(job, contract.ROLE_DATA) | {
         contract.ENV_LAUNCHER_ADDRESS: launcher_address(job),
@@ -114,7 +113,10 @@ def data_worker_environment(
 
 
 def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict[str, Any]]:
-    """Return the variables of the evaluator's main container. `workers`: number of workers of the world."""
+    """Return the variables of the evaluator's main container. `workers`: number of workers of the world.
+
+    `devices`: whether the container may use the node's devices.
+    """
     variables = _identity_variables(job, contract.ROLE_EVALUATOR) | {
         **_checkpoint_variables(job),
         ENV_TF_CONFIG: _evaluator_tf_config(job, workers),
@@ -126,7 +128,7 @@ def evaluator_environment(job: Job, workers: int, *, devices: bool) -> list[dict
 
 
 def _evaluator_tf_config(job: Job, workers: int) -> str:
-    """Return TF_CONFIG for the evaluator: the ranks' cluster by pod names, and a task outside of it.
+    """Return TF_CONFIG for the evaluator, with the addresses of all ranks. The evaluator is not one of them.
 
     The cluster is left out if the variable would be too long: an evaluator connects to no rank.
     """
@@ -138,7 +140,7 @@ def _evaluator_tf_config(job: Job, workers: int) -> str:
 
 
 def _identity_variables(job: Job, role: str) -> dict[str, str]:
-    """Return the variables that every pod of the job gets."""
+    """Return the variables that the pods of all roles get, with the identity of the job."""
     return {
         contract.ENV_ROLE: role,
         contract.ENV_JOB_NAME: job.name,
@@ -164,22 +166,20 @@ def _common_pod_variables(job: Job, role: str, attempt: int) -> dict[str, str]:
 
 
 def _grace_variables(job: Job) -> dict[str, str]:
-    """Return the grace period of worker pods; empty for a job whose ranks neither hand over state nor
-    save checkpoints.
-    """
+    """Return the grace period of worker pods as a variable; empty if ranks have nothing to save in it."""
     if job.spec.elastic is None and job.spec.checkpoint is None:
         return {}
     return {contract.ENV_GRACE_PERIOD: str(min(job.spec.worker.grace_s, MOST_GRACE_S))}
 
 
 def _log_uri_variables(job: Job) -> dict[str, str]:
-    """Return the destination of the logs' copy; empty for a job without spec.logs.uri."""
+    """Return the URI to which logs are copied as a variable; empty for a job without spec.logs.uri."""
     uri = job.spec.logs.uri
     return {contract.ENV_LOG_URI: f"{uri.rstrip('/')}/{job.namespace}/{checkpoint_folder(job)}"} if uri else {}
 
 
 def _checkpoint_variables(job: Job) -> dict[str, str]:
-    """Return the places of checkpoints; empty for a job without spec.checkpoint."""
+    """Return the locations of checkpoints as variables; empty for a job without spec.checkpoint."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return {}
@@ -194,7 +194,7 @@ def _checkpoint_variables(job: Job) -> dict[str, str]:
 
 
 def _elastic_bounds_variables(job: Job, formation: int) -> dict[str, str]:
-    """Return the limits of an elastic job's launcher and the last known generation; empty for any other job."""
+    """Return limits and last known generation of an elastic job's world as variables; empty for other jobs."""
     elastic = job.spec.elastic
     if elastic is None:
         return {}
@@ -219,7 +219,7 @@ def _mpi_variables(job: Job) -> dict[str, str]:
 
 
 def _env_of_container(plain: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the container's `env`: `plain` variables, and the pod's identity from the downward API."""
+    """Return `plain` variables as a container's `env`, with the pod's identity from the downward API."""
     fields = {
         contract.ENV_POD_NAME: "metadata.name",
         contract.ENV_POD_UID: "metadata.uid",

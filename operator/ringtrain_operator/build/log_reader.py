@@ -1,4 +1,4 @@
-"""Pod in which `dtj` reads the logs of a job whose launcher has ended: the launcher's pod reduced to its log volume."""
+"""Pod in which `dtj` reads the logs of a job whose launcher has ended. It mounts the launcher's log volume."""
 
 from typing import Any
 
@@ -69,9 +69,9 @@ def build_log_reader_pod(job: Job, attempt: int, suffix: str, lives_s: int, agen
 
 
 def _log_reader_metadata(job: Job, suffix: str) -> dict[str, Any]:
-    """Return metadata with the job as owner, so that the pod is deleted with it, but not as controller.
+    """Return metadata with the job as an owner of the pod, so that the pod is deleted together with the job.
 
-    The operator ignores pods that it does not control.
+    The job is not the pod's controller, because the operator would manage a pod that the job controls.
     """
     owner = names.owner_references(job)[0]
     # blockOwnerDeletion would require permission to update the job's finalizers.

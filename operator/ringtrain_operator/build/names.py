@@ -1,4 +1,4 @@
-"""Names and labels of a job's objects, the same in every attempt."""
+"""Names and labels of the objects of a job. They are the same in every attempt."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _NODE_PORTS, _NODE_PORT_PAIRS = 20000, 5000
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """An object by kind and name, in the job's namespace.
+    """Reference to an object in the job's namespace, by kind and name.
 
     `api_version`: only for kinds that are served in several versions or not by every cluster.
     """
@@ -39,7 +39,7 @@ def worker_name(job: Job, index: int) -> str:
 
 
 def gang_names(job: Job, workers: int) -> tuple[str, ...]:
-    """Return the names of an attempt's pods, the launcher first."""
+    """Return the names of the launcher's pod and of the pods of `workers` workers."""
     return (launcher_name(job), *(worker_name(job, index) for index in range(workers)))
 
 
@@ -54,12 +54,13 @@ def evaluator_name(job: Job) -> str:
 
 
 def secret_name(job: Job, serial: int = 0) -> str:
-    """Return the name of the job's Secret. The operator increments `serial` if the name belongs to another owner."""
+    """Return the name of the job's Secret. `serial` is incremented if another owner's Secret has the name."""
     return f"{job.name}-{job.uid[:8]}" + (f"-{serial}" if serial else "")
 
 
 def checkpoint_folder(job: Job) -> str:
-    """Return the name of the job's folder in its checkpoint store. The uid prevents other jobs from using it."""
+    """Return the name of the job's folder in its checkpoint store. The name contains the job's uid, so that it is
+    unique."""
     return f"{job.name}-{job.uid}"
 
 
@@ -100,17 +101,17 @@ def pod_labels(job: Job, role: str, attempt: int) -> dict[str, str]:
 
 
 def auxiliary_pod_labels(job: Job, role: str) -> dict[str, str]:
-    """Return the labels of an auxiliary pod."""
+    """Return the labels of an auxiliary pod (data worker or evaluator)."""
     return {**job_labels(job), contract.LABEL_ROLE: role}
 
 
 def worker_selector(job: Job) -> str:
-    """Return the selector of the job's worker pods, as the scale subresource needs it."""
+    """Return the label selector of the job's worker pods as a text, for the scale subresource."""
     return f"{contract.LABEL_JOB}={job.name},{contract.LABEL_ROLE}={contract.ROLE_WORKER}"
 
 
 def owner_references(job: Job) -> list[dict[str, Any]]:
-    """Return the job as controller of its objects; the API server deletes them with the job."""
+    """Return owner references that make the job the controller of an object, which is then deleted with it."""
     return [
         {
             "apiVersion": contract.API_VERSION,
@@ -134,7 +135,7 @@ def metadata(job: Job, name: str, labels: dict[str, str]) -> dict[str, Any]:
 
 
 def group_name(name: str, uid: str, attempt: int) -> str:
-    """Return the name under which an attempt's pods are queued or placed. It is unique per job and attempt.
+    """Return the unique name under which schedulers and queues know the pods of one attempt of a job.
 
     Pods have it as a label, whose value is limited to 63 characters, so a long job name is truncated.
     """

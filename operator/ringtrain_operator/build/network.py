@@ -56,7 +56,7 @@ def build_service_account(job: Job, settings: BuildSettings | None = None) -> di
 
 
 def build_network_policy(job: Job, settings: BuildSettings | None = None) -> dict[str, Any]:
-    """Return a policy that admits the job's own pods; the operator and peers in `settings` reach certain ports only."""
+    """Return a policy that admits the job's own pods, and the operator and others in `settings` at some ports."""
     settings = settings or BuildSettings()
     own = {"podSelector": {"matchLabels": {contract.LABEL_JOB: job.name}}}
     status_port = [{"port": contract.PORT_STATUS, "protocol": "TCP"}]

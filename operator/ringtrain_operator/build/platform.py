@@ -1,4 +1,4 @@
-"""Node platform of pods with the worker's image: architecture and operating system from the worker's template."""
+"""Architecture and operating system of nodes for pods with the worker's image, from the worker's template."""
 
 import copy
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def run_where_image_does(spec: Json, worker: Mapping[str, Any]) -> None:
-    """Add the worker template's requirements on architecture and operating system to a pod's spec, in place.
+    """Restrict a pod's spec, in place, to nodes with the architecture and system that the worker's template sets.
 
     The worker's tolerations are added, too, because all nodes of that platform may have the taints.
     """
@@ -32,7 +32,7 @@ def run_where_image_does(spec: Json, worker: Mapping[str, Any]) -> None:
 
 
 def _node_platform_terms(spec: Mapping[str, Any]) -> list[Json]:
-    """Return the required platform terms, of which a node must match one; empty if any platform is allowed."""
+    """Return the node selector terms about the platform, of which one must match; empty if any node may run it."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(_REQUIRED) or {}
     terms = []
     for term in required.get("nodeSelectorTerms") or ():

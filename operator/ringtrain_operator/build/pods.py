@@ -1,4 +1,4 @@
-"""Pods of launcher and workers: the user's template with the additions of docs/contract.md."""
+"""Pods of launcher and workers: the user's template with the fields and variables of docs/contract.md."""
 
 import copy
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import contract
 from ..spec.job import Job
+from ..spec.pod_rules import quantity_value
 from . import environment, names, volumes
 from .agent import add_agent
 from .assembly import Pod, add_devices, completed_pod_template, finish_pod, new_pod
@@ -30,7 +31,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 
 @dataclass(frozen=True)
 class PodIncarnation:
-    """Number of a pod among those of its name in an elastic job, from 1, and nodes to avoid.
+    """Number of an elastic job's pod among those with the same name, counted from 1, and the nodes to avoid.
 
     `formation`: for a launcher's pod, the last known generation of the attempt's world.
     """
@@ -53,7 +54,7 @@ def build_worker_pod(
     that it mounts.
     """
     labels = names.pod_labels(job, contract.ROLE_WORKER, attempt)
-    pod = new_pod(job, job.spec.worker.template, names.worker_name(job, index), labels)
+    pod = new_pod(job, job.spec.worker.template_of(index), names.worker_name(job, index), labels)
     pod["metadata"]["labels"][contract.LABEL_WORKER_INDEX] = str(index)
     if incarnation is not None:
         pod["metadata"]["labels"][contract.LABEL_INCARNATION] = str(incarnation.number)
@@ -79,6 +80,39 @@ def build_worker_pod(
     return pod
 
 
+def build_typical_worker_pod(job: Job, attempt: int, secret: str = "", *, settings: BuildSettings | None = None) -> Pod:
+    """Return the worker pod from which queues and autoscalers compute the resources of each worker.
+
+    If worker 0 has a template of its own, the training container has the larger amount of each resource in the two
+    templates.
+    """
+    pod, first = build_worker_pod(job, attempt, 1, secret, settings=settings), job.spec.worker.rank0_template
+    if first is not None:
+        main = pod["spec"]["containers"][0]
+        main["resources"] = _larger_resources(main, first["spec"]["containers"][0])
+    return pod
+
+
+def _larger_resources(*containers: dict[str, Any]) -> dict[str, Any]:
+    """Return the resources of the first container, raised to the largest amounts of all `containers`; an absent request
+    equals the limit."""
+    given = [container.get("resources") or {} for container in containers]
+    requests, limits = ([one.get(kind) or {} for one in given] for kind in ("requests", "limits"))
+    requests = [most | least for most, least in zip(limits, requests, strict=True)]
+    made = {"requests": _larger_amounts(requests), "limits": _larger_amounts(limits)}
+    larger = _larger_amounts([made["limits"], made["requests"]])
+    made["limits"] = {name: larger[name] for name in made["limits"]}
+    return {**given[0], **{kind: amounts for kind, amounts in made.items() if amounts}}
+
+
+def _larger_amounts(several: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for amounts in several:
+        for name, amount in amounts.items():
+            found[name] = max(found.get(name, amount), amount, key=lambda one: quantity_value(one) or 0)
+    return found
+
+
 def build_launcher_pod(
     job: Job,
     attempt: int,
@@ -86,7 +120,7 @@ def build_launcher_pod(
     settings: BuildSettings | None = None,
     incarnation: PodIncarnation | None = None,
 ) -> Pod:
-    """Return the launcher's pod in `attempt`, ready to be created. It never gets devices."""
+    """Return the pod of the launcher in `attempt`, ready to be created. It gets no devices."""
     settings = settings or BuildSettings()
     template = _launcher_template(job, settings)
     labels = names.pod_labels(job, contract.ROLE_LAUNCHER, attempt)
@@ -118,7 +152,7 @@ def build_launcher_pod(
 
 
 def _avoid_nodes(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Prefer other nodes than `nodes`, in place. It is only a preference: a bad node is better than none."""
+    """Add a preference for nodes other than `nodes` to a pod's spec, in place."""
     if not nodes:
         return
     # The API allows one name per expression.
@@ -131,7 +165,7 @@ def _avoid_nodes(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
 
 
 def _keep_workers_near(spec: dict[str, Any], job: Job) -> None:
-    """Add a pod affinity for `scheduling.topology`, in place, to that of the template."""
+    """Add the pod affinity of `scheduling.topology` to the affinity of a pod's spec, in place."""
     topology = job.spec.scheduling.topology
     if topology is None:
         return
@@ -148,7 +182,7 @@ def _keep_workers_near(spec: dict[str, Any], job: Job) -> None:
 
 
 def _spread_workers(spec: dict[str, Any], job: Job) -> None:
-    """Prefer to spread an elastic job's workers over nodes, in place, unless the template has spread constraints.
+    """Add a preference to spread an elastic job's workers over nodes, unless the template has constraints for that.
 
     A lost node then does not have both a shard of the optimizer state and its replica.
     """
@@ -167,12 +201,13 @@ def _spread_workers(spec: dict[str, Any], job: Job) -> None:
 
 
 def _worker_affinity_term(job: Job) -> dict[str, Any]:
-    """Return a label selector of the job's workers."""
+    """Return a pod affinity term that selects the job's workers."""
     return {"matchLabels": {contract.LABEL_JOB: job.name, contract.LABEL_ROLE: contract.ROLE_WORKER}}
 
 
 def _restart_when_killed(main: dict[str, Any]) -> None:
-    """Make the kubelet restart a killed launcher, which learns the world from the agents.
+    """Add rules to the container `main`, in place, by which the kubelet restarts a killed launcher. The new process
+    gets the world's state from the agents.
 
     API servers before Kubernetes 1.35 drop the rule; the pod then fails.
     """
@@ -183,14 +218,14 @@ def _restart_when_killed(main: dict[str, Any]) -> None:
 
 
 def _launcher_template(job: Job, settings: BuildSettings) -> Pod:
-    """Return the launcher's template, completed from the worker's."""
+    """Return the launcher's pod template, with missing fields copied from the worker's template."""
     template = completed_pod_template(job, job.spec.launcher.template, contract.ROLE_LAUNCHER)
     template["spec"]["containers"][0].setdefault("resources", _launcher_resources(job, settings))
     return template
 
 
 def _launcher_resources(job: Job, settings: BuildSettings) -> dict[str, Any]:
-    """Return the installation's resources, or, for a launcher with ranks, those of a worker without devices."""
+    """Return the launcher's default resources: the installation's, or a worker's without devices if it runs ranks."""
     if job.num_agents == job.num_workers:
         return copy.deepcopy(dict(settings.launcher_resources))
     trainer = job.spec.worker.template["spec"]["containers"][0].get("resources") or {}
@@ -204,7 +239,7 @@ def _launcher_resources(job: Job, settings: BuildSettings) -> dict[str, Any]:
 
 
 def _mpi_command(job: Job) -> list[str]:
-    """Return the launcher's command under mpi: mpirun with the worker's command. Empty for other backends."""
+    """Return the launcher's command for backend mpi: mpirun with the worker's command. Empty for other backends."""
     if job.spec.backend != "mpi":
         return []
     main = job.spec.worker.template["spec"]["containers"][0]

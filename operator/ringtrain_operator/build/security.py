@@ -1,4 +1,4 @@
-"""Security defaults of pods: few by default, as in mpi-operator and Trainer; more if the API server requires them.
+"""Security settings of pods: a few defaults, and more if the API server requires them for the namespace.
 
 The restricted Pod Security Standard is applied if the API server refuses the pod without. Templates take precedence.
 """
@@ -28,7 +28,7 @@ def add_security_defaults(spec: dict[str, Any], fs_group: int | None) -> None:
 
 
 def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Return the pod with the SECURITY_FIELDS in `fields`, unless its template sets them or runs as root."""
+    """Return the pod with those SECURITY_FIELDS that `fields` names, unless its template sets them or uses root."""
     spec = dict(pod["spec"])
     context = spec.get("securityContext") or {}
     if "runAsNonRoot" in fields and "runAsNonRoot" not in context and context.get("runAsUser") != 0:
@@ -40,7 +40,8 @@ def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, An
 
 
 def _needs_group(spec: Mapping[str, Any]) -> bool:
-    """Return whether a claim mounted by the operator must be made writable, and the template sets no owner."""
+    """Return whether a pod needs an fsGroup to write into a claim of the operator; false if its template sets a user or
+    group."""
     contexts = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
     if any((context or {}).get(field) is not None for context in contexts for field in _OWNERSHIP):
         return False

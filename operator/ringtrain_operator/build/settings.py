@@ -33,7 +33,7 @@ AgentVolume = Literal["ImageVolume", "InitContainer"]
 
 @dataclass(frozen=True)
 class AgentSource:
-    """The agent that the operator adds to pods: its image and the mechanism.
+    """Image with the agent, and the way in which the operator adds it to pods.
 
     `default`: agent source of jobs without spec.agent. `resources`: resources of the container that copies the agent.
     `pull_secrets`: names of Secrets in the jobs' namespaces for pulling the image.
@@ -47,19 +47,20 @@ class AgentSource:
 
 
 def random_secret_token() -> str:
-    """Return a random token that cannot be guessed."""
+    """Return a random token that cannot be guessed, for reading the launcher's status."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """Installation settings for the objects of a job.
+    """Settings of the operator's installation that change the objects of jobs.
 
-    `metrics_from`, `template_ports_from`: NetworkPolicyPeers that may reach the launchers' status port, or the ports
-    declared in templates. `operator_namespace` is empty if the operator does not run in a pod. `issue` and `token` are
-    the sources of randomness. `pod_schema` defaults to the one in this package. `fs_group`: group of the claims that
-    the operator mounts; None if the cluster assigns one, as OpenShift does. `agent`: source of the agent, or None if
-    pods use the `ringtrain` of their image or of this machine, whatever spec.agent says.
+    `metrics_from`: NetworkPolicyPeers that may reach the launchers' status port. `template_ports_from`:
+    NetworkPolicyPeers that may reach the ports declared in templates. `operator_namespace` is empty if the operator
+    does not run in a pod. `issue` makes a job's credentials and `token` a launcher's token, both from random numbers.
+    `pod_schema` defaults to the schema in this package. `fs_group`: group of the claims that the operator mounts; None
+    if the cluster assigns one, as OpenShift does. `agent`: source of the agent, or None if pods use the `ringtrain` of
+    their image or of this machine, whatever spec.agent says.
     """
 
     operator_namespace: str = "ringtrain-system"

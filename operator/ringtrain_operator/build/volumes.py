@@ -25,7 +25,7 @@ def add_volume(spec: dict[str, Any], volume: Volume, path: str, read_only: bool 
 
 
 def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
-    """Mount the role's certificate and key, the CA's certificate and the token."""
+    """Mount the files of one role from the job's Secret: certificate, key, the CA's certificate and the token."""
     items = [
         {"key": "ca.crt", "path": "ca.crt"},
         {"key": f"{role}.crt", "path": "tls.crt"},
@@ -38,7 +38,7 @@ def add_secret(spec: dict[str, Any], name: str, role: str) -> None:
 
 
 def add_logs(spec: dict[str, Any], job: Job) -> None:
-    """Mount the log store, and add the Secret of spec.logs, if set, to the launcher's variables."""
+    """Mount the volume for logs in the launcher, and add the Secret that spec.logs names to its variables."""
     logs = job.spec.logs
     if logs.secret_ref is not None:
         add_variables(spec, logs.secret_ref.name)
@@ -51,9 +51,7 @@ def add_logs(spec: dict[str, Any], job: Job) -> None:
 
 
 def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
-    """Mount the checkpoint claim, and add the keys of its Secret to the main container's variables. Without a
-    checkpoint, do nothing.
-    """
+    """Mount the claim of spec.checkpoint, and add its Secret to the main container's variables, if set."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return
@@ -67,28 +65,28 @@ def add_checkpoint(spec: dict[str, Any], job: Job) -> None:
 
 
 def add_variables(spec: dict[str, Any], secret: str) -> None:
-    """Add the keys of `secret` to the variables of the main container. The template's variables take precedence."""
+    """Add the keys of `secret` as variables of the main container. Variables of the template override them."""
     main = spec["containers"][0]
     theirs, source = main.get("envFrom") or [], {"secretRef": {"name": secret}}
     main["envFrom"] = [source, *(other for other in theirs if other != source)]
 
 
 def add_shared_memory(spec: dict[str, Any]) -> None:
-    """Give the main container a /dev/shm limited by its memory instead of 64 MiB, unless it mounts one."""
+    """Mount a /dev/shm that is limited by the container's memory instead of 64 MiB, unless the template mounts one."""
     if _is_mounted(spec, SHM_DIR):
         return
     add_volume(spec, {"name": VOLUME_SHM, "emptyDir": {"medium": "Memory"}}, SHM_DIR)
 
 
 def add_scratch(spec: dict[str, Any]) -> None:
-    """Give a main container with a read-only root file system a writable /tmp, unless it mounts one."""
+    """Mount a writable /tmp in a main container with a read-only root file system, unless the template mounts one."""
     context = spec["containers"][0].get("securityContext") or {}
     if context.get("readOnlyRootFilesystem") and not _is_mounted(spec, SCRATCH_DIR):
         add_volume(spec, {"name": VOLUME_SCRATCH, "emptyDir": {}}, SCRATCH_DIR)
 
 
 def add_hostfile(spec: dict[str, Any], job: Job) -> None:
-    """Give the launcher of an mpi job a directory for mpirun's hostfile, unless the template mounts one."""
+    """Mount a directory for mpirun's hostfile in the launcher of an mpi job, unless the template mounts one."""
     if job.spec.backend != "mpi" or _is_mounted(spec, MPI_DIR) or _is_mounted(spec, HOSTFILE):
         return
     add_volume(spec, {"name": VOLUME_MPI, "emptyDir": {}}, MPI_DIR)

@@ -1,4 +1,4 @@
-"""Creation of pods under the Pod Security of their namespace. Only the API server knows which fields are required."""
+"""Creation of pods in namespaces with Pod Security, of which only the API server knows the required fields."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ Pod = Mapping[str, Any]
 async def create_admitted(
     create: Callable[[Pod], Awaitable[Stored]], pod: Pod, secured: frozenset[str] = frozenset()
 ) -> tuple[Stored, frozenset[str]]:
-    """Create the pod with the security fields `secured`, and add those of SECURITY_FIELDS that refusals name.
+    """Create a pod with the security fields `secured`. If it is refused, repeat with the fields that the refusal names.
 
-    A refusal may come from Pod Security or from another policy engine. Returns the answer of `create` and the fields.
-    Raises the ApiError of the last refusal.
+    A refusal may come from Pod Security or from another policy engine. Returns the result of `create`, and the security
+    fields that the created pod has. Raises the ApiError of the last refusal.
     """
     while True:
         try:

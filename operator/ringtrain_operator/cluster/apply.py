@@ -1,4 +1,4 @@
-"""Apply a plan: delete and create objects in parallel, and record the requests that the API server refused."""
+"""Application of a plan: create and delete objects in parallel, and record what the API server refused."""
 
 import asyncio
 import logging
@@ -30,9 +30,7 @@ Outcome = Refusal | Foreign | None
 
 @dataclass
 class _ReconciledJob:
-    """Context of one apply: the job, and the stores to update. `secured`: security fields that its
-    namespace requires.
-    """
+    """A job and the caches to update while its plan is applied. `secured`: security fields of its namespace."""
 
     versions: ResourceVersions
     job: Mapping[str, Any]
@@ -45,7 +43,7 @@ class _ReconciledJob:
 
 
 async def apply_plan(versions: ResourceVersions, job: Mapping[str, Any], plan: Plan, memory: ReconcileMemory) -> bool:
-    """Apply everything in `plan` except the status. Returns whether another reconcile is needed at once.
+    """Apply all changes of `plan` except the status. Returns whether to reconcile again at once.
 
     Refusals with a reason (quota, admission, a template that breaks a rule) are stored in `memory` for the next plan to
     report. Failures of the API itself are raised after everything was tried.
@@ -76,7 +74,7 @@ async def apply_plan(versions: ResourceVersions, job: Mapping[str, Any], plan: P
 
 
 async def _apply_together(*requests: Coroutine[Any, Any, Outcome]) -> list[Outcome]:
-    """Run all requests and return their outcomes; if one failed, raise its error after all have ended."""
+    """Run all requests and return their outcomes. If one failed, raise its error after all have ended."""
     answers = await asyncio.gather(*requests, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -95,7 +93,12 @@ async def _create_object(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcom
     except (Forbidden, Unprocessable, NotFound, ServerError) as refused:
         if isinstance(refused, ServerError) and _WEBHOOK_FAILED not in refused.message:
             raise
-        log.info("%s was refused: %s", ref, refused, extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"})
+        log.info(
+            "the API server refused %s: %s",
+            ref,
+            refused,
+            extra={"job": f"{work.namespace}/{work.job['metadata']['name']}"},
+        )
         return Refusal(ref, refused.code, refused.reason, refused.message)
     if resource is PODS:
         work.versions.record_pod_version(version)
@@ -109,7 +112,7 @@ async def _create_object(work: _ReconciledJob, obj: Mapping[str, Any]) -> Outcom
 
 
 async def _store_object(work: _ReconciledJob, resource: ApiResource, obj: Mapping[str, Any]) -> str:
-    """Create the object and return its resourceVersion. Raises ApiError."""
+    """Create the object and return its resourceVersion. Raises ApiError if the API server refuses it."""
 
     async def create(given: Mapping[str, Any]) -> str:
         return await work.versions.api.create_unread(resource, work.namespace, given)
@@ -133,7 +136,7 @@ async def _with_default_pull_secrets(work: _ReconciledJob, account: Mapping[str,
 
 
 def _record_secret(work: _ReconciledJob, ref: ObjectRef) -> None:
-    """Record that the job's Secret exists. The next attempt checks again."""
+    """Record, for the current attempt, that the job's Secret exists."""
     work.memory.owned.add(ref)
     work.memory.secret_attempt = int((work.job.get("status") or {}).get("attempt") or 0)
 
@@ -146,7 +149,10 @@ def _was_mounted(job: Mapping[str, Any]) -> bool:
 
 
 async def _owner_of_taken_name(work: _ReconciledJob, resource: ApiResource, ref: ObjectRef) -> Foreign | None:
-    """Return the owner of an object whose name exists already; None if it is this job (an earlier answer was lost)."""
+    """Return the owner of an object that exists already; None if this job owns the object.
+
+    In that case an earlier request of the job has created the object.
+    """
     if resource is SECRETS:
         if _was_mounted(work.job):
             _record_secret(work, ref)
@@ -178,5 +184,5 @@ async def _delete_object(work: _ReconciledJob, deletion: PlannedDeletion) -> Non
         )
     except (NotFound, Conflict) as absent:
         # It is deleted, or replaced by another object of that name.
-        log.debug("%s did not exist any more: %s", ref, absent)
+        log.debug("the object to delete, %s, does not exist: %s", ref, absent)
     work.memory.owned.discard(ref)

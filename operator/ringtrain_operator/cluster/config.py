@@ -1,4 +1,4 @@
-"""Configuration of an operator process, and its logging: one JSON object per line, or plain text."""
+"""Configuration of an operator process, and its log format: one JSON object per line, or plain text."""
 
 import json
 import logging
@@ -17,9 +17,9 @@ from ..build import BuildSettings
 class OperatorConfig:
     """Configuration of one operator process. `namespaces`: empty for the whole cluster.
 
-    `stuck_after_s`: a reconcile consists of a few requests with their own timeouts, and the watch loop runs
-    continuously; if one takes longer, /healthz fails. `kueue`: whether Kueue's Workloads may be written. `gangs`:
-    permitted gang schedulers, each with its schedulerName. `provisioning`: whether nodes may be requested from cluster
+    `stuck_after_s`: longest time of one reconcile, or of one round of the watch loop, before /healthz fails. The
+    requests of a reconcile have shorter timeouts. `kueue`: whether Kueue's Workloads may be written. `gangs`: permitted
+    gang schedulers, each with its schedulerName. `provisioning`: whether nodes may be requested from cluster
     autoscalers. `objects`: settings for the jobs' objects; their namespace is derived from `lease_namespace`.
     """
 
@@ -42,15 +42,15 @@ class OperatorConfig:
     objects: BuildSettings = field(default_factory=BuildSettings)
 
     def address(self) -> tuple[str | None, int]:
-        """Return host (None for all) and port of `listen`. Raises ValueError with the expected format."""
+        """Host (None for all) and port in `listen`. Raises ValueError with the expected format."""
         host, _, port = self.listen.rpartition(":")
         if not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"listen is {self.listen!r}; expected host:port or :port, for example :8080")
+            raise ValueError(f"--listen is {self.listen!r}; expected host:port or :port, for example :8080")
         return host.strip("[]") or None, int(port)
 
 
 def default_identity(env: Mapping[str, str]) -> str:
-    """Return a name that no other replica has: the pod's name, else host name and process id."""
+    """Return a name that no other replica has: the pod's name, or host name and process id outside of a pod."""
     return env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -58,7 +58,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a record as JSON: time, level, logger, message, the fields of `extra`, and the traceback, if any."""
+    """Log formatter for JSON lines: time, level, logger, message, the fields of `extra`, and a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line of JSON."""
@@ -75,7 +75,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(style: Literal["json", "text"], level: str) -> None:
-    """Log to stderr in `style`. kopf logs warnings and errors only."""
+    """Log to stderr in `style`, from `level` on. The library kopf logs warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if style == "json" else plain)

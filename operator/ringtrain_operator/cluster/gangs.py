@@ -1,4 +1,4 @@
-"""Gang schedulers of this cluster: discovery of their APIs, and the PodGroups of a job."""
+"""Discovery of the gang schedulers in this cluster, and reader of the PodGroups of a job."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ Json = dict[str, Any]
 
 
 class ClusterGangs:
-    """Reader of PodGroups.
+    """Reader of gang schedulers and their PodGroups in this cluster.
 
-    `allowed`: schedulerName of each gang scheduler that the installation permits; `served`: apiVersion of each that
-    exists.
+    `allowed`: schedulerName of each gang scheduler that the installation permits. `served`: apiVersion of each of these
+    schedulers whose API the cluster serves.
     """
 
     def __init__(self, api: ApiClient, allowed: Mapping[str, str]) -> None:
@@ -29,7 +29,7 @@ class ClusterGangs:
         self.served: Mapping[str, str] = {}
 
     async def find(self) -> None:
-        """Discover which gang schedulers are installed. Raises ApiError."""
+        """Find out which gang schedulers are installed in the cluster. Raises ApiError if a request fails."""
         found = {name: await self._served(SCHEDULERS[name]) for name in self._allowed}
         self.served = {name: version for name, version in found.items() if version}
 
@@ -38,7 +38,7 @@ class ClusterGangs:
         return tuple(pod_groups(version) for version in self.served.values())
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> GangsView:
-        """Return the view of gang schedulers for one job. Raises ApiError."""
+        """Return the gang schedulers in this cluster and the job's PodGroups. Raises ApiError if a request fails."""
         if not (job.get("status") or {}).get("attempt"):
             return GangsView(self._allowed, self.served)
         return GangsView(self._allowed, self.served, await memory.groups.read(lambda: self._read(job)))
@@ -57,7 +57,7 @@ class ClusterGangs:
         return [view_group(group, version) for group in groups if owned_by(group, meta["uid"])]
 
     async def _served(self, scheduler: GangScheduler) -> str:
-        """Return the apiVersion in which the API server serves its PodGroups; empty if none."""
+        """Return the apiVersion of this scheduler's PodGroups; empty if the cluster does not serve them."""
         for version in scheduler.versions:
             api_version = f"{scheduler.api_group}/{version}"
             try:

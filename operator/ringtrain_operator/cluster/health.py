@@ -62,9 +62,7 @@ def _health_probe(problem: Problem) -> Callable[[web.Request], Awaitable[web.Res
 
 @dataclass(frozen=True)
 class ReachTimes:
-    """Timing: `every_s`: interval of requests. `deadline_s`: timeout of one. `lost_after_s`: time without an answer
-    until not ready.
-    """
+    """Timing of checks of the API server. After `lost_after_s` without an answer the operator is not ready."""
 
     every_s: float = 5.0
     deadline_s: float = 5.0
@@ -72,7 +70,7 @@ class ReachTimes:
 
 
 class ApiServerReach:
-    """Periodic check of the API server on a separate connection."""
+    """Periodic check that the API server answers, on a separate connection."""
 
     def __init__(self, connection: ApiConnection, times: ReachTimes | None = None) -> None:
         self._times = times or ReachTimes()
@@ -82,7 +80,7 @@ class ApiServerReach:
         self._problem = ""
 
     async def check_forever(self) -> None:
-        """Request the version periodically until cancelled."""
+        """Request the API server's version periodically until cancelled."""
         try:
             while True:
                 self._record_reach(await self._ask())
@@ -91,7 +89,7 @@ class ApiServerReach:
             await self._api.close()
 
     def problem(self) -> str:
-        """Return the problem; empty while the API server answers."""
+        """Return the reason why the operator is not ready; empty while the API server answers."""
         if self._answered_at is None:
             return f"the API server has not answered yet{self._cause()}"
         silent_s = time.monotonic() - self._answered_at
@@ -101,14 +99,15 @@ class ApiServerReach:
 
     @property
     def failed(self) -> bool:
-        """Whether the last request had no answer."""
+        """Whether the last request to the API server got no answer."""
         return bool(self._problem)
 
     def _cause(self) -> str:
         return f": {self._problem}" if self._problem else ""
 
     async def _ask(self) -> str:
-        """Return the problem with the answer; empty if there was an answer."""
+        """Send one request to the API server. Return an empty text if the API server answers; otherwise the reason,
+        which may be status 401 or 5xx."""
         try:
             await self._api.raw_get("/version")
         except (Unreachable, Unauthorized) as exc:

@@ -1,4 +1,4 @@
-"""Kueue in this cluster: discovery of its API, and reading and writing a job's Workload."""
+"""Access to Kueue in this cluster: discovery of its API, and reading and writing of a job's Workload."""
 
 import logging
 import time
@@ -26,12 +26,12 @@ CACHE_S = 30.0
 
 
 def workloads(version: str) -> ApiResource:
-    """Return the resource of Kueue's Workloads in this API version."""
+    """Return the resource of Kueue's Workloads in the API version `version`."""
     return ApiResource(f"{KUEUE_GROUP}/{version}", "Workload", "workloads")
 
 
 class ClusterKueue:
-    """Reader and writer of Workloads in `version`. If it is empty, there are none, and every job's view is None."""
+    """Reader and writer of Kueue's Workloads. `version`: version of their API; empty in a cluster without Kueue."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -39,11 +39,12 @@ class ClusterKueue:
         self._read_objects: dict[tuple[str, str], tuple[float, Json]] = {}
 
     async def find(self) -> None:
-        """Discover whether the API server serves Workloads. Raises ApiError."""
+        """Find out whether the API server serves Kueue's Workloads. Raises ApiError if a request fails."""
         self.version = await self._api.served_version(KUEUE_GROUP, VERSIONS)
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> KueueView | None:
-        """Return the view of Kueue for one job; None without Kueue. Raises ApiError."""
+        """Return the job's Workload and other state of Kueue; None in a cluster without Kueue. Raises ApiError if a
+        request fails."""
         if not self.version:
             return None
         status = job.get("status") or {}
@@ -61,7 +62,7 @@ class ClusterKueue:
         return KueueView(self.version, view)
 
     async def change(self, job: Mapping[str, Any], change: WorkloadChange, memory: ReconcileMemory) -> bool:
-        """Carry out a plan's change. Returns whether the API refused it for a reason that the user should see."""
+        """Apply a plan's change of a Workload. Returns whether the API refused it for a reason to show to users."""
         namespace, resource = job["metadata"]["namespace"], workloads(self.version)
         memory.outdate("Workload")
         refused = ""
@@ -83,7 +84,7 @@ class ClusterKueue:
         except AlreadyExists:
             pass  # created by an earlier request, or by another owner: it is read next
         except NotFound as absent:
-            log.debug("a Workload did not exist: %s", absent)
+            log.debug("the job's Kueue Workload could not be changed, because an object does not exist: %s", absent)
             if change.verb == "create":
                 refused = absent.message  # Kueue or the namespace is being deleted
         except Conflict:
@@ -107,7 +108,7 @@ class ClusterKueue:
         return dict((await self._known(resource, name)).get("spec") or {})
 
     async def _priority(self, job: Mapping[str, Any]) -> tuple[Json, str]:
-        """Return a Workload's priority fields for the class that the job names, and a problem (empty if none)."""
+        """Return the priority fields of a new Workload, and what is wrong with the job's priority class (or empty)."""
         labels = job["metadata"].get("labels") or {}
         if name := labels.get(PRIORITY_LABEL):
             group, kind, plural = KUEUE_GROUP, "WorkloadPriorityClass", "workloadpriorityclasses"
@@ -128,7 +129,7 @@ class ClusterKueue:
         return {**value, "priorityClassRef": {"group": group, "kind": kind, "name": name}}, ""
 
     async def _known(self, resource: ApiResource, name: str) -> Json:
-        """Return a cluster-scoped object, read at most once per CACHE_S seconds."""
+        """Return a cluster-scoped object, such as a PriorityClass, which is read once per CACHE_S seconds at most."""
         key, now = (resource.kind, name), time.monotonic()
         read_at, found = self._read_objects.get(key, (float("-inf"), {}))
         if now - read_at < CACHE_S:
@@ -139,19 +140,19 @@ class ClusterKueue:
 
 
 def queue_of_live_job(job: Mapping[str, Any]) -> str:
-    """Return the job's LocalQueue, even if its spec is invalid."""
+    """Return the LocalQueue of a job as read from the API, even if its spec is invalid."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
     return kueue_queue(wanted.get("queue"), job["metadata"].get("labels") or {}, wanted.get("gang"))
 
 
 def workload_name_of(job: Mapping[str, Any]) -> str:
-    """Return the name of the job's Workload."""
+    """Return the name of the Workload of a job as read from the API."""
     meta = job["metadata"]
     return workload_name(meta["name"], meta["uid"], meta.get("labels") or {})
 
 
 def priority_class_of(job: Mapping[str, Any]) -> str:
-    """Return the PriorityClass of the job's workers; empty if none."""
+    """Return the PriorityClass in a job's worker template or, without one, in spec.scheduling; empty if none is set."""
     wanted = (job.get("spec") or {}).get("scheduling") or {}
     template = ((job.get("spec") or {}).get("worker") or {}).get("template") or {}
     return str((template.get("spec") or {}).get("priorityClassName") or wanted.get("priorityClassName") or "")

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: one replica writes, the others wait, and a leader that loses the lease stops."""
+"""Leader election by a Lease. One replica writes, the others wait, and a leader that loses the lease stops."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ class LeaseTimes:
 
 
 class LeaderLease:
-    """The lease `namespace/name` from the view of the replica `identity`.
+    """The Lease `namespace/name`, which the replica `identity` wants to hold.
 
     Expiry is determined by how long the record has been unchanged on this machine's monotonic clock. Timestamps of
     other machines are not compared, so clock skew does no harm.
@@ -46,7 +46,7 @@ class LeaderLease:
         self._renewed_at = float("-inf")
 
     def is_held(self) -> bool:
-        """Return whether this replica may write now. False as soon as a renewal is overdue."""
+        """Return whether this replica holds the lease and may write. It is false once a renewal is overdue."""
         return time.monotonic() - self._renewed_at < self._times.renew_within_s
 
     async def acquire(self) -> None:
@@ -63,7 +63,7 @@ class LeaderLease:
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))
 
     async def renew_until_lost(self) -> None:
-        """Renew the lease; return when it is lost. The caller must stop writing (`is_held()` is already false)."""
+        """Renew the lease periodically. Return when it is lost; from then on the caller must not write."""
         while True:
             await asyncio.sleep(self._times.retry_s * random.uniform(0.8, 1.2))
             holder = await self._try_once()
@@ -88,7 +88,7 @@ class LeaderLease:
         self._renewed_at = float("-inf")
 
     async def _try_once(self) -> str:
-        """Take or renew the lease if allowed. Returns the holder; empty if unknown."""
+        """Try once to take or renew the lease. Returns the holder's name; empty if it is unknown."""
         asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._times.renew_within_s / 2):

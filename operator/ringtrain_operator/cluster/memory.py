@@ -1,4 +1,4 @@
-"""State that the operator remembers about a job between reconciles: cached reads, and observed ends of pods."""
+"""State of a job that the operator caches between reconciles: objects as read, and observed ends of pods."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ ENDS_WITHIN_S = 5.0
 
 @dataclass
 class KnownReading(Generic[T]):
-    """Cached reading, refreshed after a watch reports a change. Repeated reconciles then cost no reads."""
+    """Cache of one value read from the API, which is read again after a watch has reported a change."""
 
     value: T
     is_read: bool = False
 
     async def read(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return the cached value; read it now if it is not valid. Raises ApiError."""
+        """Return the cached value; call `read` first if there is no valid value. Raises ApiError if `read` does."""
         if not self.is_read:
             self.is_read = True  # set before the request: a change during the request invalidates it again
             try:
@@ -38,7 +38,7 @@ class KnownReading(Generic[T]):
 
 @dataclass(frozen=True)
 class Ending:
-    """A worker's pod that is being deleted, and the end of its grace period."""
+    """A worker's pod that is being deleted. `due`: end of its grace period."""
 
     worker: int
     incarnation: int
@@ -47,7 +47,7 @@ class Ending:
 
 @dataclass
 class ReconcileMemory:
-    """State of one job between reconciles. Losing it costs reads, never correctness.
+    """Cache of one job's state between reconciles. Without it the operator only reads more.
 
     `owned`: objects that were created or read as the job's own since `objects_read_at`. The Secret is known only in
     this way, because the operator may not read Secrets. `lost_incarnations`: for each worker of an elastic job, the
@@ -78,7 +78,7 @@ class ReconcileMemory:
     reported_events: tuple[int, tuple[Json, ...]] = (0, ())
 
     def outdate(self, kind: str) -> bool:
-        """Invalidate the cached reading of a kind. Returns whether this kind has a cached reading."""
+        """Invalidate the cached objects of a kind. Returns whether objects of this kind are cached here."""
         match kind:
             case "Workload":
                 self.workload.is_read = False
@@ -91,7 +91,7 @@ class ReconcileMemory:
         return True
 
     def views_of(self, pods: Sequence[Json], nodes: Mapping[str, bool], keep: bool) -> tuple[PodView, ...]:
-        """Return the views of `pods`; views of unchanged pods are reused. `keep`: store them for the next call."""
+        """Return the parsed `pods`. Unchanged pods are not parsed again. `keep`: whether to cache the result."""
         views = {}
         for pod in pods:
             read, view = self.views.get(pod["metadata"]["name"], (None, None))
@@ -102,11 +102,11 @@ class ReconcileMemory:
         return tuple(view for _, view in views.values())
 
     def record_lost_pods(self, pods: Sequence[PodView], now: datetime) -> None:
-        """Record the worker pods that have ended: their containers have, or they were deleted within their grace
-        period.
+        """Record worker pods whose processes certainly no longer run: pods that have ended, and deleted pods that
+        disappeared before their grace period was over.
 
-        A pod that disappears later was deleted by force, so its processes may still run. The same is possible for a pod
-        whose deletion was not observed.
+        A pod that disappears later may have been deleted by force, and the processes of such a pod may still run. The
+        same is possible for a pod whose deletion was not observed. Such pods are not recorded.
         """
         workers = [pod for pod in pods if pod.id.role == "worker" and pod.id.incarnation]
         ended = [Ending(p.id.index, p.id.incarnation, now) for p in workers if p.end.code is not None]
@@ -122,12 +122,13 @@ class ReconcileMemory:
         }
 
     def object_deleted(self, ref: ObjectRef) -> None:
-        """Record a deleted object. A read in progress may have returned it, so the next reconcile reads again."""
+        """Record that an object was deleted, and make the next reconcile read all objects again."""
         self.owned.discard(ref)
         self.objects_read_at, self.is_outdated = float("-inf"), True
 
     def forget_objects(self, attempt: int) -> None:
-        """Invalidate the known objects. The Secret, which cannot be read, is created again once in each attempt."""
+        """Make the next reconcile read all objects. The job's Secret, which the operator may not read, is created once
+        per attempt."""
         if self.secret_attempt != attempt:
             self.owned = {ref for ref in self.owned if ref.kind != "Secret"}
         self.objects_read_at = float("-inf")

@@ -79,7 +79,7 @@ class OperatorMetrics:
             self._count_states()
 
     def status_changed(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Count the restarts and failures that are new in a written status."""
+        """Count the restarts, failures and losses by which the written status `after` differs from `before`."""
         for field, counted in (("restarts", "true"), ("disruptions", "false")):
             more = int(after.get(field) or 0) - int(before.get(field) or 0)
             if more > 0:
@@ -102,7 +102,7 @@ class OperatorMetrics:
             self.failures.labels(str(failure.get("reason"))).inc()
 
     def _set(self, gauge: Gauge, key: JobKey, value: float | None) -> None:
-        """Set a job's value of `gauge`; None removes it."""
+        """Set the value of `gauge` for one job; None removes the job from it."""
         if value is not None:
             self._by_job[gauge].add(key)
             gauge.labels(key.namespace, key.name).set(value)
@@ -126,7 +126,7 @@ def _ended_pods_of(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_input_stalled(status: Mapping[str, Any]) -> bool:
-    """Return whether all data workers were lost; data workers that have not started yet are no stall."""
+    """Return whether a job has lost all its data workers; False while its first data workers start."""
     return any(
         one["type"] == "InputStalled" and one["status"] == "True" and one["reason"] != "DataWorkersStarting"
         for one in status.get("conditions") or ()

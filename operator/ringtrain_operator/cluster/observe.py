@@ -1,4 +1,4 @@
-"""Read the objects that exist for one job: pods by label (of a large job only changes), the rest by name.
+"""Reader of a job's existing objects: pods by label (of large jobs only the changes), others by name.
 
 A missing volume and the times of an image pull appear only in a kubelet's Events. These are read for few pods.
 """
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterReading:
-    """Observation of one job: the value for `plan`, and the pods as read from the API."""
+    """Everything read about one job: the input of `plan`, and the pods as the API returned them."""
 
     observed: Observed
     pods: tuple[Json, ...]
@@ -52,7 +52,7 @@ async def observe_job(
     answer: LauncherPollAnswer,
     now: datetime,
 ) -> ClusterReading:
-    """Read everything that `plan` needs. Raises ApiError."""
+    """Read everything about a job that `plan` needs. Raises ApiError if a request fails."""
     api, meta, status = versions.api, job["metadata"], job.get("status") or {}
     began, ended = bool(status.get("attempt")), status.get("state") in ("Succeeded", "Failed")
     # Only a quorum read certainly shows what an earlier leader created or deleted; a cached read may lag.
@@ -91,7 +91,7 @@ async def observe_job(
 
 
 def split_owned(pods: Sequence[Json], uid: str) -> tuple[list[Json], list[Foreign]]:
-    """Return the pods whose controller has this uid, and the owners of the others."""
+    """Return the pods that are controlled by the job with this uid, and the owners of all other pods."""
     ours: list[Json] = []
     others: list[Foreign] = []
     for pod in pods:
@@ -107,7 +107,8 @@ def _is_pod_of_attempt(pod: Json, attempt: object) -> bool:
 
 
 async def read_objects(api: ApiClient, job: Mapping[str, Any], memory: ReconcileMemory) -> None:
-    """Fill `memory` with the existing objects other than pods, if it is empty, too old, or has foreign objects."""
+    """Read the job's objects other than pods into `memory`, unless the last reading is recent and found no foreign
+    object."""
     now = time.monotonic()
     fresh = now - memory.objects_read_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
@@ -132,7 +133,10 @@ async def read_objects(api: ApiClient, job: Mapping[str, Any], memory: Reconcile
 async def find_owner(
     api: ApiClient, job: Mapping[str, Any], resource: ApiResource, name: str
 ) -> ObjectRef | Foreign | None:
-    """Return the object's reference if it is this job's, its owner if it is foreign, None if it does not exist."""
+    """Return a reference to the object `name` if the job owns the object; otherwise the object's owner, as Foreign.
+
+    Returns None if the object does not exist.
+    """
     ref = ObjectRef(resource.kind, name)
     try:
         obj = await api.get(resource, job["metadata"]["namespace"], name)
@@ -142,7 +146,7 @@ async def find_owner(
 
 
 class NodeResources:
-    """Extended resources of nodes, read again at most once per `NODES_FRESH_S` seconds."""
+    """Cache of the extended resources of all nodes, read at most once per `NODES_FRESH_S` seconds."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -151,7 +155,7 @@ class NodeResources:
         self._lock = asyncio.Lock()
 
     async def read(self) -> NodeDevices | None:
-        """Return devices by node name; None without permission to read nodes, as in a namespaced operator."""
+        """Return the amounts of devices by node name; None if nodes cannot be read."""
         async with self._lock:
             if time.monotonic() - self._read_at < NODES_FRESH_S:
                 return self._room
@@ -175,13 +179,15 @@ def _devices_of(node: Mapping[str, Any]) -> dict[str, int]:
 
 
 async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:
-    """Return the readiness of nodes whose pods are overdue; empty without permission to read nodes."""
+    """Return the readiness (true or false) by node name, of each node whose kubelet has not reported a pod's end in
+    time."""
     suspects = {p["spec"].get("nodeName") for p in pods if _is_overdue(p, now)} - {None}
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 
 
 async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether the node of a silent pod has been ready since; empty if unknown."""
+    """Return a mapping from the node of the lost pod in `status` to whether it has been ready since the loss; empty if
+    unknown."""
     lost = (status.get("ledger") or {}).get("lostPod") or {}
     if not lost.get("node"):
         return {}
@@ -195,7 +201,7 @@ def _is_overdue(pod: Json, now: datetime) -> bool:
 
 
 async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = None) -> bool | None:
-    """Return whether the node is ready and has been since `since`; None if it cannot be read."""
+    """Return whether a node is ready and has been ready since `since`; None if it cannot be read."""
     try:
         node = await api.get(NODES, None, name)
     except NotFound:
@@ -214,12 +220,16 @@ async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = Non
 async def with_warnings(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], now: datetime
 ) -> tuple[PodView, ...]:
-    """Return the pods with the newest warning Event in the first late pod of each role.
+    """Return `pods`. For each role, add the newest warning to the first pod whose kubelet has not reported in time.
 
-    Other pods of the role have the same volumes.
+    The warning is the newest Event about that pod; nothing is added if that Event is not a warning.
+
+    One pod of a role is enough, because all have the same volumes. Once an attempt's launcher has ended, no grace
+    period applies: every pod of the attempt without a report counts as silent.
     """
     first: dict[str, PodView] = {}
-    silent = (pod for pod in pods if pod.kubelet_report_due is not None and pod.kubelet_report_due <= now)
+    over = {pod.id.attempt for pod in pods if pod.id.role == contract.ROLE_LAUNCHER and pod.finished}
+    silent = (pod for pod in pods if (due := pod.kubelet_report_due) and (due <= now or pod.id.attempt in over))
     for pod in sorted(silent, key=lambda pod: pod.id.index):
         first.setdefault(pod.id.role, pod)
     events = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
@@ -234,7 +244,7 @@ async def with_warnings(
 async def with_pull(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], attempt: int, known: dict[str, Pull]
 ) -> tuple[PodView, ...]:
-    """Return the pods with image pull times in the pod of the gang that started last.
+    """Return `pods`, with the times of the image pull in the gang's pod that started last.
 
     `known`: earlier results, by uid.
     """
@@ -266,5 +276,5 @@ def _event_time(event: Json) -> str:
 
 
 def _latest_time(*times: object) -> str:
-    """Return the latest of the times, which have the same format up to whole seconds."""
+    """Return the latest of `times`, which are timestamps in the API's format."""
     return max(str(time or "") for time in times)

@@ -1,4 +1,4 @@
-"""One operator process: its parts, their start, supervision and shutdown."""
+"""The operator process: creation, supervision and shutdown of its parts."""
 
 import asyncio
 import gc
@@ -44,9 +44,7 @@ class LeaseLost(Exception):
 
 
 class Operator:
-    """An operator on `connection`. `await run()` returns after `stop()`, or raises LeaseLost or the
-    cause of its end.
-    """
+    """An operator that uses `connection`. `run()` returns after `stop()`, or raises the error that ended it."""
 
     def __init__(
         self,
@@ -90,11 +88,11 @@ class Operator:
         self._watch_turned_at: float | None = None
 
     def stop(self) -> None:
-        """Stop gracefully: reconciles in progress are finished, and the lease is released."""
+        """End `run()` gracefully: reconciles in progress are finished, and the lease is released."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Acquire the lease and reconcile until `stop()`. Raises LeaseLost, ApiError, or a defect."""
+        """Acquire the lease and reconcile jobs until `stop()`. Raises LeaseLost or any other error."""
         probes = self._liveness_problem, self._readiness_problem
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.api.close)
@@ -111,7 +109,10 @@ class Operator:
             await lease.release()
 
     async def _lead(self) -> LeaderLease | None:
-        """Return the lease that this process holds; None without leader election or if stopped meanwhile."""
+        """Wait for the lease and return it; None without leader election.
+
+        `stop()` ends the wait: then this replica does not hold the returned lease.
+        """
         if not self.config.leader_election:
             return None
         namespace = self.config.lease_namespace or self._connection.namespace
@@ -147,7 +148,7 @@ class Operator:
             await self._finish(workers)
 
     async def _find_waiting_jobs(self) -> None:
-        """Fill the queue of waiting jobs before any job gets resources."""
+        """Read all jobs to build the queue of waiting jobs, before any job gets resources."""
         try:
             for namespace in self.config.namespaces or (None,):
                 async for page in self.api.pages(JOBS, namespace):
@@ -158,7 +159,7 @@ class Operator:
             log.warning("waiting jobs could not be listed: %s", exc)
 
     async def _watch(self) -> None:
-        """Watch the cluster; restart the watches when Kueue or a gang scheduler is installed, removed or upgraded."""
+        """Watch the cluster. Restart the watches when Kueue or a gang scheduler is installed, removed or upgraded."""
         while True:
             await _first_of(watch_cluster(self._scope()), self._wait_for_other_extras(self._extras()))
 
@@ -168,14 +169,12 @@ class Operator:
             await self._find_apis()
 
     async def _wait_for_apis(self) -> None:
-        """Wait for the discovery of Kueue and gang schedulers. A job that starts earlier would bypass its queue or
-        scheduler.
-        """
+        """Wait until Kueue and gang schedulers are discovered, because a job that starts earlier bypasses them."""
         while not await self._find_apis():
             await asyncio.sleep(DISCOVERY_RETRY_S)
 
     async def _find_apis(self) -> bool:
-        """Discover Kueue, gang schedulers and autoscalers. Returns whether the result is final."""
+        """Discover Kueue, gang schedulers and autoscalers. Returns false if this failed and must be repeated."""
         try:
             if self.config.kueue:
                 await self._reconciler.kueue.find()
@@ -187,13 +186,13 @@ class Operator:
         return True
 
     def _extras(self) -> tuple[ApiResource, ...]:
-        """Return the kinds of Kueue, gang schedulers and autoscalers to watch, if they are served."""
+        """Return the resources of Kueue, gang schedulers and autoscalers to watch, as far as they are served."""
         version = self._reconciler.kueue.version
         others = (*self._reconciler.gangs.watched(), *self._reconciler.provisioning.watched())
         return (*((workloads(version),) if version else ()), *others)
 
     async def _keep_pod_schema(self) -> None:
-        """Refresh the pod schema periodically: an upgraded API server has new fields."""
+        """Read the pod schema periodically, because an upgraded API server has new fields."""
         while True:
             await asyncio.sleep(self.config.resync_s)
             await self._reconciler.pod_schema.refresh()
@@ -213,7 +212,7 @@ class Operator:
         )
 
     async def _finish(self, workers: list[asyncio.Task[None]]) -> None:
-        """Let reconciles in progress end, within the grace period."""
+        """Wait for reconciles in progress to end, at most for the grace period; then cancel the workers."""
         self.queue.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.grace_s):
@@ -247,11 +246,15 @@ class Operator:
         except ApiError as failed:
             result = "error"
             wait_s = self.queue.retry(key)
-            log.warning("%s; retry in %.1f s", failed, wait_s, extra={"job": str(key)})
+            log.warning("the job was not reconciled (%s); retry in %.1f s", failed, wait_s, extra={"job": str(key)})
         except Exception:
             result = "defect"
             wait_s = self.queue.retry(key)
-            log.exception("defect while reconciling; retry in %.1f s", wait_s, extra={"job": str(key)})
+            log.exception(
+                "the job was not reconciled because of a defect in the operator; retry in %.1f s",
+                wait_s,
+                extra={"job": str(key)},
+            )
         self.metrics.reconciles.labels(result).inc()
         self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
 
@@ -292,11 +295,11 @@ class Operator:
 
 async def _raise_when_lost(lease: LeaderLease) -> None:
     await lease.renew_until_lost()
-    raise LeaseLost(f"{lease.identity} no longer holds the lease")
+    raise LeaseLost(f"this replica, {lease.identity}, no longer holds the lease")
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
-    """Run all until one ends, cancel the others, and raise the error of the one that ended."""
+    """Run all coroutines until one of them ends, cancel the others, and raise its error if it failed."""
     tasks = [asyncio.ensure_future(c) for c in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -309,7 +312,7 @@ async def _first_of(*coroutines: Coroutine[Any, Any, object]) -> None:
 
 
 def run_operator_until_signalled(config: OperatorConfig, connection: ApiConnection) -> Exception | None:
-    """Run until SIGTERM or SIGINT. Returns the error if it ended for another reason."""
+    """Run an operator until SIGTERM or SIGINT. Returns the error if a lost lease or the API server ended it."""
     gc.freeze()  # imported objects stay forever: the garbage collector need not scan them
     try:
         asyncio.run(_run_operator(config, connection))

@@ -21,7 +21,7 @@ WOKEN = 8
 
 
 class WaitingJobs:
-    """Queue of one operator's waiting jobs. All methods belong to one event loop.
+    """Queue of this operator's jobs that wait for all their pods to be placed. It is not thread-safe.
 
     `nodes`: devices of the nodes, as read last.
     """
@@ -37,10 +37,11 @@ class WaitingJobs:
         self._freed_at: datetime | None = None
 
     def update(self, key: JobKey, job: Mapping[str, Any], pods: Iterable[PodView] = ()) -> tuple[JobKey, ...]:
-        """Update the job's entry from its status and its `pods`. Returns the other jobs that this affects.
+        """Update the job's place in the queue from its status and `pods`. Return the jobs that must be reconciled
+        because of the change.
 
-        A job that is being deleted never gets a turn. The status of a job that runs elsewhere was written there and
-        does not count.
+        A job that is being deleted has no place in the queue. Neither has a job that runs on another cluster, whose
+        status was written there.
         """
         is_here = "deletionTimestamp" not in job["metadata"] and is_ours(job["spec"].get("managedBy"))
         ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}
@@ -52,12 +53,12 @@ class WaitingJobs:
         return self._moved(key, now, _used_devices(job, pods))
 
     def forget(self, key: JobKey) -> tuple[JobKey, ...]:
-        """Remove a deleted job. Returns the other jobs that this affects."""
+        """Remove a deleted job from the queue. Return the jobs that must be reconciled because of that."""
         self._with_pods.discard(key)
         return self._moved(key, None, {})
 
     def contention(self) -> PlacementContention:
-        """Return the waiting jobs and the devices in use."""
+        """Return the waiting jobs in order, and the devices in use."""
         return PlacementContention(tuple(self._order), self._used() if self._order else {}, self._freed_at)
 
     def _moved(self, key: JobKey, now: PlacementContender | None, used: dict[str, Counter[str]]) -> tuple[JobKey, ...]:
@@ -86,7 +87,7 @@ class WaitingJobs:
             yield from islice((one for one in waiting if moved < one and one.competes_with(moved)), NAMES_SHOWN)
 
     def _record_used(self, key: JobKey, used: dict[str, Counter[str]]) -> bool:
-        """Record the devices that the job uses. Returns whether it uses fewer than before on any node."""
+        """Record the devices that the job uses. Returns whether it now uses fewer of them on any node."""
         before = self._used_by_job.pop(key, {})
         if used:
             self._used_by_job[key] = used
@@ -119,12 +120,13 @@ def _contender_of(key: JobKey, job: Mapping[str, Any], ledger: Mapping[str, Any]
 
 
 def _is_same_entry(before: PlacementContender | None, now: PlacementContender | None) -> bool:
-    """Return whether all fields are equal, including those that equality of contenders ignores."""
+    """Return whether two queue entries are equal in all fields (`==` compares only the fields that determine the
+    order)."""
     return (vars(before) if before else None) == (vars(now) if now else None)
 
 
 def _used_devices(job: Mapping[str, Any], pods: Iterable[PodView]) -> dict[str, Counter[str]]:
-    """Return the devices of nodes that the job's workers use, including pods that are terminating."""
+    """Return the devices that the job's worker pods use on each node, including pods that terminate."""
     worker = job["spec"].get("worker") or {}
     amounts = worker_devices(worker.get("template") or {}, worker.get("devices") or {})
     found: dict[str, Counter[str]] = {}

@@ -13,12 +13,12 @@ _INDEX, _GROUP = "/openapi/v3", "api/v1"
 
 
 async def read_pod_schema(api: ApiClient) -> PodSchema:
-    """Read the server's schema. Raises ApiError, also if the answer is not such a document."""
+    """Read the schema of pods from the API server. Raises ApiError, also if the answer is not a schema."""
     return await _read_served_schema(api, f"{_INDEX}/{_GROUP}")
 
 
 class ServedPodSchema:
-    """Cache of the server's schema. `current` is the last one read, at first the one in this package."""
+    """Cache of the API server's pod schema. `current`: the last schema read, at first the one in this package."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -26,7 +26,7 @@ class ServedPodSchema:
         self.current = packaged_pod_spec_schema()
 
     async def refresh(self) -> None:
-        """Read the schema if the server's has changed. A failure is logged and changes nothing."""
+        """Read the schema again if the server has another schema. A failure is logged and changes nothing."""
         try:
             index = await self._api.raw_get(_INDEX)
             # The address has a hash of the document.
@@ -35,7 +35,12 @@ class ServedPodSchema:
                 self.current = await _read_served_schema(self._api, address)
                 self._address = address
         except (ApiError, KeyError, TypeError) as exc:
-            log.warning("pod templates are checked against Kubernetes %s: %s", self.current.version, exc)
+            log.warning(
+                "the schema of pod templates could not be read from the API server; the schema of "
+                "Kubernetes %s is used: %s",
+                self.current.version,
+                exc,
+            )
 
 
 async def _read_served_schema(api: ApiClient, path: str) -> PodSchema:

@@ -1,4 +1,4 @@
-"""Pods of a job for a reconcile: from a list, or for a large job from an earlier list plus watch events.
+"""Pods of a job for a reconcile, from a list request, or for a large job from a cache that watch events update.
 
 A list of 1,000 pods costs the API server and this process 0.1 s of CPU each, and all pods of such a job change within
 seconds when it starts. Watch events are used only while no pod has ended: the order of ends needs one list, in which
@@ -23,9 +23,7 @@ _FRESH_S: Final = 600.0
 
 @dataclass(frozen=True)
 class PodChange:
-    """A pod's change to `version`. `event`: type of the watch event; None if listed before a watch. `pod`: the pod in
-    it.
-    """
+    """Change of a pod to `version`. `event`: type of the watch event; None for a pod from a list request."""
 
     name: str
     version: str
@@ -35,8 +33,9 @@ class PodChange:
 
 @dataclass
 class KnownPodList:
-    """Pods of one job by name, from a list and later events. `fresh_until`: time until which the list is valid, in
-    seconds of the monotonic clock. `pending_changes`: changes not yet applied to `pods`."""
+    """Cached pods of one job by name, valid until `fresh_until` (monotonic clock, in seconds). `pending_changes`: watch
+    events that are not yet applied to `pods`.
+    """
 
     pods: dict[str, Json] = field(default_factory=dict)
     fresh_until: float = float("-inf")
@@ -44,7 +43,7 @@ class KnownPodList:
 
 
 class KnownPods:
-    """Cache of the pods of large jobs. Losing an entry costs a list."""
+    """Cache of the pods of large jobs. A missing entry costs one list request."""
 
     def __init__(self, large: int = LARGE, clock: Callable[[], float] = time.monotonic) -> None:
         self._large = large
@@ -52,32 +51,33 @@ class KnownPods:
         self._known: dict[JobKey, KnownPodList] = {}
 
     def record(self, key: JobKey, change: PodChange) -> None:
-        """Record a change of one of the job's pods."""
+        """Record a change of one of the job's pods, from a watch."""
         if (known := self._known.get(key)) is not None:
             known.pending_changes.append(change)
 
     def forget(self, key: JobKey) -> None:
-        """Drop the job's pods, so that the next reconcile lists them: some were created or deleted, or the job was."""
+        """Drop the job's cached pods, so that the next reconcile requests a list."""
         self._known.pop(key, None)
 
     def has(self, key: JobKey) -> bool:
-        """Return whether the job's pods are cached for its next reconcile."""
+        """Return whether the job has a cache entry, which may be out of date."""
         return key in self._known
 
     def begin(self, key: JobKey) -> KnownPodList:
-        """Start a cache entry before a list request; changes are recorded from now on. `complete` finishes it."""
+        """Create a cache entry before a list request. The entry records changes meanwhile, and `complete` adds the
+        listed pods."""
         known = self._known[key] = KnownPodList()
         return known
 
     def complete(self, key: JobKey, known: KnownPodList, pods: Sequence[Json]) -> None:
-        """Complete the entry `known` with the listed pods."""
+        """Add the pods of a list request to the entry `known` that `begin` has returned."""
         known.pods = {pod["metadata"]["name"]: pod for pod in pods}
         known.fresh_until = self._clock() + _FRESH_S * random.uniform(0.5, 1.0)
         if len(pods) < self._large and self._known.get(key) is known:
             self._known.pop(key)
 
     def cached(self, key: JobKey) -> list[Json] | None:
-        """Return all pods of the job from the cache; None if a list is needed."""
+        """Return all pods of the job from the cache; None if a list request is necessary."""
         known = self._known.get(key)
         if known is None or self._clock() > known.fresh_until:
             return None
@@ -89,7 +89,7 @@ class KnownPods:
 
 
 def _apply_change(change: PodChange, pods: dict[str, Json]) -> bool:
-    """Apply `change` to `pods`. Returns whether `pods` is up to date then; if not, a list is needed."""
+    """Apply `change` to the pods by name. Returns false if it cannot be applied and a list is necessary."""
     before = pods.get(change.name)
     if change.event is None:
         return False  # deletions before a restart of the watches have no event
@@ -110,9 +110,7 @@ def _is_newer_pod(version: str, known: str) -> bool:
 
 
 def _is_pod_continuing(pod: Json) -> bool:
-    """Return whether no container has ended and the pod is not about to end. Ended init containers may
-    have succeeded.
-    """
+    """Return whether nothing ends the pod: no ended container, failed init container, deletion or disruption."""
     status = pod.get("status") or {}
     ended = any(True for _ in _container_ends(status.get("containerStatuses") or ()))
     failed = any(end.get("exitCode") for end in _container_ends(status.get("initContainerStatuses") or ()))
@@ -123,7 +121,7 @@ def _is_pod_continuing(pod: Json) -> bool:
 
 
 def _container_ends(containers: Iterable[Json]) -> Iterator[Json]:
-    """Yield the terminated states of containers, of the current and the previous run."""
+    """Yield the terminated states of containers, those of a previous run included."""
     for container in containers:
         for which in ("state", "lastState"):
             if end := (container.get(which) or {}).get("terminated"):

@@ -1,4 +1,4 @@
-"""Poller of launchers: it reads their /status at a limited rate, and pushes documents to them.
+"""Poller of launchers: reads their /status at a limited rate, and sends them documents (PUT /workers, /pods, /sites).
 
 Every launcher gets the state of its pods. The launcher of an elastic job also gets the wanted number of workers, and
 the pods that have ended.
@@ -39,10 +39,10 @@ class PollTimes:
     most_per_s: float = 20.0
 
     def pause_s(self, launchers: int, waits_since_s: float | None) -> float:
-        """Return the pause between two polls of one launcher.
+        """Return the seconds between two polls of one launcher, for `launchers` polled launchers.
 
-        `waits_since_s`: seconds for which the launcher has waited for its agents, or None if its ranks run. While users
-        wait for Running, the pause is a quarter of that time.
+        `waits_since_s`: seconds for which the launcher has waited for its agents, or None if its ranks run. Because
+        users then wait for Running, the pause is a quarter of `waits_since_s`, within limits.
         """
         longest_s = max(self.interval_s, launchers / self.most_per_s)
         if waits_since_s is None:
@@ -52,7 +52,7 @@ class PollTimes:
 
 @dataclass(frozen=True)
 class LauncherPollAnswer:
-    """The last report of one launcher, or the error. `at`: time of the answer on the monotonic clock.
+    """Last answer of a launcher: its report, or an error. `at`: time of the answer on the monotonic clock.
 
     `unreadable`: the launcher answers in another version of the contract. `refused`: reason for which it refused the
     wanted number of workers.
@@ -66,7 +66,7 @@ class LauncherPollAnswer:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The part of the answer whose change triggers a reconcile."""
+        """Values of the answer that trigger a reconcile when they change."""
         return (self.report, bool(self.error), self.unreadable, self.refused)
 
     @property
@@ -96,9 +96,7 @@ class LauncherPollEndpoint:
 
 @dataclass(frozen=True)
 class LauncherPollWish:
-    """Wanted state of an elastic job: number of workers, and `gone`: by worker, the newest incarnation without a
-    container.
-    """
+    """Content of PUT /workers to an elastic job's launcher. `gone`: incarnation of the last ended pod, by worker."""
 
     workers: int
     gone: Mapping[int, int] = field(default_factory=dict)
@@ -165,7 +163,7 @@ class LauncherPoller:
         self._tasks[key] = (endpoint, asyncio.create_task(self._poll(key, endpoint), name=f"poll {key}"))
 
     def forget(self, key: JobKey) -> None:
-        """Stop polling and drop the last answer."""
+        """Stop polling the job's launcher and drop its last answer."""
         self._documents.pop(key, None)
         self._news.pop(key, None)
         self._stop(key)
@@ -178,7 +176,7 @@ class LauncherPoller:
             known[1].cancel()
 
     def answer(self, key: JobKey) -> LauncherPollAnswer:
-        """Return the last answer of the launcher."""
+        """Return the last answer of the job's launcher."""
         return self._answers.get(key, LauncherPollAnswer())
 
     async def close(self) -> None:
@@ -207,9 +205,10 @@ class LauncherPoller:
                 since = time.monotonic()
 
     async def _push(self, key: JobKey, endpoint: LauncherPollEndpoint, report: LauncherReport | None) -> str:
-        """Send new documents to the launcher. A failed one is sent again after the next poll.
+        """Send new documents to the launcher. A document that was not accepted is sent again after the next poll.
 
-        Returns the reason for which it refused the number of workers; empty if it did not, or could not be reached.
+        Returns the reason for which the launcher refused /workers or /sites; empty if it accepted them or could not be
+        reached.
         """
         if report is None:
             return ""
@@ -224,11 +223,13 @@ class LauncherPoller:
                 continue
             refused = why if has_answered else refused
             url = endpoint.url_of(path)
-            log.warning("%s did not get %s; it %s", url, _document_text(document), why, extra={"job": str(key)})
+            log.warning(
+                "%s did not receive %s: the launcher %s", url, _document_text(document), why, extra={"job": str(key)}
+            )
         return refused
 
     async def _put(self, endpoint: LauncherPollEndpoint, path: str, document: Document) -> tuple[str, bool]:
-        """Send `document`. Returns the reason of a failure (empty for success), and whether the launcher answered."""
+        """PUT `document` to a launcher. Returns the reason of a failure (or empty), and whether it answered."""
         try:
             request = self._client().put(
                 endpoint.url_of(path), json=document, headers=endpoint.headers, allow_redirects=False
@@ -241,7 +242,7 @@ class LauncherPoller:
             return f"did not answer: {str(exc) or type(exc).__name__}", False
 
     async def _pause(self, key: JobKey, seconds: float) -> None:
-        """Return after `seconds`, or when there is a new document to send."""
+        """Wait for `seconds`, or until there is a new document for the job's launcher."""
         news = self._news.setdefault(key, asyncio.Event())
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -275,11 +276,11 @@ class LauncherPoller:
 async def read_sites(
     api: ApiClient, label: str, workers: int, pods: Sequence[PodView], known: dict[str, str]
 ) -> Document | None:
-    """Return the body of `PUT /sites`: workers by value of the node label `label`, and the value by node; "" without
-    one.
+    """Return the body of `PUT /sites`: workers by site, and the site by node.
 
-    Returns None until `workers` workers have nodes, and without permission to read nodes. `known`: earlier results, by
-    node.
+    The site of a node is the value of its label `label`, or "" if the node does not have this label.
+
+    Returns None until `workers` workers have nodes, and if nodes may not be read. `known`: earlier results, by node.
     """
     nodes = {
         pod.id.index: pod.place.node
@@ -294,7 +295,7 @@ async def read_sites(
             if label in labels:
                 known[name] = labels[label]
     except ApiError as exc:
-        log.warning("sites of nodes could not be read: %s", exc)
+        log.warning("node labels for networking.sites could not be read: %s", exc)
         return None
     sites: dict[str, list[int]] = {}
     for index, node in sorted(nodes.items()):

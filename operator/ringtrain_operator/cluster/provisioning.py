@@ -1,4 +1,4 @@
-"""Cluster autoscalers with ProvisioningRequests: discovery of their API, and the requests of a job."""
+"""Access to cluster autoscalers that support ProvisioningRequests: discovery of the API, and a job's requests."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,8 +20,7 @@ VERSIONS = ("v1", "v1beta1")
 
 
 class ClusterAutoscaler:
-    """Reader of ProvisioningRequests, if `allowed`. `version`: apiVersion of ProvisioningRequests; empty if the
-    cluster does not serve them."""
+    """Reader of ProvisioningRequests. `allowed`: whether to use them. `version`: apiVersion; empty if not served."""
 
     def __init__(self, api: ApiClient, allowed: bool) -> None:
         self._api = api
@@ -29,7 +28,7 @@ class ClusterAutoscaler:
         self.version = ""
 
     async def find(self) -> None:
-        """Discover the API version. Raises ApiError."""
+        """Find out which version of ProvisioningRequests the API server serves. Raises ApiError if a request fails."""
         if not self._allowed:
             return
         found = await self._api.served_version(AUTOSCALER_GROUP, VERSIONS)
@@ -40,7 +39,8 @@ class ClusterAutoscaler:
         return (provisioning_requests(self.version),) if self.version else ()
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> ProvisioningView:
-        """Return the view of provisioning for one job. Raises ApiError."""
+        """Return the job's ProvisioningRequests and other state of the autoscaler's API. Raises ApiError if a request
+        fails."""
         if not self.version or not (job.get("status") or {}).get("attempt"):
             return ProvisioningView(self._allowed, self.version)
         return await memory.provisioning.read(lambda: self._read(job))

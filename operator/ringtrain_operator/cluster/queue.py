@@ -1,4 +1,4 @@
-"""Work queue of job keys: deduplicated, with a backoff per key."""
+"""Work queue with the keys of jobs to reconcile: without duplicates, and with a backoff per key."""
 
 import asyncio
 import random
@@ -24,9 +24,9 @@ class JobKey:
 
 
 class ReconcileQueue:
-    """Work queue with at most one entry per key, and at most one worker per key.
+    """Work queue in which each key is queued at most once and is processed by at most one task.
 
-    A key added while it waits stays one entry. A key added while a worker has it is queued again when that worker is
+    A key added while it waits stays one entry. A key added while a task processes it is queued again when that task is
     done. Urgent keys precede others, but cannot starve them. All methods belong to one event loop.
     """
 
@@ -48,7 +48,7 @@ class ReconcileQueue:
         return len(self._ready) + len(self._first)
 
     def add(self, key: JobKey, urgent: bool = False) -> None:
-        """Enqueue `key` for the next free worker; urgent keys come before others."""
+        """Enqueue `key` for the next free task; urgent keys come before others."""
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -63,7 +63,7 @@ class ReconcileQueue:
             self._push(key)
 
     def add_after(self, key: JobKey, delay_s: float) -> None:
-        """Enqueue `key` after `delay_s` seconds, or earlier if that is already scheduled."""
+        """Enqueue `key` after `delay_s` seconds, or earlier if an earlier time is already scheduled."""
         if self._closed:
             return
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class ReconcileQueue:
         self._timers[key] = loop.call_at(due, self.add, key)
 
     def retry(self, key: JobKey) -> float:
-        """Enqueue `key` after a failure, with a delay that doubles with each failure. Returns the delay in seconds."""
+        """Enqueue `key` after a failed reconcile. Returns the delay in seconds, which doubles with each failure."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait_s: float = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)) * self._jitter()
         self.add_after(key, wait_s)
@@ -105,29 +105,29 @@ class ReconcileQueue:
         return key
 
     def done(self, key: JobKey) -> None:
-        """Mark the worker as finished with `key`. If the key was added meanwhile, it is queued again."""
+        """Mark `key` as processed. If the key was added meanwhile, it is queued again."""
         del self._busy[key]
         self._settled.set()
         if key in self._dirty and not self._closed:
             self._push(key)
 
     def is_busy(self, key: JobKey) -> bool:
-        """Return whether a worker has `key` now."""
+        """Return whether a task processes `key` now."""
         return key in self._busy
 
     async def idle(self) -> None:
-        """Wait until no worker has a key."""
+        """Wait until no task processes a key."""
         while self._busy:
             self._settled.clear()
             await self._settled.wait()
 
     def longest_busy_s(self) -> float:
-        """Return for how many seconds the slowest worker has had its key."""
+        """Return for how many seconds the slowest task has processed its key; 0 if none processes one."""
         now = asyncio.get_running_loop().time()
         return max((now - since for since in self._busy.values()), default=0.0)
 
     def close(self) -> None:
-        """Accept no more keys, and drop the waiting ones."""
+        """Accept no more keys, and drop the keys that wait."""
         self._closed = True
         self._ready.clear()
         self._first.clear()

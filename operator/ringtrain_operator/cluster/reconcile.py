@@ -49,7 +49,7 @@ def utc_now() -> datetime:
 
 
 class Reconciler:
-    """Moves jobs one step towards their wanted state. It has only state that can be read again."""
+    """Reconciler of jobs. Everything that it caches can be read again."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reconciler:
         self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey) -> None:
-        """Reconcile the job `key` once. Raises ApiError; the caller tries again later."""
+        """Reconcile the job `key` once. Raises ApiError, after which the caller must try again."""
         try:
             job = await self._api.get(JOBS, key.namespace, key.name)
         except NotFound:
@@ -131,8 +131,7 @@ class Reconciler:
             memory.outdate(kind)
 
     async def _write_status(self, key: JobKey, job: Json, plan: Plan) -> Json:
-        """Write the plan's status, if the plan has one. Returns the job with the new status. A concurrent change of
-        the job raises Conflict."""
+        """Write the plan's status, if it has one, and return the changed job. Raises Conflict if the job changed."""
         if plan.status is None:
             self._metrics.record_status(key, job.get("status") or {})
             return job
@@ -158,7 +157,7 @@ class Reconciler:
         return plan_object(job, observed, now, replace(self._settings, pod_schema=self.pod_schema.current))
 
     def _settles(self, job: Json, reading: ClusterReading, now: datetime) -> bool:
-        """Return whether planning again with the written status and the same observation changes nothing."""
+        """Return whether a second plan, for the written status and the same observation, changes nothing."""
         again = self._plan(job, replace(reading.observed, status=job["status"]), now)
         return not (again.acts or again.status)
 
@@ -204,7 +203,8 @@ class Reconciler:
         return self._memories.setdefault(uid, ReconcileMemory())
 
     async def _with_others(self, reading: ClusterReading) -> ClusterReading:
-        """Return the reading with the queue of waiting jobs, and with the nodes' devices if pods are unschedulable."""
+        """Return `reading` with the queue of waiting jobs, and, if the job waits for placement, with the devices of all
+        nodes."""
         observed = replace(reading.observed, contention=self.waiting_jobs.contention())
         ledger = observed.status.get("ledger") or {}
         if (
@@ -236,13 +236,13 @@ def _has_reconcile_problem(reading: ClusterReading) -> bool:
 
 
 def wanted_workers(job: Json) -> int | None:
-    """Return the number of workers to send to an elastic job's launcher; None for any other job."""
+    """Return the number of workers that an elastic job's launcher must know; None for any other job."""
     ledger = (job.get("status") or {}).get("ledger") or {}
     return int(ledger.get("attemptWorkers") or 0) or None if job["spec"].get("elastic") else None
 
 
 def launcher_endpoint(reading: ClusterReading) -> LauncherPollEndpoint | None:
-    """Return the endpoint of the running launcher's /status; None if none runs."""
+    """Return URL and token of the running launcher's /status; None if no launcher runs."""
     for pod in reading.pods:
         labels, status = pod["metadata"].get("labels") or {}, pod.get("status") or {}
         if labels.get(contract.LABEL_ROLE) != contract.ROLE_LAUNCHER or status.get("phase") != "Running":
@@ -268,7 +268,7 @@ _MESSAGE_MAX = 1024  # the API's limit on an Event's message
 
 
 async def send_events(api: ApiClient, job: Mapping[str, Any], events: Iterable[PlannedEvent]) -> None:
-    """Write the events. A repeated event increments the count of one object, even after a restart of the operator.
+    """Write Kubernetes Events about a job. Repeated ones increment a count, also after an operator's restart.
 
     An event that cannot be written is logged and dropped, because it is not part of the state.
     """

@@ -1,10 +1,10 @@
-"""Template of a job: read once, when the job is accepted; from then on stored in the job's status."""
+"""Template of a job, which is read once, when the job is accepted, and stored in the job's status."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Invalid, Problem
-from ..spec.job import CLUSTER
+from ..spec.parts import CLUSTER
 from ..spec.training_template import (
     Template,
     last_stored_template,
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobWithTemplate:
-    """A job merged with its template, and that template; or the unchanged job, and the problem."""
+    """A job with its template merged in, and the template; or the unchanged job, and why it has no template."""
 
     job: Json
     template: Template | None = None
@@ -30,7 +30,10 @@ class JobWithTemplate:
 
 
 async def merge_job_template(api: ApiClient, job: Json) -> JobWithTemplate:
-    """Merge the job with the template in its status, or else with the one that exists now. Raises ApiError."""
+    """Merge the job with the template stored in its status; if none is stored, with the template that it names.
+
+    Raises ApiError if a request fails.
+    """
     try:
         named = named_template(job)
         if named is None:
@@ -47,7 +50,8 @@ async def merge_job_template(api: ApiClient, job: Json) -> JobWithTemplate:
 
 
 async def read_named_template(api: ApiClient, namespace: str, kind: str, name: str) -> Template:
-    """Read the template as it is now. Raises Invalid if it does not exist or is not valid, and ApiError."""
+    """Read a template from the API server. Raises Invalid if it is missing, invalid or may not be read, ApiError if the
+    request fails."""
     where = "" if kind == CLUSTER else f" in namespace {namespace}"
     try:
         found = await api.get(TEMPLATES[kind], namespace, name)

@@ -14,14 +14,15 @@ Json = dict[str, Any]
 
 
 class ResourceVersions:
-    """Recognises events of this process's own writes, and prevents reads that are older than earlier ones.
+    """Filter of events caused by this operator's own writes, and guard against reads of an outdated cache.
 
-    Jobs: an event of a status that this process wrote and that required nothing more is ignored. An event during a
-    reconcile is judged at its end: it may belong to a write whose answer has not arrived yet.
+    Jobs: an event is ignored if its status was written by this process and requires no further work. An event that
+    arrives during a reconcile is examined at the end of the reconcile, because it may belong to a write whose answer
+    has not arrived yet.
 
-    Pods: a list asks for `NotOlderThan` the newest version of any pod that this process has observed, read or created.
-    The API server answers from its watch cache and waits until that has caught up. A quorum read may fetch every pod of
-    the namespace from etcd, whatever the selector: docs/decisions/0010.
+    Pods: a list request requires a version `NotOlderThan` the newest version of any pod that this process has observed,
+    read or created. The API server waits until its watch cache has reached that version and answers from the cache. A
+    quorum read may fetch every pod of the namespace from etcd, whatever the selector: docs/decisions/0010.
     """
 
     def __init__(self, api: ApiClient) -> None:
@@ -32,20 +33,18 @@ class ResourceVersions:
         self._heard: dict[JobKey, str] = {}
 
     def record_settled(self, key: JobKey, version: str) -> None:
-        """Record the version of a status that this process wrote and that required nothing more."""
+        """Record the version of a status that this operator wrote and after which nothing is left to do."""
         self._settled[key] = version
 
     def is_news(self, key: JobKey, version: str, during_reconcile: bool) -> bool:
-        """Return whether an event of the job requires a reconcile now. One `during_reconcile` is judged by
-        `needs_reconcile_after`.
-        """
+        """Return whether an event of the job requires a reconcile. An event `during_reconcile` is only recorded."""
         if during_reconcile:
             self._heard[key] = version
             return False
         return self._settled.get(key) != version
 
     def needs_reconcile_after(self, key: JobKey) -> bool:
-        """Return whether an event during the reconcile requires another one."""
+        """Return whether an event that was recorded during the reconcile requires another one."""
         version = self._heard.pop(key, None)
         return version is not None and self._settled.get(key) != version
 
@@ -55,7 +54,7 @@ class ResourceVersions:
         self.known_pods.forget(key)
 
     def record_pod_version(self, version: str) -> None:
-        """Record the resourceVersion of an observed pod; no later list is older."""
+        """Record the resourceVersion of an observed pod. Later lists are at least as new."""
         # Versions are integers in order. With a server that has other versions, each read is a quorum read. A list's
         # own version does not count: it belongs to the whole store, and the cache of pods reaches it only when a pod
         # changes.
@@ -63,7 +62,7 @@ class ResourceVersions:
             self._newest_pod = max(self._newest_pod, int(version))
 
     async def pods_of(self, key: JobKey, *, quorum: bool = False) -> list[Json]:
-        """Return the pods with the job's label, as `list_pods`. Pods of a large job may be of different moments."""
+        """Return the job's pods; for a large job, from the cache. `quorum`: whether to read them from etcd instead."""
         selector = f"{contract.LABEL_JOB}={key.name}"
         if quorum:
             self.known_pods.forget(key)
@@ -76,9 +75,10 @@ class ResourceVersions:
         return pods
 
     async def list_pods(self, namespace: str, labels: str, *, quorum: bool = False) -> list[Json]:
-        """Return the pods of `namespace` that match `labels`, with the fields of `PodList`. Raises ApiError.
+        """Return the pods of `namespace` that match `labels`, with the fields of `PodList`. Raises ApiError if the
+        request fails.
 
-        `quorum`: read from the store instead of the API server's cache.
+        `quorum`: whether to read from the store instead of the API server's cache.
         """
         floor = "" if quorum or not self._newest_pod else str(self._newest_pod)
         try:

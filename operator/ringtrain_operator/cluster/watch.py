@@ -1,4 +1,4 @@
-"""Watches by kopf: every event becomes a key on the work queue, and nothing else.
+"""Watches, run by the library kopf. Each event only adds a job's key to the work queue.
 
 kopf's `on.event` handlers store nothing, so no finalizer or annotation is added to a user's object. Lists and watches
 request metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it), and, except for jobs, only
@@ -48,7 +48,7 @@ ExtraChanged = Callable[[JobKey, str], None]
 
 @dataclass(frozen=True)
 class WatchScope:
-    """Scope of the watches, and the callbacks. `namespaces`: empty for the whole cluster.
+    """Namespaces and kinds to watch, and the callbacks. `namespaces`: empty for the whole cluster.
 
     `extras`: served kinds of queues, gang schedulers and autoscalers. `beat` is called every `beat_every_s` seconds
     from kopf's thread while its loop runs.
@@ -120,9 +120,8 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
 
 
 async def wait_until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
-    """Wait until the job's kind is served, because kopf looks for it only once. Raises Forbidden, which
-    will not change.
-    """
+    """Wait until the API serves the job's kind; kopf would check only once. Raises Forbidden if the operator may not
+    list jobs."""
     warned = False
     while True:
         try:
@@ -132,7 +131,7 @@ async def wait_until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None
             if isinstance(exc, Forbidden):
                 raise
             if not warned:
-                log.warning("%s cannot be listed yet (%s); is the CRD installed?", JOBS.plural, exc)
+                log.warning("%s cannot be listed (%s), trying again; is the CRD installed?", JOBS.plural, exc)
                 warned = True
             await asyncio.sleep(2.0 * random.uniform(0.8, 1.2))
 
@@ -140,7 +139,7 @@ async def wait_until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None
 def _watch_handlers(
     scope: WatchScope, host: asyncio.AbstractEventLoop, session: aiohttp.ClientSession, read: Pods
 ) -> kopf.OperatorRegistry:
-    """Return the handlers. `read`: pods that watches have received, by uid."""
+    """Return kopf's handlers of events. `read`: pods that watches have received, by uid."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -205,7 +204,7 @@ def _watch_settings(scope: WatchScope) -> kopf.OperatorSettings:
 
 
 class _WatchForever:
-    """Endless backoff delays of kopf: an unavailable API server must not end the operator."""
+    """Backoff delays for kopf that never end, because an unavailable API server must not end the operator."""
 
     def __iter__(self) -> Iterator[float]:
         wait_s = 0.5
@@ -215,7 +214,7 @@ class _WatchForever:
 
 
 class _WatchNoDiff(kopf.DiffBaseStorage):
-    """Storage without diffs: no handler needs them, and they cost kopf a quarter of its time here."""
+    """Replacement of kopf's storage for diffs, which no handler needs and which cost a quarter of its time."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -228,7 +227,7 @@ class _WatchNoDiff(kopf.DiffBaseStorage):
 
 
 def _readable_response(read: Pods) -> type[aiohttp.ClientResponse]:
-    """Return a response class with contents that kopf can process. `read` receives the pods of watches.
+    """Return a class of HTTP responses that kopf can always process. `read` receives the watched pods.
 
     An empty list of metadata has `items: null`, which kopf does not expect. `managedFields` repeat the levels of a
     spec, so that one deeply nested object would end kopf's decoder or copying, and with it the watch.
@@ -252,7 +251,7 @@ def _readable_response(read: Pods) -> type[aiohttp.ClientResponse]:
 
 
 class _WatchEvents:
-    """Content of a watch with `managedFields` removed. `read`: receives the pods of a watch of pods."""
+    """Stream of watch events with `managedFields` removed. `read`: receives the pods, in a watch of pods."""
 
     def __init__(self, content: aiohttp.StreamReader, read: Pods | None) -> None:
         self._content = content
@@ -288,15 +287,14 @@ def _decoded_watch(raw: bytes, shape: Any = None) -> Any:
 
 
 def _flat_watch_event(obj: dict[str, Any]) -> dict[str, Any]:
-    """Return `obj` (metadata only) without the nested `managedFields`."""
+    """Return `obj` without the `managedFields` in its metadata, which are deeply nested."""
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     return {**obj, "metadata": metadata}
 
 
 class _WatchMiddleware:
-    """Middleware that adds credentials, and requests metadata only for lists and watches, except for
-    watches of pods.
-    """
+    """HTTP middleware that adds credentials, and requests only metadata in lists and watches, except in watches of
+    pods."""
 
     def __init__(self, connection: ApiConnection, watched: tuple[ApiResource, ...]) -> None:
         self._connection = connection
@@ -317,7 +315,7 @@ class _WatchMiddleware:
 
 
 async def resync(api: ApiClient, namespaces: tuple[str, ...], enqueue: Enqueue, every_s: float) -> None:
-    """Enqueue every job periodically, spread over the interval, in case an event was lost."""
+    """Enqueue every job once per interval, in case an event was lost."""
     while True:
         await asyncio.sleep(every_s * random.uniform(0.5, 1.0))
         with suppress(ApiError):

@@ -1,1 +1,1 @@
-"""Generators for the CRDs in manifests/ and for docs/reference/api.md, from the models."""
+"""Generators of files that follow from the models: the CRDs in manifests/, and docs/reference/api.md."""

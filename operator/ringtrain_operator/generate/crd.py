@@ -1,12 +1,13 @@
-"""Build the CustomResourceDefinitions from the models."""
+"""Construction of the CustomResourceDefinitions from the models of `spec` and `status`."""
 
 import re
 from typing import Any
 
 from .. import contract
 from ..spec.base import Rule, Schema
-from ..spec.job import CLUSTER, TEMPLATE_KINDS, TEMPLATE_PLURALS, JobSpec, TemplateKind
+from ..spec.job import JobSpec
 from ..spec.parse import ANOTHER_NAME, MAX_NAME_LENGTH, NAME_PATTERN, RESERVED_NAMES
+from ..spec.parts import CLUSTER, TEMPLATE_KINDS, TEMPLATE_PLURALS, TemplateKind
 from ..spec.template import PartialTemplate
 from ..spec.training_template import OWN
 from ..spec.updates import MAY_CHANGE
@@ -75,7 +76,7 @@ def _generated_crd(
 
 
 def build_template_crds() -> list[dict[str, Any]]:
-    """Return the CRDs of both kinds of templates."""
+    """Return the CRDs of TrainingTemplate and ClusterTrainingTemplate."""
     return [_template_crd(kind) for kind in TEMPLATE_KINDS]
 
 
@@ -100,8 +101,9 @@ def _template_crd(kind: TemplateKind) -> dict[str, Any]:
 
 
 def _crd_part_of_a_job() -> dict[str, Any]:
-    """Return the schema of a template's part of a job's spec: all fields are optional, and no defaults
-    are filled in.
+    """Return the schema of a template's spec.job: a job's spec without the fields in `OWN`.
+
+    No field is required or has a default.
     """
     job: dict[str, Any] = _optional_schema(object_schema(JobSpec))
     job["description"] = "A part of a DistributedTrainingJob's spec, which jobs can omit."
@@ -114,7 +116,7 @@ def _crd_part_of_a_job() -> dict[str, Any]:
 
 
 def _optional_schema(schema: Any) -> Any:
-    """Return `schema` without rules, defaults and required fields."""
+    """Return `schema` with all fields optional, and without rules and defaults."""
     if isinstance(schema, list):
         return [_optional_schema(one) for one in schema]
     if not isinstance(schema, dict):
@@ -126,7 +128,7 @@ def _optional_schema(schema: Any) -> Any:
 
 
 def _crd_once_fixed(rule: Rule) -> dict[str, Any]:
-    """Return the rule for the whole object, whose status shows whether the job has run."""
+    """Return a rule of the spec as a rule of the whole object, which applies only after the job has run."""
     of_spec = re.sub(r"\b(self|oldSelf)\.", r"\1.spec.", rule.cel)
     return {"rule": f"{MAY_CHANGE} || {of_spec}", "message": rule.message, "fieldPath": f".spec.{rule.path}"}
 
@@ -151,7 +153,7 @@ def _crd_spec() -> dict[str, Any]:
 
 
 def _schema_of(annotated: Any) -> dict[str, Any]:
-    """Return the OpenAPI schema in an annotation's `Schema` marker."""
+    """Return the OpenAPI schema that a `Schema` marker in the annotation contains."""
     (openapi,) = (mark.openapi for mark in annotated.__metadata__ if isinstance(mark, Schema))
     return dict(openapi)
 

@@ -1,4 +1,4 @@
-"""`python -m ringtrain_operator.generate.pod_schema VERSION < OPENAPI`: update spec/pod_schema.json.
+"""`python -m ringtrain_operator.generate.pod_schema VERSION < OPENAPI`: write spec/pod_schema.json.
 
 OPENAPI is the output of `kubectl get --raw /openapi/v3/api/v1`, VERSION the server's version, such as 1.36.
 """
@@ -12,7 +12,7 @@ from ..spec.pod_schema import PodSchema, dump_pod_spec_schema
 
 
 def main() -> None:
-    """Write the schema from standard input into the package."""
+    """Read an OpenAPI document from standard input and write its schema of pods into the package."""
     schema = PodSchema.from_openapi(json.load(sys.stdin), sys.argv[1])
     target = Path(spec.__file__).with_name("pod_schema.json")
     target.write_text(dump_pod_spec_schema(schema), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Build docs/reference/api.md: every field of the resource, from the same schema as the CRD."""
+"""Generator of docs/reference/api.md, with every field of the resource, from the same schema as the CRD."""
 
 import textwrap
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ internal fields.
 
 
 def reference_page() -> str:
-    """Return the page in Markdown."""
+    """Return the reference page of the job's fields in Markdown."""
     spec, status = object_schema(JobSpec), object_schema(JobStatus)
     of_changes = [{"message": rule.message} for rule in JobSpec.RULES if rule.once_fixed]
     spec["x-kubernetes-validations"] += of_changes
@@ -32,7 +32,7 @@ def reference_page() -> str:
 
 
 def _reference_section(path: str, schema: dict[str, Any]) -> Iterator[str]:
-    """Yield a heading, a table of the object's fields, its rules, and then its nested objects."""
+    """Yield the lines about an object: heading, table of its fields, rules, and then its nested objects."""
     yield f"## `{path}`\n\n{_filled_page(schema['description'])}\n\n"
     yield "| field | type | default | |\n| --- | --- | --- | --- |\n"
     required = schema.get("required", ())
@@ -51,7 +51,7 @@ def _reference_section(path: str, schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _filled_page(text: str, mark: str = "") -> str:
-    """Wrap `text` at 120 columns; `mark` is the marker of a list item."""
+    """Return `text` wrapped at 120 columns. `mark`: marker of a list item, such as `* `."""
     return textwrap.fill(
         text,
         120,

@@ -1,4 +1,4 @@
-"""Convert a pydantic model to a structural OpenAPI v3 schema.
+"""Conversion of pydantic models to structural OpenAPI v3 schemas.
 
 Unknown constructs raise SchemaUnsupported. Otherwise a bound could be lost silently, and the API server would accept
 values that the models refuse.
@@ -55,9 +55,9 @@ def object_schema(model: type[BaseModel]) -> OpenAPI:
 
 
 def field_schema(info: FieldInfo, where: str) -> OpenAPI:
-    """Return the schema of one field: type, constraints, default, description."""
+    """Return the schema of one field: type, constraints, default, description. `where`: its name in errors."""
     if not info.description:
-        raise SchemaUnsupported(f"{where}: has no description")
+        raise SchemaUnsupported(f"{where} has no description; every field needs one")
     annotation, optional = _without_none(info.annotation, where)
     typed = _typed_schema(annotation, info.metadata, where)
     typed.pop("description", None)  # the type's description; the field has its own
@@ -67,14 +67,14 @@ def field_schema(info: FieldInfo, where: str) -> OpenAPI:
         return schema
     if default is None:
         if not optional:
-            raise SchemaUnsupported(f"{where}: default None for a type that is never None")
+            raise SchemaUnsupported(f"{where} has the default None, but its type does not include None")
         return schema
     schema["default"] = _schema_default(default, where)
     return schema
 
 
 def _typed_schema(annotation: Any, metadata: Iterable[Any], where: str) -> OpenAPI:
-    """Return the schema of a type with its constraints."""
+    """Return the schema of a type with its constraints. `where`: name of the field in errors."""
     constraints = list(metadata)
     while get_origin(annotation) is Annotated:
         annotation, *inner = get_args(annotation)
@@ -90,7 +90,7 @@ def _typed_schema(annotation: Any, metadata: Iterable[Any], where: str) -> OpenA
 
 
 def _bare_schema(annotation: Any, where: str) -> OpenAPI:
-    """Return the schema of a type without constraints."""
+    """Return the schema of a type without constraints. `where`: name of the field in errors."""
     if annotation in _SCALARS:
         return dict(_SCALARS[annotation])
     if annotation is int:
@@ -109,7 +109,7 @@ def _bare_schema(annotation: Any, where: str) -> OpenAPI:
 
 
 def _constraint_schema(item: Any, kind: str, where: str) -> OpenAPI:
-    """Return one constraint as OpenAPI keywords, which depend on the constrained type."""
+    """Return the constraint `item` as OpenAPI keywords for the type `kind`. `where`: name of the field in errors."""
     suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(kind)
     pattern = getattr(item, "pattern", None)
     match item:
@@ -130,7 +130,7 @@ def _constraint_schema(item: Any, kind: str, where: str) -> OpenAPI:
 
 
 def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
-    """Return `(T, True)` for `T | None` and `(T, False)` for `T`; any other union has no structural schema."""
+    """Return `(T, True)` for `T | None`, and `(T, False)` for `T`. Any other union is an error."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     others = [part for part in get_args(annotation) if part is not type(None)]
@@ -140,12 +140,13 @@ def _without_none(annotation: Any, where: str) -> tuple[Any, bool]:
 
 
 def _schema_default(default: Any, where: str) -> Any:
-    """Return a default as the API server fills it in; a model with only defaults becomes {}, and its
-    fields have theirs.
-    """
+    """Return a default as the API server needs it: {} for a model, whose fields have their own defaults."""
     if isinstance(default, BaseModel):
         if default.model_dump(exclude_defaults=True):
-            raise SchemaUnsupported(f"{where}: the default of a model must be the model's own defaults")
+            raise SchemaUnsupported(
+                f"{where}: the default differs from {type(default).__name__}(); only the model "
+                "without arguments is supported"
+            )
         return {}
     if isinstance(default, tuple | list) and not default:
         return []

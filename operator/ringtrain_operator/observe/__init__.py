@@ -1,1 +1,1 @@
-"""Observed state as values. Only this folder parses the formats of the API, of kubelets and of the launcher."""
+"""Values that describe observed objects. Only this folder parses what the API, kubelets and launchers report."""

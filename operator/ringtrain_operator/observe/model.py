@@ -1,4 +1,4 @@
-"""Observed state, as `plan` reads it: frozen values parsed from the API's dicts, without memory."""
+"""Observed state of a job, the input of `plan`: immutable values parsed from the API's dicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 
 @dataclass(frozen=True)
 class Foreign:
-    """An object that has one of the job's names but does not belong to the job."""
+    """An object that has the name of one of the job's objects but belongs to another owner."""
 
     ref: ObjectRef
     owner: str = ""
@@ -32,7 +32,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A creation that the API refused in the last apply, with the API's own message."""
+    """A create request of the last reconcile that the API refused, with the API's own message."""
 
     ref: ObjectRef
     code: int
@@ -42,7 +42,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class PodIdentity:
-    """Identity of a pod within its job.
+    """Name, role and number of a pod within its job.
 
     `attempt`: 0 for auxiliary pods. `incarnation`: number of the pod among those of the same name; 0 in a job that is
     not elastic.
@@ -59,9 +59,7 @@ class PodIdentity:
 
 @dataclass(frozen=True)
 class PodPlace:
-    """Placement of a pod. `node`: empty until it is scheduled. `unschedulable_since`, `scheduled_at`: times from the
-    PodScheduled condition.
-    """
+    """Node of a pod (empty until it is scheduled), with times from the PodScheduled condition."""
 
     node: str = ""
     node_ready: bool | None = None
@@ -71,7 +69,7 @@ class PodPlace:
 
 @dataclass(frozen=True)
 class PodReason:
-    """Cause of a pod's state as the cluster reports it; empty if none."""
+    """Reason and message with which the cluster explains a pod's state; empty if it gives none."""
 
     reason: str = ""
     message: str = ""
@@ -80,7 +78,7 @@ class PodReason:
 
 @dataclass(frozen=True)
 class MainContainer:
-    """The container of a pod that has the job's environment variables.
+    """State of a pod's main container, which runs the agent, the launcher or an auxiliary program.
 
     `pulling_at`, `pulled_at`: start and end of its image pull, from Events; there is no start if the node already had
     the image. `image`, `image_id`: image and its ID in the kubelet's report.
@@ -97,10 +95,11 @@ class MainContainer:
 
 @dataclass(frozen=True)
 class PodEnd:
-    """End of a pod's containers.
+    """Exit code, reason and time of the end of a pod's containers.
 
     `other_container`: name of the other container that ended the pod, if one did. `side_failure`: failure of another
-    container while the main one runs.
+    container while the main one runs. `all_ended`: whether the kubelet has reported the end of all containers, and
+    restarts none.
     """
 
     code: int | None = None
@@ -109,14 +108,15 @@ class PodEnd:
     message: str = ""
     other_container: str = ""
     side_failure: str = ""
+    all_ended: bool = False
 
 
 @dataclass(frozen=True)
 class PodView:
-    """One pod of this job.
+    """State of one pod of a job, parsed from the API's object.
 
-    `secret`: name of the job's Secret that it mounts. `state`: the pod's own reason and message, as for an eviction.
-    `wait`: reason why it does not run yet. `disrupted`: reason for which Kubernetes removed it.
+    `secret`: name of the job's Secret that the pod mounts. `state`: the pod's own reason and message, as for an
+    eviction. `wait`: reason why the pod does not run yet. `disrupted`: reason for which Kubernetes removes the pod.
     """
 
     id: PodIdentity
@@ -131,22 +131,23 @@ class PodView:
     end: PodEnd = PodEnd()
 
     def with_pull(self, pulling_at: datetime | None, pulled_at: datetime | None) -> PodView:
-        """Return a copy with start and end of the main container's image pull."""
+        """Return a copy with the start and end of the image pull of the main container."""
         return replace(self, main=replace(self.main, pulling_at=pulling_at, pulled_at=pulled_at))
 
     @cached_property
     def finished(self) -> bool:
-        """Whether its main container has ended; a sidecar may still run. The job's pods never restart in place."""
+        """Whether the pod's main container has ended. Its sidecars may still run."""
         return self.phase in ("Succeeded", "Failed") or self.end.code is not None
 
     @cached_property
     def ended_badly(self) -> bool:
-        """Whether it has ended and failed."""
+        """Whether the pod's main container has ended and failed."""
         return self.finished and self.phase != "Succeeded" and self.end.code != 0
 
     @property
     def kubelet_report_due(self) -> datetime | None:
-        """Time by which its kubelet should have reported a state; None if it has, or if the pod has no node."""
+        """Time by which the kubelet should have reported the pod's state; None if the kubelet has reported it, or if
+        the pod has no node."""
         silent = self.phase == "Pending" and not self.wait.reason and self.deletion_time is None
         return (
             self.place.scheduled_at + timedelta(seconds=KUBELET_REPORTS_WITHIN_S)
@@ -156,20 +157,20 @@ class PodView:
 
     @property
     def outlives_attempts(self) -> bool:
-        """Whether it is an auxiliary pod: a data worker or the evaluator."""
+        """Whether the pod is an auxiliary pod (data worker or evaluator), which does not end with an attempt."""
         return self.id.role in ("data", "evaluator")
 
     @property
     def ref(self) -> ObjectRef:
-        """Its kind and name."""
+        """Reference to the pod: kind and name."""
         return ObjectRef("Pod", self.id.name)
 
 
 @dataclass(frozen=True)
 class LauncherReport:
-    """The launcher's /status (docs/contract.md), as far as `plan` and the CLI read it.
+    """The fields of a launcher's /status (docs/contract.md) that `plan` and the CLI use.
 
-    `workers`: see `by_index`. `ranks`: empty in the brief answer.
+    `workers`: in the format that `by_index` reads. `ranks`: empty in an answer to `/status?brief`.
     """
 
     attempt: int
@@ -190,17 +191,23 @@ class LauncherReport:
 
 @dataclass(frozen=True)
 class Observed:
-    """The objects that exist for one job at one moment.
+    """All that was observed for one job at one moment: its pods, other objects, and its launcher's report.
 
-    `objects`: the job's objects other than pods. `foreign`: objects, including pods, with the job's names that belong
-    to others. `taken_secrets`: Secrets that already existed when they were to be created. `launcher`: its /status, read
-    `launcher_age_s` ago, or None with the cause in `launcher_error`; `launcher_unreadable`: no retry with this launcher
-    will help. `launcher_refused`: reason why an elastic job's launcher refuses the number of workers. `refusals`:
-    creations that the API refused in the last apply. `status`: the CR's status as read. `contention`: the jobs that
-    wait for placement. `nodes`: extended resources of each node; None if unknown or not needed. `kueue`: None if Kueue
-    is not served or not permitted. `nodes_ready`: for nodes of silent pods, whether the node stayed ready, if known.
-    `gangs`, `provisioning`: None without a scheduler, as on one machine. `template`: the template that was merged into
-    the spec; `template_problem`: reason why the named one could not be merged.
+    `objects`: the job's objects other than pods.
+    `foreign`: objects of other owners, including pods, that have names of the job's objects.
+    `taken_secrets`: Secrets that already existed when the operator tried to create them.
+    `launcher`: the launcher's /status, read `launcher_age_s` seconds ago; None if it could not be read.
+    `launcher_error`: reason why /status could not be read.
+    `launcher_unreadable`: whether no later poll of this launcher can succeed.
+    `launcher_refused`: reason why an elastic job's launcher refuses the number of workers.
+    `refusals`: creations that the API refused in the last apply.
+    `status`: the job's status as read.
+    `contention`: the jobs that wait for placement.
+    `nodes`: extended resources of each node; None if unknown or not needed.
+    `nodes_ready`: for each node of a silent pod, whether the node stayed ready, if known.
+    `kueue`: None if Kueue is not served or not permitted.
+    `gangs`, `provisioning`: None outside a cluster.
+    `template`: the template that was merged into the spec; `template_problem`: reason why none could be merged.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -230,6 +237,6 @@ class Observed:
 
     @cached_property
     def auxiliary_pods(self) -> tuple[PodView, ...]:
-        """Data workers and the evaluator, by index."""
+        """Pods of the job's data workers, by index, then of its evaluator."""
         found = (pod for pod in self.pods if pod.outlives_attempts)
         return tuple(sorted(found, key=lambda pod: (pod.id.role, pod.id.index)))

@@ -1,4 +1,4 @@
-"""Parse the API's dicts into `PodView`, and a launcher's /status into `LauncherReport`."""
+"""Parsers of the API's dicts to `PodView`, and of a launcher's /status to `LauncherReport`."""
 
 import hashlib
 import hmac
@@ -51,14 +51,17 @@ def owner_name(obj: Mapping[str, Any]) -> str:
 
 
 def main_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the container that has the operator's variables. Admission webhooks may insert others before it."""
+    """Return the container of a pod that has the operator's variables; if none has them, the first container.
+
+    Admission webhooks may insert other containers before the main container.
+    """
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     ours = (c for c in containers if any(e.get("name") == contract.ENV_ROLE for e in c.get("env") or ()))
     return next(ours, containers[0])
 
 
 def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) -> PodView:
-    """Parse one of the job's pods. `nodes`: readiness by node name, if known."""
+    """Parse a pod of the job as read from the API. `nodes`: readiness of nodes by name, where known."""
     meta, status, spec = _metadata_of(pod), pod.get("status") or {}, pod.get("spec") or {}
     labels = meta.get("labels") or {}
     node = str(spec.get("nodeName") or "")
@@ -98,6 +101,7 @@ def view_pod(pod: Mapping[str, Any], nodes: Mapping[str, bool] | None = None) ->
             message=str(storable_json(ended.get("message")) or ""),
             other_container=_other_container_name(status, other),
             side_failure=_side_failure(status, name),
+            all_ended=_have_all_ended(spec, status),
         ),
     )
 
@@ -122,8 +126,7 @@ def pull_of(events: Iterable[Mapping[str, Any]], container: str) -> Pull:
 
 
 def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
-    """Return the pod's termination message as a dict; empty if the pod has no message, or the message belongs to
-    another attempt."""
+    """Return the pod's termination message as a dict; empty if it has none of this attempt."""
     try:
         message = storable_json(json.loads(pod.end.message))
     except (ValueError, RecursionError):
@@ -134,24 +137,24 @@ def termination_of(pod: PodView, attempt: int) -> dict[str, Any]:
 
 
 def failure_in(pod: PodView, attempt: int) -> dict[str, Any]:
-    """Return the failure in the pod's termination message; empty if the message has no failure."""
+    """Return the failure that the pod's termination message reports; empty if it reports none."""
     failure = termination_of(pod, attempt).get("failure")
     return failure if isinstance(failure, dict) else {}
 
 
 def status_token(pod: Mapping[str, Any]) -> str:
-    """Return the token that a launcher's /status requires, from its pod's environment; empty if absent."""
+    """Return the token for a launcher's /status, from the variables of its pod; empty if absent."""
     variables = {e.get("name"): e.get("value") for e in main_container(pod).get("env") or ()}
     return str(variables.get(contract.ENV_STATUS_TOKEN) or "")
 
 
 def page_token(secret: str) -> str:
-    """Derive the token of a launcher's page from `secret`, the token of its /status (docs/contract.md)."""
+    """Derive the token of a launcher's page from `secret`, which is the token of its /status."""
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
 def read_report(raw: Mapping[str, Any]) -> LauncherReport:
-    """Parse the launcher's /status.
+    """Parse the JSON of a launcher's /status into a report.
 
     Raises OtherStatusVersion if it has another version of the contract, ValueError if it is not a /status.
     """
@@ -159,11 +162,11 @@ def read_report(raw: Mapping[str, Any]) -> LauncherReport:
         _check_status_version(raw["version"])
         return _view_launcher_report(storable_json(raw))
     except (KeyError, TypeError, OverflowError, OSError, RecursionError) as exc:
-        raise ValueError(f"launcher /status: {exc!r}") from exc
+        raise ValueError(f"the launcher's /status is malformed: {exc!r}") from exc
 
 
 def by_index(entries: Iterable[object], most: int) -> dict[int, Mapping[str, Any]]:
-    """Expand a list of the launcher's /status into the entry of each index below `most`.
+    """Return the entries of a list in the launcher's /status by index, for all indexes below `most`.
 
     An entry describes its `index` alone, or the range from `index` to `to`. Malformed entries and those not above the
     previous one are skipped, so the cost is proportional to the number of entries.
@@ -182,27 +185,27 @@ def by_index(entries: Iterable[object], most: int) -> dict[int, Mapping[str, Any
 
 
 class OtherStatusVersion(ValueError):
-    """The launcher's /status has a version that this operator cannot read. It stays so until the
-    launcher is replaced.
-    """
+    """Error: the version of a launcher's /status is unknown to this operator. A later poll would not help."""
 
 
 def _check_status_version(version: object) -> None:
     if version == contract.STATUS_VERSION and version is not True:
         return
     if not isinstance(version, int) or isinstance(version, bool):
-        raise ValueError(f"launcher /status: version is {shown(version)}, expected a whole number")
+        raise ValueError(f"the launcher's /status has version {shown(version)}; expected a whole number")
     newer = version > contract.STATUS_VERSION
     age, way_out = ("newer", "update the operator") if newer else ("older", "update the image")
     raise OtherStatusVersion(
-        f"the launcher's /status has version {shown(version)} and this operator reads version "
+        f"the launcher's /status has version {shown(version)}, but this operator supports only version "
         f"{contract.STATUS_VERSION}: ringtrain in the job's image is {age} than the operator; {way_out}"
     )
 
 
 def _view_launcher_report(raw: Mapping[str, Any]) -> LauncherReport:
     if raw["phase"] not in ("Waiting", "Running", "Succeeded", "Failed"):
-        raise ValueError(f"launcher /status: phase is {raw['phase']!r}, expected Waiting, Running, Succeeded or Failed")
+        raise ValueError(
+            f"the launcher's /status has phase {raw['phase']!r}; expected Waiting, Running, Succeeded or Failed"
+        )
     return LauncherReport(
         attempt=int(raw["attempt"]),
         phase=raw["phase"],
@@ -237,23 +240,23 @@ def _pod_container_status(statuses: Iterable[Mapping[str, Any]] | None, name: st
 
 
 def _ended_state(container: Mapping[str, Any], state: Literal["state", "lastState"] = "state") -> Mapping[str, Any]:
-    """Return the terminated state of a container. `lastState` is the state of the container's previous run, if the
-    container was restarted."""
+    """Return the terminated state in the field `state` of a container's status; empty if there is none.
+
+    The field "state" is about the container's present run, "lastState" about its run before the last restart.
+    """
     found = (container.get(state) or {}).get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
 def _started_state(container: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a container that runs or has ended; empty for one that waits."""
+    """Return the state of a container that runs or has ended; empty for a container that has not started."""
     state = container.get("state") or {}
     found = state.get("running") or state.get("terminated")
     return found if isinstance(found, Mapping) else {}
 
 
 def _previous_end_with_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the previous terminated state of a restarted main container if it left a termination
-    message; else empty.
-    """
+    """Return the end of the main container's previous run, if it left a termination message; otherwise empty."""
     ended = _ended_state(main, "lastState")
     try:
         message = json.loads(str(ended.get("message") or ""))
@@ -263,7 +266,7 @@ def _previous_end_with_message(main: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _first_failed_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status of the container that failed although the main one did not run, such as an init container."""
+    """Return the status of a container that failed before the main one ran, such as an init container."""
     if status.get("phase") != "Failed":
         return {}
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -271,7 +274,7 @@ def _first_failed_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _other_container_name(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """Return `init container fetch` or `side container proxy`; empty without a container."""
+    """Return a text such as `init container fetch` or `side container proxy`; empty if `container` is empty."""
     if not container:
         return ""
     initial = any(one.get("name") == container.get("name") for one in status.get("initContainerStatuses") or ())
@@ -279,7 +282,7 @@ def _other_container_name(status: Mapping[str, Any], container: Mapping[str, Any
 
 
 def _side_failure(status: Mapping[str, Any], main: str) -> str:
-    """Return the failure of a side container while the main one runs; empty without one."""
+    """Return a text about a side container that failed while the main one runs; empty if none did."""
     every = [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
     if "running" not in (_pod_container_status(every, main).get("state") or {}):
         return ""
@@ -290,6 +293,15 @@ def _side_failure(status: Mapping[str, Any], main: str) -> str:
             why = f" ({ended['reason']})" if ended.get("reason") not in (None, "", "Error") else ""
             return f"side container {container.get('name')} exited with {ended['exitCode']}{why}"
     return ""
+
+
+def _have_all_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Return whether all containers of a pod have ended, also sidecars, and the kubelet restarts none."""
+    containers = spec.get("containers") or ()
+    if spec.get("restartPolicy") != "Never" or any(one.get("restartPolicyRules") for one in containers):
+        return False
+    main, initial = status.get("containerStatuses") or (), status.get("initContainerStatuses") or ()
+    return len(main) == len(containers) > 0 and all(map(_ended_state, (*main, *initial)))
 
 
 def _pod_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -307,9 +319,7 @@ def _pod_place(status: Mapping[str, Any], node: str, node_ready: bool | None) ->
 
 
 def _pod_wait(status: Mapping[str, Any], role: Role) -> PodReason:
-    """Return the reason why the pod does not run yet, in the kubelet's or scheduler's words; empty in a
-    normal start.
-    """
+    """Return why the pod does not run yet, as the kubelet or scheduler reports it; empty in a normal start."""
     placing = _pod_condition(status, "PodScheduled")
     if placing.get("status") == "False":
         message = str(placing.get("message") or "")
@@ -324,7 +334,7 @@ def _pod_wait(status: Mapping[str, Any], role: Role) -> PodReason:
 
 
 def _remedy(message: str, role: Role) -> str:
-    """Return a remedy to append to a kubelet's message about runAsNonRoot; empty for any other message."""
+    """Return advice to append to a kubelet's message about runAsNonRoot; empty for other messages."""
     if "runAsNonRoot" not in message:
         return ""
     context = f"spec.{_FIELDS.get(role, role)}.template.spec.securityContext"
@@ -335,7 +345,7 @@ def _remedy(message: str, role: Role) -> str:
 
 
 def _pod_disruption(status: Mapping[str, Any]) -> PodReason:
-    """Return the reason of the condition DisruptionTarget, with which Kubernetes removes a pod; empty without one."""
+    """Return why Kubernetes removes the pod (condition DisruptionTarget); empty if it does not."""
     found = _pod_condition(status, "DisruptionTarget")
     if found.get("status") != "True":
         return PodReason()
@@ -356,7 +366,7 @@ def _report_time(seconds: object) -> datetime | None:
 
 
 def storable_json(value: Any) -> Any:
-    """Return JSON from a pod with values that the API cannot store replaced. Otherwise each read status would differ.
+    """Return JSON from a pod with values replaced that the API cannot store, so that a stored status reads the same.
 
     U+FFFD replaces lone surrogates; None replaces NaN, infinities and numbers beyond a float.
     """

@@ -1,1 +1,1 @@
-"""Placement of a job's pods: gang schedulers, autoscalers that add nodes, Kueue, and the operator's own queue."""
+"""Influences on where and when a job's pods run: gang schedulers, autoscalers, Kueue, and the operator's own queue."""

@@ -1,4 +1,4 @@
-"""Interface of a placement, which the other modules of this folder implement.
+"""Interface of placements: components that decide where and when the pods of an attempt run.
 
 A placement is a job's attempt together with the observed state of its scheduler or autoscaler (its view). It calls no
 API. `GangScheduler` describes a scheduler that places all pods of a group or none.
@@ -37,8 +37,7 @@ _OF_A_CONTAINER = ("name", "image", "resources", "restartPolicy")
 
 @dataclass(frozen=True)
 class PlacementAttempt:
-    """The current attempt of a job. `workers`: number of workers; `needed`: number of workers that the attempt needs to
-    start.
+    """Current attempt of a job, as input of the placements. `needed`: number of workers with which it can start.
 
     `scheduler`: the gang scheduler chosen for it. `is_open`: whether the attempt has no pods, so that its scheduler can
     still be chosen. `is_over`: whether the attempt must have no pods. `is_held`: whether its pods wait for something
@@ -58,47 +57,45 @@ class PlacementAttempt:
 
     @property
     def name(self) -> str:
-        """Name under which its pods are queued or placed. It is unique per job and attempt."""
+        """Unique name under which schedulers and queues know the attempt's pods."""
         return names.group_name(self.job.name, self.job.uid, self.number)
 
     @property
     def next_check(self) -> datetime:
-        """Next requeue time for a missing scheduler or autoscaler."""
+        """Time of the next reconcile if a scheduler or autoscaler is missing."""
         return self.now + timedelta(seconds=RECHECK_S)
 
 
 @dataclass(frozen=True)
 class PlacementWait:
-    """Reason for which the gang does not run yet: reason and message of Running=False."""
+    """Reason and message of the condition Running=False while a gang waits for its placement."""
 
     reason: str
     message: str
 
 
 class Placement(Protocol):
-    """A component that influences where the pods of an attempt run."""
+    """A component that decides where or when the pods of an attempt run."""
 
     @property
     def holds(self) -> bool:
         """Whether the pods must not be created yet."""
 
     def waits_for(self) -> PlacementWait | None:
-        """Return the reason for which the gang does not run, in the words of the component that places
-        it; None if none.
-        """
+        """Return why the gang waits for this component, as the component reports it; None if it does not wait."""
 
     def requeue_times(self) -> tuple[datetime, ...]:
-        """Return the requeue times."""
+        """Return the times at which the job must be reconciled because of this placement."""
 
     def marked(self, pod: Json) -> Json:
-        """Return the launcher's or a worker's pod with the fields that this placement needs."""
+        """Return a launcher's or worker's pod with the fields that this placement adds."""
 
     def unwanted(self) -> Iterable[tuple[ObjectRef, str]]:
-        """Return objects to delete, with their uids."""
+        """Yield objects of this placement that are no longer needed, with their uids."""
 
 
 def reduced_template(pod: Json) -> Json:
-    """Return a pod template reduced to the fields that matter for quota and placement."""
+    """Return a pod template with only those fields that matter for quota and placement."""
     spec = pod["spec"]
     weighed = {name: copy.deepcopy(spec[name]) for name in _WEIGHED if spec.get(name)}
     for kind in ("initContainers", "containers"):
@@ -112,9 +109,7 @@ def reduced_template(pod: Json) -> Json:
 
 @dataclass(frozen=True)
 class PlacedGang:
-    """Pods of one attempt, of which at least `min_pods` are placed together. `queue`: Volcano's; empty
-    for its default.
-    """
+    """An attempt's pods, of which at least `min_pods` start together. `queue`: queue of Volcano, or empty."""
 
     name: str
     min_pods: int
@@ -125,7 +120,7 @@ class PlacedGang:
 
 @dataclass(frozen=True)
 class GangScheduler:
-    """A scheduler that places gangs, described by `PodGroup` objects of its API group.
+    """A scheduler that starts the pods of a group together. `PodGroup` objects of its API describe the groups.
 
     `versions`: versions of this API, newest first. `scheduler_name`: default schedulerName of the pods; empty for the
     cluster's own scheduler. `spec` returns the spec of a gang's PodGroup; `join` adds a pod to the group of that name,

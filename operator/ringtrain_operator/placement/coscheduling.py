@@ -1,4 +1,4 @@
-"""Gangs of the plugin "coscheduling" of sigs.k8s.io/scheduler-plugins: PodGroups of scheduling.x-k8s.io."""
+"""Gang scheduling by the plugin "coscheduling" of scheduler-plugins: PodGroups of scheduling.x-k8s.io."""
 
 from .base import GangScheduler, Json, PlacedGang
 

@@ -1,4 +1,4 @@
-"""Gang schedulers: the choice for an attempt, its PodGroup, and the scheduler's messages."""
+"""Gang scheduling of an attempt: the choice of a scheduler, its PodGroup, and its messages."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _NO_ROOM = {scheduler.no_room for scheduler in SCHEDULERS.values()}
 
 @dataclass(frozen=True)
 class GroupView:
-    """A PodGroup of the job. `words`: message of the scheduler if the gang does not fit, otherwise empty."""
+    """A PodGroup of the job. `words`: the scheduler's message if the gang does not fit, otherwise empty."""
 
     ref: ObjectRef
     uid: str
@@ -36,10 +36,10 @@ class GroupView:
 
 @dataclass(frozen=True)
 class GangsView:
-    """Gang schedulers, by their names in spec.scheduling.gang.
+    """Gang schedulers in this cluster, by their names in spec.scheduling.gang, and the job's PodGroups.
 
-    `allowed`: schedulerName of each scheduler that the installation allows. `served`: API version of those whose API is
-    served. `groups`: the job's PodGroups.
+    `allowed`: schedulerName of each scheduler that the installation allows. `served`: API version of each scheduler
+    whose API the cluster serves. `groups`: the job's PodGroups.
     """
 
     allowed: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class GangsView:
 
 @dataclass(frozen=True)
 class GangChoice:
-    """Gang scheduler of an attempt; None without one. `problem`: reason for which the requested one is unavailable."""
+    """Gang scheduler chosen for an attempt, or None. `problem`: why the requested one is unavailable."""
 
     scheduler: Scheduler | None = None
     problem: str = ""
@@ -57,14 +57,14 @@ class GangChoice:
 
 @dataclass(frozen=True)
 class GangPlacement:
-    """The pods of an attempt as a gang. `view`: None without a scheduler, as on one machine."""
+    """Placement of an attempt by a gang scheduler. `view`: None outside a cluster."""
 
     attempt: PlacementAttempt
     view: GangsView | None
 
     @property
     def choice(self) -> GangChoice:
-        """Gang scheduler that follows from the spec, the installation and the cluster."""
+        """Gang scheduler that the spec, the installation and the cluster determine for this attempt."""
         job, view = self.attempt.job, self.view
         wanted = job.spec.scheduling.gang
         if view is None or wanted == "None":
@@ -84,8 +84,7 @@ class GangPlacement:
 
     @property
     def problem(self) -> str:
-        """Reason for which the pods are not created: the requested scheduler is unavailable. Empty if pods can be
-        created."""
+        """Reason why pods must not be created: the requested scheduler is unavailable. Otherwise empty."""
         return self.choice.problem if self.attempt.is_open else ""
 
     @property
@@ -94,9 +93,7 @@ class GangPlacement:
         return bool(self.problem)
 
     def waits_for(self) -> PlacementWait | None:
-        """Return why the gang does not fit, from its group and one pod. It omits the pod's name, which would change
-        often.
-        """
+        """Return why the gang does not fit on nodes, from its PodGroup's and one pod's messages; None if it fits."""
         scheduler, messages = self.attempt.scheduler, self.attempt.unplaced
         if scheduler is None or self.view is None or messages is None:
             return None
@@ -108,11 +105,11 @@ class GangPlacement:
         return PlacementWait("Unschedulable", f"PodGroup {name} ({scheduler}): {words}") if words else None
 
     def requeue_times(self) -> tuple[datetime, ...]:
-        """Return the requeue time for a missing gang scheduler."""
+        """Return the time of the next check if the requested gang scheduler is unavailable."""
         return (self.attempt.next_check,) if self.problem else ()
 
     def missing(self) -> tuple[Json, ...]:
-        """Return the attempt's PodGroup if it does not exist. It is created before the pods."""
+        """Return the attempt's PodGroup if it must be created, which happens before its pods."""
         view, scheduler = self.view, self.attempt.scheduler
         if view is None or scheduler is None or scheduler not in view.served:
             return ()
@@ -122,8 +119,7 @@ class GangPlacement:
         return (self._group(scheduler, version),)
 
     def marked(self, pod: Json) -> Json:
-        """Return the pod as a member of its attempt's group, if the attempt has a group, with the scheduler's or
-        template's schedulerName."""
+        """Return the pod with the name of its PodGroup, if the attempt has one, and with a schedulerName."""
         if self.attempt.scheduler is None:
             return pod
         scheduler = SCHEDULERS[self.attempt.scheduler]
@@ -135,13 +131,14 @@ class GangPlacement:
         return pod
 
     def unwanted(self) -> Iterator[tuple[ObjectRef, str]]:
-        """Yield PodGroups of earlier attempts, of an ended job, and of a job that must have no pods."""
+        """Yield the PodGroups to delete, each with its uid: those of earlier attempts or another scheduler, and those
+        of a job that must have no pods."""
         for group in self.view.groups if self.view is not None else ():
             if not group.ending and not self._is_present(group.ref):
                 yield group.ref, group.uid
 
     def _group(self, scheduler: str, api_version: str) -> Json:
-        """Return the attempt's PodGroup in `api_version` of gang scheduler `scheduler`."""
+        """Return a PodGroup for the attempt, in `api_version` of the gang scheduler `scheduler`."""
         job, wanted = self.attempt.job, self.attempt.job.spec.scheduling
         template = (job.spec.worker.template.get("spec") or {}).get("priorityClassName")
         gang = PlacedGang(
@@ -159,7 +156,7 @@ class GangPlacement:
         }
 
     def _is_present(self, group: ObjectRef) -> bool:
-        """Return whether this is the group of existing or future pods."""
+        """Return whether `group` is the PodGroup of the current attempt. Returns False if the attempt is over."""
         scheduler = self.attempt.scheduler
         if self.attempt.is_over or scheduler is None or group.name != self.attempt.name:
             return False
@@ -167,7 +164,7 @@ class GangPlacement:
 
 
 def view_group(group: Mapping[str, Any], api_version: str) -> GroupView:
-    """Parse a PodGroup of the job, read in `api_version`."""
+    """Parse a PodGroup of the job. `api_version`: version in which it was read."""
     meta, status = group["metadata"], group.get("status") or {}
     conditions = (c for c in status.get("conditions") or () if (c.get("type"), c.get("status")) in _NO_ROOM)
     words = (c.get("message") or c.get("reason") for c in conditions)
@@ -185,7 +182,7 @@ def _template_scheduler_name(job: Job) -> str:
 
 
 def _first_served_scheduler(job: Job, view: GangsView) -> Scheduler | None:
-    """Return the first served scheduler that places pods under the template's schedulerName, if it has one."""
+    """Return the first available gang scheduler that the schedulerName in the worker's template permits."""
     named = _template_scheduler_name(job)
     in_order: tuple[Scheduler, ...] = ("Kubernetes", "Coscheduling", "Volcano")
     there = (one for one in in_order if one in view.served)

@@ -1,12 +1,10 @@
-"""Gangs of Kubernetes itself: PodGroups of scheduling.k8s.io (feature gates GenericWorkload and GangScheduling)."""
+"""Gang scheduling by Kubernetes itself: PodGroups of scheduling.k8s.io (feature gate GangScheduling)."""
 
 from .base import GangScheduler, Json, PlacedGang
 
 
 def _kubernetes_group_spec(gang: PlacedGang) -> Json:
-    """Return the spec of a PodGroup. API servers without the feature gates of topology or preemption
-    drop those fields.
-    """
+    """Return the spec of a PodGroup. An API server ignores fields whose feature gates are off."""
     spec: Json = {"schedulingPolicy": {"gang": {"minCount": gang.min_pods}}}
     if gang.topology is not None and gang.topology.required:
         spec["schedulingConstraints"] = {"topology": [{"key": gang.topology.required}]}

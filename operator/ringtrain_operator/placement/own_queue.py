@@ -1,4 +1,4 @@
-"""Queue of jobs that wait for all their pods to be placed: resources, order, and free devices."""
+"""Order of jobs that wait for all their pods to be placed, and the devices that they compete for."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _HELPLESS = re.compile(r"preemption: 0/(\d+) nodes are available: \1 Preemption 
 
 @dataclass(frozen=True, order=True)
 class PlacementContender:
-    """A job that waits for all its pods to be placed. The smaller one comes first. `job`: namespace and name.
+    """A job's entry in the queue of jobs that wait for all their pods to be placed. Entries sort by `since`.
 
     `wants`: resources that it competes for: each worker's devices by name, and ROOM. `workers`: number that it needs to
     start. `tries_at`: time at which it may try to start although others are ahead; None if it has pods. `reserves`:
@@ -39,13 +39,11 @@ class PlacementContender:
     reserves: bool = field(default=False, compare=False)
 
     def competes_with(self, other: "PlacementContender") -> bool:
-        """Return whether resources released by one of both may be useful to the other."""
+        """Return whether one of the two jobs could use resources that the other one releases."""
         return other.uid != self.uid and not self.wants.keys().isdisjoint(other.wants)
 
     def fits(self, nodes: NodeDevices | None, used: NodeDevices) -> bool:
-        """Return whether nodes have its workers' devices in addition to those `used`. Unknown nodes
-        count as sufficient.
-        """
+        """Return whether nodes have enough unused devices for all workers of the job; true if `nodes` is unknown."""
         devices = {name: amount for name, amount in self.wants.items() if amount}
         if nodes is None or not devices:
             return True
@@ -55,7 +53,7 @@ class PlacementContender:
 
 @dataclass(frozen=True)
 class PlacementContention:
-    """All jobs of this operator that wait for all their pods to be placed, in order.
+    """The queue of all jobs of this operator that wait for all their pods to be placed.
 
     `used`: devices of nodes that its jobs use. `freed_at`: time at which one of them last released devices.
     """
@@ -65,16 +63,15 @@ class PlacementContention:
     freed_at: datetime | None = None
 
     def rivals(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
-        """Return the jobs that compete with `me`, in order."""
+        """Return the jobs in the queue that compete with `me` for resources, in order."""
         return tuple(one for one in self.order if one.competes_with(me))
 
     def ahead_of(self, me: PlacementContender) -> tuple[PlacementContender, ...]:
-        """Return the competing jobs that come before `me`."""
+        """Return the competing jobs that come before `me` in the queue."""
         return tuple(one for one in self.rivals(me) if one < me)
 
     def is_held_up(self, me: PlacementContender) -> bool:
-        """Return whether `me` must wait: a job ahead reserves the resources that `me` needs, or a competitor is being
-        placed."""
+        """Return whether `me` must wait, because a job ahead reserves its resources or a competitor is being placed."""
         return any(
             (one.reserves and one < me) or (one.tries_at is None and one.uid in self._behind_others)
             for one in self.rivals(me)
@@ -86,10 +83,11 @@ class PlacementContention:
 
 
 def lacking_devices(words: str, devices: Iterable[str]) -> frozenset[str]:
-    """Return what a pod lacks and the end of other pods could free, from a scheduler's message: device names and ROOM.
+    """Return the devices that a pod lacks and that other pods could free; ROOM stands for all other resources.
 
-    Empty if no other pod's end would help, for example if no node has its labels. If the message is not
-    kube-scheduler's: all `devices` and ROOM.
+    `words`: message about the unschedulable pod. `devices`: devices that the pod requests. The result is empty if no
+    other pod's end would help, for example if no node has the labels that the pod requires. If the message is not
+    kube-scheduler's, the result has all `devices` and ROOM.
     """
     if "nodes are available" not in words:
         return frozenset({*devices, ROOM})

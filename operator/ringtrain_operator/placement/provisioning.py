@@ -1,4 +1,4 @@
-"""Nodes for an attempt's pods: a ProvisioningRequest that a cluster autoscaler answers before any pod is created.
+"""Nodes from a cluster autoscaler: a ProvisioningRequest that it must answer before pods are created.
 
 All decisions follow from the existing request: one that failed or is unanswered is deleted after a timeout, and a
 missing one is created. So the operator does not need to store what it requested.
@@ -28,9 +28,10 @@ _OVER = ("Failed", "CapacityRevoked", "BookingExpired")
 
 @dataclass(frozen=True)
 class RequestView:
-    """A ProvisioningRequest of the job. `counts`: pods of its pod sets. `words`: the autoscaler's last message.
+    """A ProvisioningRequest of the job. `counts`: pods per pod set. `words`: the autoscaler's last message.
 
-    `provisioned`: the nodes exist. `over_since`: time at which it failed or its capacity was revoked.
+    `provisioned`: whether the nodes exist. `over_since`: time at which the request failed or lost its capacity.
+    `ending`: whether the request is being deleted.
     """
 
     ref: ObjectRef
@@ -45,10 +46,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class ProvisioningView:
-    """Observed state of the autoscaler's API.
+    """The autoscaler's API in this cluster (version, permission), and the job's requests and PodTemplates.
 
-    `allowed`: whether the installation permits it. `version`: version of the API; empty if the cluster does not serve
-    it. `requests` and `templates` (with uids) belong to the job.
+    `allowed`: whether the installation permits requests. `version`: version of the API; empty if the cluster does not
+    serve the API. `requests` and `templates` (with uids) belong to the job.
     """
 
     allowed: bool = False
@@ -59,14 +60,14 @@ class ProvisioningView:
 
 @dataclass(frozen=True)
 class NodesPlacement:
-    """Nodes requested for an attempt. `view`: None without nodes, as on one machine."""
+    """Placement of an attempt on nodes that an autoscaler adds for it. `view`: None outside a cluster."""
 
     attempt: PlacementAttempt
     view: ProvisioningView | None
 
     @property
     def holds(self) -> bool:
-        """Whether the pods wait until there are nodes for them."""
+        """Whether the pods must not be created, because the requested nodes do not exist yet."""
         attempt = self.attempt
         if attempt.job.spec.scheduling.provisioning is None or self.view is None or not attempt.is_open:
             return False
@@ -76,9 +77,7 @@ class NodesPlacement:
         return bool(self._problem) or request is None or request.ending or not request.provisioned
 
     def waits_for(self) -> PlacementWait | None:
-        """Return what a job that waits for nodes waits for, in the autoscaler's words if it has any; None if it does
-        not wait.
-        """
+        """Return why no nodes exist for the job yet, as the autoscaler reports it; None if it does not wait."""
         if not self.holds:
             return None
         if problem := self._problem:
@@ -93,7 +92,7 @@ class NodesPlacement:
         return PlacementWait("WaitingForCapacity", f"{name}: {words}")
 
     def requeue_times(self) -> tuple[datetime, ...]:
-        """Return the requeue time for an unanswered request or a missing autoscaler."""
+        """Return the time of the next check of an unsuccessful request, or of a missing autoscaler."""
         if not self.holds:
             return ()
         if self._problem:
@@ -103,7 +102,7 @@ class NodesPlacement:
         return (due,) if due is not None and due > self.attempt.now else ()
 
     def missing(self, pods: Mapping[str, Json]) -> tuple[Json, ...]:
-        """Return the missing PodTemplates and then the missing request. `pods`: one pod of each pod set."""
+        """Return the PodTemplates and the request to create. `pods`: one pod of each pod set."""
         view, wanted, job = self.view, self.attempt.job.spec.scheduling.provisioning, self.attempt.job
         if view is None or wanted is None or self._problem:
             return ()
@@ -126,7 +125,7 @@ class NodesPlacement:
         return (*templates, request)
 
     def marked(self, pod: Json) -> Json:
-        """Return the pod with annotations to use the requested nodes."""
+        """Return the pod with annotations that let it run on the requested nodes."""
         wanted = self.attempt.job.spec.scheduling.provisioning
         if wanted is not None and self.view is not None:
             annotations = pod["metadata"].setdefault("annotations", {})
@@ -135,9 +134,8 @@ class NodesPlacement:
         return pod
 
     def unwanted(self) -> Iterator[tuple[ObjectRef, str]]:
-        """Yield requests and templates of earlier attempts or of attempts without pods, and a request that is not
-        useful.
-        """
+        """Yield the requests and PodTemplates to delete, each with its uid, because the current attempt cannot use
+        them."""
         if self.view is None:
             return
         for request in self.view.requests:
@@ -148,28 +146,28 @@ class NodesPlacement:
 
     @property
     def _templates(self) -> dict[str, str]:
-        """Names of the PodTemplates by pod set."""
+        """Name of the PodTemplate of each pod set."""
         return {pod_set: f"{self.attempt.name}-{pod_set}" for pod_set in _POD_SETS}
 
     @property
     def _counts(self) -> tuple[int, ...]:
-        """Number of pods in the pod sets of launcher and workers."""
+        """Numbers of pods of launcher and workers, in this order."""
         return (1, self.attempt.workers)
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether the attempt is to have pods on requested nodes."""
+        """Whether the attempt's pods are to run on requested nodes."""
         return not self.attempt.is_over and self.attempt.job.spec.scheduling.provisioning is not None
 
     @property
     def _request(self) -> RequestView | None:
-        """The attempt's request; None if it does not exist."""
+        """ProvisioningRequest of the current attempt; None if it does not exist."""
         requests = self.view.requests if self.view is not None else ()
         return next((one for one in requests if one.ref.name == self.attempt.name), None)
 
     @property
     def _problem(self) -> str:
-        """Reason for which no nodes can be requested; empty if they can."""
+        """Reason why nodes cannot be requested; empty if they can."""
         if self.view is None or self.attempt.job.spec.scheduling.provisioning is None:
             return ""
         if not self.view.allowed:
@@ -185,7 +183,7 @@ class NodesPlacement:
         return ""
 
     def _is_of_use(self, request: RequestView) -> bool:
-        """Return whether the attempt's pods use this request, or may use it later."""
+        """Return whether the current attempt's pods use this request, or may still use it."""
         if not self._is_wanted or request.ref.name != self.attempt.name:
             return False
         if not self.attempt.is_open:
@@ -194,7 +192,7 @@ class NodesPlacement:
         return request.counts == self._counts and (due is None or self.attempt.now < due)
 
     def _withdrawn_at(self, request: RequestView) -> datetime | None:
-        """Return the time at which an unsuccessful request is deleted and created again; None if it was successful."""
+        """Return when a request without success is deleted, to create it again; None if it was successful."""
         wanted = self.attempt.job.spec.scheduling.provisioning
         if request.over_since is not None:
             return request.over_since + timedelta(seconds=ASK_AGAIN_S)
@@ -204,13 +202,13 @@ class NodesPlacement:
 
 
 def build_pod_template(job: Job, name: str, pod: Json) -> Json:
-    """Return a PodTemplate for pods like this one, reduced to the fields that an autoscaler needs."""
+    """Return a PodTemplate for pods such as `pod`, with only the fields that an autoscaler needs."""
     metadata = names.metadata(job, name, names.job_labels(job))
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": reduced_template(pod)}
 
 
 def view_request(request: Mapping[str, Any], api_version: str) -> RequestView:
-    """Parse a ProvisioningRequest of the job, read in `api_version`."""
+    """Parse a ProvisioningRequest of the job. `api_version`: version in which it was read."""
     meta, status = request["metadata"], request.get("status") or {}
     conditions = {str(c.get("type")): c for c in status.get("conditions") or ()}
     over = next((conditions[kind] for kind in _OVER if _is_provisioning_true(conditions.get(kind))), None)

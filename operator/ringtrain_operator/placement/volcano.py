@@ -1,4 +1,4 @@
-"""Gangs of Volcano: PodGroups of scheduling.volcano.sh."""
+"""Gang scheduling by Volcano: PodGroups of scheduling.volcano.sh."""
 
 from .base import GangScheduler, Json, PlacedGang
 

@@ -1,4 +1,4 @@
-"""Decisions: a pure function from a job, its observed state and the time to the changes to make."""
+"""Decisions about a job: a pure function from the job, its observed state and the time to the changes to make."""
 
 from .planning import plan_object
 from .result import Plan, PlannedDeletion, PlannedEvent

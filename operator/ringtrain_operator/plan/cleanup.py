@@ -1,4 +1,4 @@
-"""Cleanup of finished jobs and their pods: cleanPodPolicy, ttlSecondsAfterFinished, pods that stay Terminating."""
+"""Deletion of finished jobs and of their pods (cleanPodPolicy, ttlSecondsAfterFinished), also on dead nodes."""
 
 from datetime import datetime, timedelta
 
@@ -19,8 +19,10 @@ FORCE_AFTER_S = 60
 
 
 def job_expiry(s: Situation) -> datetime | None:
-    """Return the time at which to delete a finished job and its objects (ttlSecondsAfterFinished), or None if they
-    are never deleted. The time is not before the end of the evaluator's timeout."""
+    """Return when to delete a finished job (ttlSecondsAfterFinished), not before the evaluator's deadline.
+
+    Returns None if the job has not finished or is never deleted.
+    """
     ttl = s.job.spec.run_policy.ttl_seconds_after_finished
     if ttl is None or s.status.completion_time is None:
         return None
@@ -29,7 +31,7 @@ def job_expiry(s: Situation) -> datetime | None:
 
 
 def force_time(pod: PodView) -> datetime | None:
-    """Return the time at which to force the deletion of a Terminating pod on a dead node; None for any other pod.
+    """Return when to force the deletion of a pod that terminates on a dead node; None for any other pod.
 
     The kubelet of a dead node cannot confirm that the pod has ended.
     """
@@ -44,7 +46,13 @@ def force_time(pod: PodView) -> datetime | None:
 
 
 def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
-    """Return a deletion of `pod`, forced if due; None if it terminates already."""
+    """Return a deletion of `pod`. If the pod is being deleted already, return a forced deletion from `force_time` on.
+
+    Before that time, or if the pod has no such time, return None. A pod whose containers have all ended is deleted at
+    once: the kubelet would need two more seconds to confirm their end, for which the next attempt's pod would wait.
+    """
+    if pod.end.all_ended:
+        return PlannedDeletion(pod.ref, pod.id.uid, grace_s=0)
     if pod.deletion_time is None:
         return PlannedDeletion(pod.ref, pod.id.uid)
     due = force_time(pod)
@@ -52,7 +60,7 @@ def pod_deletion(pod: PodView, now: datetime) -> PlannedDeletion | None:
 
 
 def unwanted_pods(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
-    """Return the pods of a finished job to delete now, and the next requeue time."""
+    """Return the pods of a finished job to delete now, and the time of the next reconcile."""
     gang, gang_at = _unwanted_gang(s)
     until = evaluator_deadline(s)
     goes_on = until is not None and s.now < until
@@ -84,7 +92,8 @@ def _unwanted_gang(s: Situation) -> tuple[tuple[PodView, ...], datetime | None]:
 
 
 def _unwanted_after_deadline(s: Situation, running: tuple[PodView, ...]) -> tuple[tuple[PodView, ...], datetime | None]:
-    """Return all running pods of a job that exceeded its deadline, whatever cleanPodPolicy says.
+    """Return the pods to delete after a job failed at its deadline, namely all that run, and the time of the next
+    reconcile.
 
     Workers would otherwise continue training. The launcher ends after its workers, and its pod stays, because it may
     have the only copy of their output.

@@ -1,4 +1,4 @@
-"""Deadlines of a job: active time (waiting counts, suspension does not), time without a step, time without a start.
+"""Deadlines of a job: for its total time without suspensions, for the start of its pods, and between two steps.
 
 An invalid image name can never start; a missing ConfigMap or claim may still be created. Pods without a
 node are waited for, see decision 0011. A gang that occupies nodes while it waits for an image, a volume's server or the
@@ -47,7 +47,7 @@ def active_deadline(s: Situation) -> PolicyResult:
 
 
 def _waiting_reason_text(s: Situation) -> str:
-    """Return the reason for which the job was waiting, if it did not run. The failure message contains this reason."""
+    """Return why the job was not running, as the end of a failure message; empty if it was running."""
     running = s.status.condition("Running")
     if running is None or running.status == "True" or not running.message:
         return ""
@@ -78,7 +78,7 @@ def progress_deadline(s: Situation) -> PolicyResult:
 
 
 def unstartable(s: Situation) -> PolicyResult:
-    """Fail the attempt if a pod cannot start: at once for an invalid image, else after startTimeoutSeconds.
+    """Fail the attempt if a pod cannot start: at once for an invalid image name, or after startTimeoutSeconds.
 
     If the launcher gave up first, do not wait: the next attempt's pods would have the same problem.
     """
@@ -101,7 +101,7 @@ def unstartable(s: Situation) -> PolicyResult:
 
 
 def _give_way_to_others(s: Situation) -> PolicyResult | None:
-    """Make a gang whose pods wait on nodes release these after startTimeoutSeconds. It is not counted.
+    """Decide to delete the pods of a gang that do not start on their nodes in time, to try again later.
 
     Returns None if no pod waits on a node, or if a launcher runs, which reports the timeout itself.
     """
@@ -119,7 +119,7 @@ def _give_way_to_others(s: Situation) -> PolicyResult | None:
 
 
 def _lacks_creatable_object(pod: PodView) -> bool:
-    """Return whether the pod lacks an object that a user may still create."""
+    """Return whether the pod waits for an object, such as a ConfigMap, that a user may still create."""
     return pod.wait.reason in _NOT_YET or (pod.wait.reason in _MISSES and _MISSING.search(pod.wait.message) is not None)
 
 
@@ -128,7 +128,7 @@ def _unstartable_since(s: Situation, pod: PodView) -> datetime:
 
 
 def _silent_pod_requeue_time(s: Situation) -> datetime | None:
-    """Return the next time to observe a scheduled pod without a kubelet status; None if there is no such pod."""
+    """Return the time of the next check of a pod whose kubelet reports no state; None if there is none."""
     due = min((due for pod in s.pods if (due := pod.kubelet_report_due) is not None), default=None)
     return max(due, s.now + timedelta(seconds=RECHECK_S)) if due is not None and due <= s.now else due
 

@@ -1,10 +1,11 @@
-"""All policies, in the order in which they decide and update the status."""
+"""List of all policies, in the order in which they decide and update the status."""
 
 from ..status.decision import Policy
 from ..workers.auxiliary import AUXILIARY_PODS
 from ..workers.data_workers import AUTOSCALE
 from ..workers.gang import DISRUPTION, SCALE
-from ..workers.replacing import LAUNCHER, WORKERS
+from ..workers.launcher_pod import LAUNCHER
+from ..workers.replacing import WORKERS
 from .deadlines import ACTIVE_DEADLINE, PROGRESS_DEADLINE, UNSTARTABLE
 from .incomplete import INCOMPLETE, REFUSED
 from .ledger import CREDENTIALS, PLACEMENTS

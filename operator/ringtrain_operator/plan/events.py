@@ -1,10 +1,10 @@
-"""Events for changes of conditions. An event is sent only when a condition's status or reason changes."""
+"""Kubernetes Events of a job. One is sent when the status or reason of a condition changes."""
 
 from collections.abc import Iterator
 
 from ..status.model import Condition, JobStatus
 from ..status.situation import counted
-from ..workers.replacing import avoidance_text, avoided_nodes, incarnations_of, new_worker_losses
+from ..workers.incarnations import avoidance_text, avoided_nodes, incarnations_of, new_worker_losses
 from .result import PlannedEvent
 
 # Reasons of Running=False that occur in every start; they are visible in the condition and cause no events.
@@ -43,15 +43,22 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, .
     )
 
 
-def _start_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
+def _start_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
     if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
-        return ()
+        return
     text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
-    return (PlannedEvent("Normal", "AttemptStarted", text),)
+    yield PlannedEvent("Normal", "AttemptStarted", text)
+    if after.ledger.queued_as == "PodGroup":
+        yield PlannedEvent(
+            "Normal",
+            "QueueByLabels",
+            f"attempt {after.attempt}: the operator created the pods without a Workload of Kueue; their queue labels "
+            "only work if Kueue runs in this cluster and manages plain pods",
+        )
 
 
 def _world_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
-    """Yield events about an elastic job's workers within an attempt."""
+    """Yield events about an elastic job's workers, its losses, avoided nodes and generations."""
     if after.ledger.incarnations is None:
         return
     was, now = before.ledger.attempt_workers, after.ledger.attempt_workers
@@ -77,7 +84,7 @@ def _world_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]
 
 
 def _resume_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, ...]:
-    """Return an event with the checkpoint from which an attempt continued, once it is known."""
+    """Return an event that names the checkpoint from which an attempt continued, when it becomes known."""
     was = before.progress.started_from if before.progress else None
     now = after.progress.started_from if after.progress else None
     if now is None or now == was:
@@ -86,7 +93,7 @@ def _resume_events(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, .
 
 
 def _auxiliary_pod_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
-    """Yield events about data workers and evaluators that ended, and about a new number of data workers."""
+    """Yield events about ended data workers or evaluators, and about a new number of data workers."""
     known = {ended.uid for ended in before.ledger.ended_pods}
     for ended in after.ledger.ended_pods:
         node = f" on node {ended.node}" if ended.node else ""
@@ -106,9 +113,7 @@ def _auxiliary_pod_events(before: JobStatus, after: JobStatus) -> Iterator[Plann
 
 
 def _has_pods(status: JobStatus) -> bool:
-    """Return whether pods of the current attempt exist or existed. An attempt whose pods are all refused has not
-    started.
-    """
+    """Return whether pods of the current attempt exist or existed; false if the API refused all of them."""
     by_role = (status.replica_statuses.launcher, status.replica_statuses.worker)
     return any(pods.active or pods.succeeded or pods.failed for pods in by_role)
 

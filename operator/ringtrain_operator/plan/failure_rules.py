@@ -1,10 +1,11 @@
-"""Consequences of a failed attempt: runPolicy.failureRules, then backoffLimit."""
+"""Decision after a failed attempt: restart or end the job, by runPolicy.failureRules, then backoffLimit."""
 
 import re
 
 from ..contract import EXIT_BAD_CONFIGURATION
 from ..status.decision import Finish, Restart
-from ..status.model import Failure, LostPod
+from ..status.ledger import LostPod
+from ..status.model import Failure
 from ..status.situation import Situation
 from ..workers.gang import LAST_LINE_CHARACTERS
 
@@ -17,17 +18,18 @@ _HOPELESS_REASONS = frozenset(
 )
 
 # Message of plan/outcome.py about a pod that was killed at its memory limit.
-_AT_LIMIT = re.compile(r"\(OOMKilled\); its container may have (\S+),")
+_AT_LIMIT = re.compile(r"; its container may have (\S+),")
 
 
 def judge_failure(
     s: Situation, failure: Failure, *, disrupted: bool = False, lost: LostPod | None = None
 ) -> Restart | Finish:
-    """Return a restart, counted or not, or the end of the job.
+    """Decide whether a failed attempt ends the job or restarts it, and whether that counts for backoffLimit.
 
-    The first failure rule that matches decides. Without one, failures that a restart cannot resolve end the job.
-    `disrupted`: without a rule the restart does not count. `lost`: whether it counts is decided later, by this pod's
-    node.
+    The first failure rule that matches decides. If none matches, failures that a restart cannot resolve end the job.
+    `disrupted`: if no rule matches, the restart does not count. `lost`: the pod that no longer answers,
+    or None. With such a pod, it is decided later whether the restart counts: when it is known whether the pod's node is
+    at fault.
     """
     policy = s.job.spec.run_policy
     what = describe_failure(failure)
@@ -51,15 +53,14 @@ def judge_failure(
 
 
 def limit_reached_decision(s: Situation, failure: Failure) -> Finish:
-    """Return the end of a job that has used all restarts of its backoffLimit."""
+    """Decide to end a job that has used all restarts of its backoffLimit."""
     limit = s.job.spec.run_policy.backoff_limit
     message = f"{describe_failure(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
     return Finish("Failed", "BackoffLimitExceeded", message, failure)
 
 
 def describe_failure(failure: Failure) -> str:
-    """Return a failure in one line: message, pod and exit code (unless the message contains them), and the last line
-    of output."""
+    """Return a failure as one line of text: message, pod, exit code, and the last line of output."""
     what = failure.message or failure.reason
     pod = failure.pod if failure.pod and failure.pod not in what else ""
     has_code = failure.exit_code is None or str(failure.exit_code) in what or (failure.signal or "-") in what
@@ -71,7 +72,7 @@ def describe_failure(failure: Failure) -> str:
 
 
 def _is_out_of_memory_again(before: Failure | None, failure: Failure) -> bool:
-    """Return whether the previous attempt failed the same way: a pod was killed at the same memory limit."""
+    """Return whether two attempts in a row failed because a pod was killed at the same memory limit."""
     if before is None or before.attempt != failure.attempt - 1:
         return False
     limits = [_AT_LIMIT.search(one.message) for one in (before, failure)]

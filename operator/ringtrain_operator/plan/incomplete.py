@@ -1,4 +1,4 @@
-"""Gangs of which only some pods can be placed, in a cluster without a gang scheduler.
+"""Policy for gangs of which only some pods can be placed, in a cluster without a gang scheduler.
 
 Such jobs enter a queue with the jobs that compete for the same resources. The first retains its pods. The others delete
 theirs and wait until it is their turn, or until one of them fits into resources that the first cannot use. So one of
@@ -43,7 +43,7 @@ SOONEST_TRY_S, LATEST_TRY_S = 10, 300
 
 
 def incomplete_gang(s: Situation) -> PolicyResult:
-    """Make a partly placed gang release its nodes when other jobs are ahead of it, or when it can never fit."""
+    """Decide whether a partly placed gang must delete its pods, because others come first or it can never fit."""
     if s.attempt == 0:
         return NO_DECISION
     if s.status.ledger.queued_since is not None:
@@ -65,7 +65,7 @@ def incomplete_gang(s: Situation) -> PolicyResult:
 
 
 def record_queue_place(s: Situation, decision: Decision | None) -> JobStatus:
-    """Record the job's place in the queue, from the time when it is stuck until all its pods are placed."""
+    """Record the job's place in the queue while some of its pods cannot be placed."""
     ledger = s.status.ledger
     over = isinstance(decision, Halt | Enqueue | Finish) or s.finished
     if over or s.attempt == 0 or ledger.queued_since is not None:
@@ -83,7 +83,7 @@ def record_queue_place(s: Situation, decision: Decision | None) -> JobStatus:
 
 
 def is_stuck(s: Situation) -> bool:
-    """Return whether pods that the gang needs to start are unschedulable."""
+    """Return whether pods that the gang needs for its start are unschedulable."""
     return (
         not s.gang_began
         and not s.is_without_pods
@@ -93,8 +93,7 @@ def is_stuck(s: Situation) -> bool:
 
 
 def planned_contender(s: Situation) -> PlacementContender:
-    """Return the job's entry in the queue. The entry requests nothing if there is a pod of this job that the end of
-    other pods would not help."""
+    """Return the job's queue entry. It wants no resources if a pod could not use what other pods release."""
     wants, devices = dict(s.status.ledger.line_wants), s.job.worker_devices
     # Most of a thousand pods have the same message.
     if words := {pod.wait.message for pod in s.pods if pod.place.unschedulable_since is not None}:
@@ -105,16 +104,14 @@ def planned_contender(s: Situation) -> PlacementContender:
 
 
 def give_way_decision(s: Situation) -> GiveWay:
-    """Return a decision to release all nodes. A job that the end of other pods would not help goes last
-    in the queue.
-    """
+    """Decide to delete all pods. The job goes to the end of the queue if other jobs cannot free what it needs."""
     me = planned_contender(s)
     everything = {ROOM: 0} | s.job.worker_devices
     return GiveWay(me if me.wants else replace(me, wants=everything, since=s.now))
 
 
 def next_try_time(queued_since: datetime | None, waits_since: datetime | None) -> datetime | None:
-    """Return the time at which a job without pods may try to start, regardless of its place; None if it has pods."""
+    """Return when a job without pods may try to start, whatever its place in the queue; None if it has pods."""
     if queued_since is None:
         return None
     waited = queued_since - (waits_since or queued_since)
@@ -122,9 +119,8 @@ def next_try_time(queued_since: datetime | None, waits_since: datetime | None) -
 
 
 def _decide_first_in_queue(s: Situation, me: PlacementContender) -> PolicyResult:
-    """Return when the first in the queue must release its pods: at the end of its turn, if other jobs
-    compete with it.
-    """
+    """Decide whether the first job in the queue must delete its pods, because its time to wait with pods is over and
+    other jobs wait."""
     start, length = _gang_turn(s)
     if s.observed.contention.rivals(me) and start + length <= s.now:
         return PolicyResult(GiveWay(replace(me, since=s.now)))
@@ -152,35 +148,34 @@ def _decide_queued_gang(s: Situation) -> PolicyResult:
 
 
 def _earliest_try_time(s: Situation, own: datetime) -> datetime:
-    """Return `own`, delayed so that the jobs ahead had time to use the resources that were freed last."""
+    """Return `own`, but not before jobs ahead in the queue had time to use the last released resources."""
     freed = s.observed.contention.freed_at
     return own if freed is None else max(own, freed + timedelta(seconds=GRACE_S))
 
 
 def _starting_contender(s: Situation) -> PlacementContender:
-    """Return the queue entry of a job that starts and has no pods yet."""
+    """Return the queue entry of a job that is about to start and has no pods yet."""
     return replace(planned_contender(s), wants=s.job.worker_devices)
 
 
 def _is_reserved(s: Situation) -> bool:
-    """Return whether a job in the queue has waited so long that no other may start on the resources that
-    it waits for.
-    """
+    """Return whether a job ahead in the queue reserves the resources that this job needs to start."""
     me = _starting_contender(s)
     return any(one.reserves for one in s.observed.contention.ahead_of(me))
 
 
 def _reserves(s: Situation, me: PlacementContender) -> bool:
-    """Return whether the job is first and in the second half of its turn. In the first half others may pass it."""
+    """Return whether the job is first in the queue and at least half of its current turn is over (see `_gang_turn`).
+    Then no other job may start before it."""
     start, length = _current_turn(s)
     return not s.observed.contention.ahead_of(me) and s.now >= start + length / 2
 
 
 def _gang_turn(s: Situation) -> tuple[datetime, timedelta]:
-    """Return start and length of the turn in which the first in the queue retains its pods while others wait.
+    """Return start and length of the job's turn, a period in which the job is first in the queue and its pods may wait.
 
-    The length is at least the time that it had waited before, so that turns grow to the longest run of the competing
-    jobs.
+    The length is at least the time that the job had waited before. So turns become as long as the longest run of the
+    competing jobs.
     """
     start = max(
         (pod.place.scheduled_at for pod in s.pods if pod.place.scheduled_at is not None), default=_stuck_since(s)
@@ -189,7 +184,8 @@ def _gang_turn(s: Situation) -> tuple[datetime, timedelta]:
 
 
 def _current_turn(s: Situation) -> tuple[datetime, timedelta]:
-    """Return start and length of the current turn. Without competing jobs one turn follows another."""
+    """Return start and length of the current period in which the job is first in the queue and its pods may wait. A new
+    period follows if no other job competes."""
     start, length = _gang_turn(s)
     while start + length <= s.now:
         start += length
@@ -208,7 +204,7 @@ def _stuck_since(s: Situation) -> datetime:
 
 
 def _too_large(s: Situation) -> bool:
-    """Return whether the empty cluster lacks the devices that the gang needs, as far as nodes are known."""
+    """Return whether the gang needs more devices than all nodes have; false if the nodes are unknown."""
     return not replace(planned_contender(s), wants=s.job.worker_devices).fits(s.observed.nodes, {})
 
 
@@ -217,14 +213,12 @@ def _requeue_after(s: Situation, due: datetime, decision: GiveWay) -> PolicyResu
 
 
 def jitter_s(s: Situation) -> int:
-    """Return a delay in seconds that is constant for this job and attempt, so that repeated planning gives the same
-    result.
-    """
+    """Return a delay of some seconds, which is always the same for one attempt of a job."""
     return zlib.crc32(f"{s.job.uid}/{s.attempt}".encode()) % (JITTER_S + 1)
 
 
 def refused_gang(s: Situation) -> PolicyResult:
-    """Make a gang of which the API admits only some pods delete them, and wait without pods."""
+    """Decide to delete the pods of a gang for a while, if the API admits only a part of them (quota)."""
     ledger = s.status.ledger
     if ledger.queued_since is not None and ledger.refused:
         due = (next_try_time(ledger.queued_since, ledger.waits_since) or s.now) + timedelta(seconds=jitter_s(s))
@@ -238,13 +232,13 @@ def refused_gang(s: Situation) -> PolicyResult:
 
 
 def record_refused_since(s: Situation, _: Decision | None) -> JobStatus:
-    """Record the time since which some of the gang's pods are refused."""
+    """Record the time since which the API refuses some of the gang's pods."""
     since = (s.status.ledger.refused_since or s.now) if is_admitted_in_part(s) else None
     return s.status if since == s.status.ledger.refused_since else s.status.with_ledger(refused_since=since)
 
 
 def is_admitted_in_part(s: Situation) -> bool:
-    """Return whether the gang has pods, and others that it needs to start are refused."""
+    """Return whether some of the gang's pods exist and the API refuses others that it needs for its start."""
     if s.attempt == 0 or s.finished or s.is_without_pods or s.gang_began or not s.pods:
         return False
     whole = s.launcher is not None and len(s.workers) >= s.workers_needed

@@ -1,4 +1,4 @@
-"""Ledger updates of each decision: attempts, restarts, clocks. The operator stores no other history."""
+"""Updates of status.ledger, the operator's only record of a job's past: attempts, restarts, waiting times."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from ..placement.own_queue import PlacementContender
 from ..spec.job import are_comparable_digests
 from ..status.decision import Begin, Decision, Enqueue, Finish, GiveWay, Halt, Place, Policy, Resize, Restart
-from ..status.model import EndedPod, JobStatus, Loss
+from ..status.ledger import EndedPod, Loss
+from ..status.model import JobStatus
 from ..status.situation import Situation
 
 Note = TypeVar("Note", Loss, EndedPod)
@@ -30,7 +31,7 @@ STEADY_S = 600
 
 
 def record_decision(s: Situation, decision: Decision | None) -> JobStatus:
-    """Return the status with the decision in its ledger. Conditions and counts are written later."""
+    """Return the status with the decision recorded in its ledger. Its conditions are not updated here."""
     match decision:
         case Begin():
             return _begin_attempt(s, decision)
@@ -69,7 +70,7 @@ def _queue_fields_of_decision(s: Situation, decision: GiveWay) -> dict[str, Any]
 
 
 def queue_fields(s: Situation, place: PlacementContender) -> dict[str, Any]:
-    """Return the ledger fields of the job's place in the queue."""
+    """Return the fields of status.ledger that describe the job's place in the queue."""
     return {
         "line_since": place.since,
         "waits_since": s.status.ledger.waits_since or s.now,
@@ -80,7 +81,7 @@ def queue_fields(s: Situation, place: PlacementContender) -> dict[str, Any]:
 
 
 def _with_current_digest(s: Situation) -> JobStatus:
-    """Return the status; a digest that another version of the operator recorded is replaced by this version's."""
+    """Return the status with the spec's digest replaced if another version of the operator has computed it."""
     recorded, current = s.status.ledger.begun_with, s.job.spec.frozen_digest
     if recorded in (None, current) or are_comparable_digests(current, recorded):
         return s.status
@@ -88,7 +89,7 @@ def _with_current_digest(s: Situation) -> JobStatus:
 
 
 def record_gang_scheduler(s: Situation, decision: Decision | None) -> JobStatus:
-    """Record the scheduler that places the attempt's pods. It does not change after the attempt's first pod."""
+    """Record the gang scheduler of the attempt. It does not change after the attempt's first pod."""
     begins = isinstance(decision, Begin)  # the job had no pods before
     return (
         s.status.with_ledger(gang_scheduler=s.gang.choice.scheduler) if begins or s.gang.attempt.is_open else s.status
@@ -96,15 +97,16 @@ def record_gang_scheduler(s: Situation, decision: Decision | None) -> JobStatus:
 
 
 def _placement_requeue_times(s: Situation) -> tuple[datetime, ...]:
-    """Return the requeue times of all placements."""
+    """Return the times of the next checks that the attempt's placements request."""
     return tuple(moment for placement in s.placements for moment in placement.requeue_times())
 
 
 def record_secret_name(s: Situation, _: Decision | None) -> JobStatus:
-    """Choose another name for the job's Secret if the current one belongs to another owner.
+    """Record another name for the job's Secret if an object of another owner has the current name.
 
-    The operator may not read Secrets. Only a successful creation shows that a Secret is its own, and pods are created
-    after it. So the Secret that pods mount is recorded as the job's own, and later attempts use it again.
+    The operator may not read Secrets. Only a successful creation shows that a Secret belongs to the job, and pods are
+    created after the Secret. So the Secret that pods mount is recorded as the job's own, and later attempts use it
+    again.
     """
     ledger = s.status.ledger
     if s.secret_is_ours and ledger.credentials_mounted == ledger.credentials:
@@ -117,7 +119,7 @@ def record_secret_name(s: Situation, _: Decision | None) -> JobStatus:
 
 
 def without_future_times(status: JobStatus, now: datetime) -> JobStatus:
-    """Return the status with times in the future replaced by now, wherever new pods wait for them.
+    """Return the status with times in the future replaced by `now`, so that no new pod waits for them.
 
     An operator whose clock was ahead may have recorded such times.
     """
@@ -158,7 +160,7 @@ def _begin_attempt(s: Situation, decision: Begin) -> JobStatus:
 
 
 def _halt_attempt(s: Situation) -> JobStatus:
-    """Return the status of a job without pods. Backoffs of auxiliary pods are reset."""
+    """Return the status of a job whose pods are deleted because it is suspended or queued."""
     since = s.status.ledger.active_since
     active = int((s.now - since).total_seconds()) if since is not None else 0
     seconds = s.status.ledger.active_seconds + max(active, 0)
@@ -193,7 +195,7 @@ def _restart_attempt(s: Situation, decision: Restart) -> JobStatus:
 
 
 def _status_without_pods(status: JobStatus) -> JobStatus:
-    """Return the status at the start of an attempt: it has no pods, and an elastic job has no world."""
+    """Return the status for the start of an attempt, before it has pods and (in an elastic job) a world."""
     notes, elastic = status.ledger.incarnations, status.elastic
     if notes is None:
         return status
@@ -205,9 +207,7 @@ def _status_without_pods(status: JobStatus) -> JobStatus:
 
 
 def _delay_s(s: Situation) -> int:
-    """Return the delay in seconds. It doubles from attempt to attempt and is reset after a long run. See
-    FIRST_DELAY_S.
-    """
+    """Return the delay of the next attempt in seconds. It doubles each time and is reset after a long run."""
     running = s.status.condition("Running")
     steady = (
         running is not None

@@ -1,4 +1,4 @@
-"""Objects to create and to delete, for a status that already includes this round's decision."""
+"""Objects of a job to create and to delete, derived from a status that already includes the decision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ LAUNCHER_ENDS_S = 30
 
 @dataclass(frozen=True)
 class PlannedChanges:
-    """Objects to create and to delete, and the next requeue time."""
+    """Objects of a job to create and to delete, and the time of the next reconcile."""
 
     create: tuple[dict[str, Any], ...] = ()
     delete: tuple[PlannedDeletion, ...] = ()
@@ -33,7 +33,7 @@ class PlannedChanges:
 
 
 def plan_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
-    """Return the difference between the existing objects and those that the status requires."""
+    """Return the objects to create and to delete, so that those exist which the status requires."""
     found = _planned_changes(s, settings)
     unwanted = (PlannedDeletion(ref, uid) for placement in s.placements for ref, uid in placement.unwanted())
     return replace(found, delete=(*found.delete, *unwanted))
@@ -67,10 +67,10 @@ def _planned_changes(s: Situation, settings: BuildSettings) -> PlannedChanges:
 
 
 def _changes_when_suspended(s: Situation) -> PlannedChanges:
-    """Return the changes that leave a suspended or queued job without pods.
+    """Return the objects to delete, so that a suspended or queued job has no pods.
 
-    A running launcher may end by itself for a while: it collects the ranks' last lines. If the job has ended meanwhile
-    unobserved, its end counts, and its logs stay.
+    A running launcher is deleted last, after a delay. In this time it collects the ranks' last lines and may end by
+    itself, with a result that the operator has not observed yet. That result then counts.
     """
     launcher = s.launcher
     condition = s.status.condition("Suspended" if s.is_suspended else "Queued")
@@ -83,7 +83,7 @@ def _changes_when_suspended(s: Situation) -> PlannedChanges:
 
 
 def companion_refs(job: Job) -> tuple[ObjectRef, ...]:
-    """Return the job's objects other than pods and its Secret, whose name depends on existing Secrets."""
+    """Return references to the job's Service and other objects, except for pods and the Secret."""
     return tuple(ObjectRef(kind, job.name) for kind in ("Service", "ServiceAccount", "NetworkPolicy"))
 
 

@@ -1,4 +1,4 @@
-"""Outcome of an attempt, from the launcher's termination message, or from the workers' if the launcher has none.
+"""Outcome of an attempt, read from the launcher's termination message, or else from those of the workers.
 
 A pod that went silent may be the fault of its node or of the job. This is known when the pod is deleted or the node is
 not ready. The gang restarts at once, and the restart is counted when it is known. The next attempt's pods wait for the
@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
 
-from ..contract import EXIT_GANG_STOPPED, ROLE_WORKER
+from ..contract import EXIT_GANG_STOPPED, KILLED_FOR_MEMORY, ROLE_WORKER
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
 from ..status.decision import NO_DECISION, Decision, Finish, GiveWay, Policy, PolicyResult, Restart
-from ..status.model import Failure, JobStatus, LostPod
+from ..status.ledger import LostPod
+from ..status.model import Failure, JobStatus
 from ..status.progress import is_storable_integer
 from ..status.situation import Situation
 from ..workers.gang import LAUNCHER_REPORT_S, gang_pod_disruption, is_node_suspect
-from ..workers.replacing import incarnations_of, launcher_loss, launcher_restart_deadline
+from ..workers.incarnations import incarnations_of
+from ..workers.launcher_pod import launcher_loss, launcher_restart_deadline
 from .failure_rules import judge_failure, limit_reached_decision
 from .incomplete import give_way_decision
 from .queueing import missed_suspension
@@ -31,7 +33,8 @@ JUDGED_WITHIN_S = 60
 
 
 def success(s: Situation) -> PolicyResult:
-    """Finish the job as Succeeded if the launcher attests that every rank of the declared world succeeded.
+    """Finish the job as Succeeded if the launcher reports that every expected rank has succeeded. Exit code 0 without
+    such a report is a failure.
 
     If the launcher's pod is deleted, the workers' termination messages count.
     """
@@ -63,7 +66,7 @@ def success(s: Situation) -> PolicyResult:
 
 
 def _success_by_workers(s: Situation) -> PolicyResult:
-    """Return the end that workers report if the launcher's pod was deleted before its end was read (decision 59).
+    """Finish the job as Succeeded if its workers report success and the launcher's pod no longer exists.
 
     An agent exits 0 and writes Succeeded only after the launcher has confirmed the attempt's success. One such message
     suffices; without messages the exit codes of all workers count.
@@ -83,7 +86,7 @@ def _success_by_workers(s: Situation) -> PolicyResult:
 
 
 def _declared_world(s: Situation, reported: int | None) -> tuple[range, str]:
-    """Return the number of ranks that must have succeeded, as a range and in words.
+    """Return how many ranks must have succeeded: a range of valid world sizes, and a text for messages.
 
     `reported`: ranks of the launcher's last world. In an elastic job any size within the bounds is valid.
     """
@@ -97,7 +100,7 @@ def _declared_world(s: Situation, reported: int | None) -> tuple[range, str]:
 
 
 def attempt_failure(s: Situation) -> PolicyResult:
-    """End the attempt if the launcher failed, or if a worker failed and no launcher reports on it."""
+    """End the attempt if the launcher has failed, or a worker has failed and no launcher reports about it."""
     if s.launcher is not None and s.launcher.finished:
         back_by = launcher_restart_deadline(s, s.launcher)
         if back_by or launcher_loss(s):  # it is replaced, see workers/replacing.py
@@ -138,15 +141,17 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
 
 
 def _failed_by_itself(s: Situation, pod: str | None) -> bool:
-    """Return whether the pod that an elastic job could not lose ended by itself instead of being removed."""
+    """Return whether the pod whose loss ended an elastic job's attempt has failed, and was not removed."""
     losses = [loss for loss in incarnations_of(s.status).losses if loss.pod == pod and loss.attempt == s.attempt]
     return bool(losses) and losses[-1].failed
 
 
 def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish:
-    """Apply failureRules and backoffLimit, except to a gang some of whose pods never ran: it waits again.
+    """Decide about a failed attempt by failureRules and backoffLimit; if some pods of the attempt never ran, the job
+    waits again.
 
-    Deleting its pods for a while also resolves a deadlock of two gangs that each hold half of the resources of both.
+    Deleting the job's pods for a while also resolves a deadlock of two gangs that each have half of the resources which
+    both need.
     """
     if failure.reason != "NotAssembled":
         return judge_failure(s, failure)
@@ -161,14 +166,19 @@ def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish
 
 
 def failure_of(pod: PodView, s: Situation) -> Failure:
-    """Return the failure in a pod's termination message; without one, a failure from the pod's Kubernetes status."""
+    """Return the failure in the pod's termination message; if it reports none, return a failure that the pod's status
+    describes."""
     reported = failure_in(pod, s.attempt)
     if not reported:
         # A termination message of the launcher or agent without a failure is not output of the program.
         output = () if termination_of(pod, s.attempt) else pod.end.message.splitlines()[-40:]
         return failure_with(pod, s, *_end_reason_and_message(pod, s), output)
     named = next((p for p in s.pods if p.id.name == reported.get("pod")), pod)
-    killed = f"; {_out_of_memory(named, s)}" if named.end.reason == "OOMKilled" else ""
+    message = str(reported.get("message") or "")
+    if named.end.reason == "OOMKilled":
+        message += f"; {_out_of_memory(named, s)}"
+    elif KILLED_FOR_MEMORY in message:  # the agent knows it before the pod's status does
+        message += _memory_limit_text(named, s)
     return Failure(
         attempt=s.attempt,
         rank=_storable_integer(reported.get("rank")),
@@ -177,14 +187,14 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
         exit_code=_storable_integer(reported.get("exitCode")) if reported.get("exitCode") is not None else pod.end.code,
         signal=str(reported["signal"]) if reported.get("signal") else None,
         reason=str(reported.get("reason") or "RankFailed"),
-        message=f"{reported.get('message') or ''}{killed}",
+        message=message,
         log_tail=_failure_lines(reported.get("logTail")),
         time=s.now,
     )
 
 
 def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: Sequence[str] = ()) -> Failure:
-    """Return a failure of which only the pod is known."""
+    """Return a failure of `pod` with `reason` and `message`, but without a rank."""
     return Failure(
         attempt=s.attempt,
         pod=pod.id.name,
@@ -198,7 +208,7 @@ def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: 
 
 
 def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
-    """Return reason and message for a pod whose agent or launcher did not report what failed."""
+    """Return reason and message for a failed pod without a report from its agent or launcher."""
     detail = f": {pod.state.message}" if pod.state.message else ""
     if pod.end.other_container:
         reason = "InitContainerFailed" if pod.end.other_container.startswith("init") else "SideContainerFailed"
@@ -214,16 +224,21 @@ def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
 
 
 def _out_of_memory(pod: PodView, s: Situation) -> str:
-    """Return a message about a pod that ran out of memory, with the container's limit."""
-    template = s.job.spec.worker.template if pod.id.role == ROLE_WORKER else s.job.spec.launcher.template
+    """Return a message about a pod that was killed for lack of memory, with the container's limit."""
+    return f"{pod.id.name} was killed because it ran out of memory (OOMKilled){_memory_limit_text(pod, s)}"
+
+
+def _memory_limit_text(pod: PodView, s: Situation) -> str:
+    """Return the memory limit of a pod's main container for a message; empty if it has none."""
+    spec, is_worker = s.job.spec, pod.id.role == ROLE_WORKER
+    template = spec.worker.template_of(pod.id.index) if is_worker else spec.launcher.template
     main = (template.get("spec") or {}).get("containers") or [{}]
     limit = ((main[0].get("resources") or {}).get("limits") or {}).get("memory")
-    had = f"; its container may have {limit}, set resources.limits.memory" if limit else ""
-    return f"{pod.id.name} was killed because it ran out of memory (OOMKilled){had}"
+    return f"; its container may have {limit}, set resources.limits.memory" if limit else ""
 
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:
-    """Return a failure in which no rank ended: it names the slowest rank, its pod, node and last lines, if known."""
+    """Return a failure that names the slowest rank, its pod and node, because no rank has ended."""
     reported = s.report.slowest if s.report is not None and s.report.phase == "Running" else None
     failure = Failure(attempt=s.attempt, reason=reason, message=message, time=s.now)
     if not reported or not is_storable_integer(reported.get("rank")):
@@ -252,7 +267,10 @@ def _failure_lines(value: object) -> tuple[str, ...]:
 
 
 def outcome_of_lost_pod(s: Situation) -> PolicyResult:
-    """Finish the job if a silent pod was its own fault and no restart is left. Until that is known, wait."""
+    """Finish the job if the job, not the node, is at fault for a lost pod and no restart is left.
+
+    While the fault is unknown (see `_fault_of_lost_pod`), return only the time of the next check.
+    """
     lost, fate = s.status.ledger.lost_pod, _fault_of_lost_pod(s)
     if lost is None or fate == "node":
         return NO_DECISION
@@ -265,7 +283,8 @@ def outcome_of_lost_pod(s: Situation) -> PolicyResult:
 
 
 def record_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
-    """Record a silent pod until the fault is known; then count the restart."""
+    """Return the status with a lost pod in its ledger until it is known whether the pod's node is at fault. Then count
+    a disruption if the node is at fault, or a restart if the job is."""
     if isinstance(decision, Restart) and decision.lost is not None:
         return s.status.with_ledger(lost_pod=decision.lost)
     if s.finished or isinstance(decision, Finish):
@@ -278,13 +297,13 @@ def record_lost_pod(s: Situation, decision: Decision | None) -> JobStatus:
 
 
 def silent_pod_record(s: Situation, pod: PodView) -> LostPod:
-    """Return the ledger entry of a pod that has been silent for the whole timeout."""
+    """Return the entry of status.ledger for a pod that was silent for the whole timeout."""
     silent = timedelta(seconds=s.job.spec.networking.timeout_seconds + JUDGED_WITHIN_S)
     return LostPod(uid=pod.id.uid, pod=pod.id.name, node=pod.place.node or None, since=s.now - silent)
 
 
 def _fault_of_lost_pod(s: Situation) -> Literal["node", "job"] | None:
-    """Return whether the node or the job is at fault for the silent pod; None if unknown, or without such a pod.
+    """Return "node" or "job", whichever is at fault for the lost pod in status.ledger; None if unknown.
 
     A live kubelet ends the pod within its grace period and reports it; a node that was not ready meanwhile is at fault.
     """

@@ -1,4 +1,4 @@
-"""`plan`: ask the policies in turn, record the decision, find missing objects, compose the status."""
+"""The function `plan`: gets a decision from the policies, records it, and computes objects and status."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,10 +50,11 @@ def plan_object(
     now: datetime,
     settings: BuildSettings | None = None,
 ) -> Plan:
-    """Plan for a job as read from the API. An invalid spec is reported in the Accepted condition.
+    """Return the plan for a job as read from the API. An invalid spec becomes Accepted=False.
 
-    Templates are checked against `settings.pod_schema` when a job is about to start or resume, and when one that never
-    ran has changed. A running job was accepted before, perhaps by an operator with another schema version.
+    Templates are checked against `settings.pod_schema` when a job is about to start or resume, and when the spec of a
+    job that never ran has changed. A running job was accepted before, perhaps by an operator with another schema
+    version.
     """
     settings = settings or BuildSettings()
     status = parse_status(observed.status)
@@ -74,7 +75,7 @@ def plan_object(
 
 
 def _needs_template_again(observed: Observed, status: JobStatus) -> bool:
-    """Return whether to read the named template again: it is missing or invalid, or the job does not use it."""
+    """Return whether the job's template must be read again, because it is missing, invalid, or not stored yet."""
     return observed.template_problem is not None or _template_status(observed) != status.template
 
 
@@ -86,16 +87,14 @@ def _template_status(observed: Observed) -> TemplateStatus | None:
 
 
 def _is_reported_here(obj: Mapping[str, Any]) -> bool:
-    """Return whether this operator reports that the job cannot run: no other controller is set in spec.managedBy."""
+    """Return whether this operator, and not the controller in spec.managedBy, reports an invalid spec."""
     spec = obj.get("spec")
     owner = spec.get("managedBy") if isinstance(spec, Mapping) else None
     return is_ours(owner) or owner == MULTIKUEUE
 
 
 def _is_plan_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Condition | None) -> bool:
-    """Return whether a job that is not suspended and never ran may have changed its templates since the last
-    observation.
-    """
+    """Return whether the templates of a job that never ran may have changed since it was last observed."""
     if status.ledger.has_run or status.is_true("Running") or status.finished:
         return False
     generation = (obj.get("metadata") or {}).get("generation")
@@ -103,15 +102,15 @@ def _is_plan_corrected(obj: Mapping[str, Any], status: JobStatus, accepted: Cond
 
 
 def _is_winding_down(obj: Mapping[str, Any], observed: Observed) -> bool:
-    """Return whether the job is to stay suspended while some of its pods, or their quota, still exist."""
+    """Return whether a job with `suspend: true` still has pods or quota."""
     policy = (obj.get("spec") or {}).get("runPolicy")
     holds = bool(observed.pods) or (observed.kueue is not None and observed.kueue.workload is not None)
     return holds and isinstance(policy, Mapping) and policy.get("suspend") is True
 
 
 def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, settings: BuildSettings) -> Plan:
-    """Return the changes that move `job` forward from the `observed` state. Pure, except for keys and tokens
-    (`settings`).
+    """Return the changes that bring the observed objects closer to what `job` requires. Pure, except for the keys and
+    tokens that `settings` makes.
 
     `previous`: the status that was read. Repeatedly applying the plan and planning again leads, if nothing else
     happens, to an empty plan after a few rounds.
@@ -143,7 +142,7 @@ def plan(job: Job, observed: Observed, previous: JobStatus, now: datetime, setti
 
 
 def _first_decision(s: Situation, policies: Sequence[Policy]) -> tuple[Decision | None, list[datetime]]:
-    """Return the first decision of any policy, and the requeue times of the policies before it."""
+    """Return the first decision of a policy, and the requeue times of the policies before it."""
     timers: list[datetime] = []
     for policy in policies if not s.finished else ():
         result = policy.decide(s) if policy.decide else NO_DECISION
@@ -157,7 +156,7 @@ def _first_decision(s: Situation, policies: Sequence[Policy]) -> tuple[Decision 
 
 
 def _situation_with_decision(s: Situation, decision: Decision | None, policies: Sequence[Policy]) -> Situation:
-    """Return the situation with the decision and each policy's ledger entries in its status.
+    """Return the situation with the decision, and each policy's records, in status.ledger.
 
     The same object is returned, with its cached values, if nothing changes.
     """
@@ -170,16 +169,17 @@ def _situation_with_decision(s: Situation, decision: Decision | None, policies: 
 
 
 def _plan_with_status(answer: Plan, previous: JobStatus, new: JobStatus) -> Plan:
-    """Return `answer` with the new status and its events, if the status has changed."""
+    """Return the plan `answer`, with the new status and its events if the status has changed."""
     if new == previous or (dumped := dump_status(new)) == dump_status(previous):
         return answer
     return replace(answer, status=dumped, events=events_between(previous, new))
 
 
 def compose_status(s: Situation, decided: ConditionChange | None, seen: Situation) -> JobStatus:
-    """Return the complete new status. `s.status` already has the decision in its ledger; `decided` is its condition.
+    """Return the complete new status.
 
-    `seen`: the situation before the decision, which may have started another attempt.
+    `s` is the situation after the decision, with its effects in `s.status` except for the condition `decided`. `seen`
+    is the situation before the decision. The two differ in the attempt if the decision has started another.
     """
     changes = [] if s.finished else [ConditionChange("Accepted", "True", "Valid", _accepted_message(s))]
     if decided is not None:
@@ -215,16 +215,14 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
 
 
 def _accepted_message(s: Situation) -> str:
-    """Return the template that the job was accepted with and the training container, if these are not obvious."""
+    """Return the message of the condition Accepted: the job's template and training container, unless obvious."""
     stored = s.status.template
     used = f"uses {stored.kind} {stored.name} as of its acceptance ({stored.hash})" if stored is not None else ""
     return "; ".join(filter(None, (used, describe_training_container(s.job.spec.worker.template))))
 
 
 def _is_waiting_for_resources(s: Situation, status: JobStatus) -> bool:
-    """Return whether the job waits for resources without pods: they were deleted, or a gang scheduler
-    withholds them.
-    """
+    """Return whether the job waits for resources: without pods, for new nodes, or for its gang scheduler."""
     if status.is_true("Suspended") or status.is_true("Queued"):
         return False
     return s.status.ledger.queued_since is not None or s.provisioning.holds or s.gang.waits_for() is not None
@@ -233,7 +231,7 @@ def _is_waiting_for_resources(s: Situation, status: JobStatus) -> bool:
 def rejected_status(
     previous: JobStatus, error: Invalid, template: Template | None, generation: int, now: datetime
 ) -> JobStatus:
-    """Return the status of a job whose spec cannot be run, with every problem in the message."""
+    """Return the status of a job with an invalid spec. The message lists every problem."""
     if previous.finished:
         return previous
     message = f"{error}" if template is None else f"{error} (the job merged with {template}, {template.hash})"
@@ -244,7 +242,7 @@ def rejected_status(
 
 
 def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | None) -> tuple[ConditionChange, ...]:
-    """Return changes of the other conditions that follow from the decision's condition and from the observed state."""
+    """Return the changes of conditions that follow from the decision's own condition and the observed state."""
     if status.finished:
         # A job that ended in the same second in which it was suspended counts as ended.
         return _cleared_conditions(
@@ -276,7 +274,7 @@ def _consequences(s: Situation, status: JobStatus, decided: ConditionChange | No
 
 
 def _cleared_world_conditions(status: JobStatus, reason: str) -> tuple[ConditionChange, ...]:
-    """Return changes that clear the conditions about a world, because none exists."""
+    """Return changes that set the conditions about a running world to False, because there is no world."""
     passed = (kind for kind in _OF_A_WORLD if status.is_true(kind) or kind == "InputStalled")
     return tuple(ConditionChange(kind, "False", reason) for kind in passed if status.condition(kind) is not None)
 
@@ -284,13 +282,13 @@ def _cleared_world_conditions(status: JobStatus, reason: str) -> tuple[Condition
 def _cleared_conditions(
     status: JobStatus, reason: str, message: str, *passed: ConditionType
 ) -> tuple[ConditionChange, ...]:
-    """Return Running=False, and False for those of the `passed` conditions that the status has."""
+    """Return changes that set Running to False, and also the conditions `passed` that the status has."""
     cleared = (ConditionChange(c.type, "False", reason) for c in status.conditions if c.type in passed)
     return (ConditionChange("Running", "False", reason, message), *cleared)
 
 
 def _foremost_condition(status: JobStatus) -> Condition | None:
-    """Return the most important condition that holds; None if none does."""
+    """Return the most important condition that is True; None if none is."""
     true = {condition.type: condition for condition in status.conditions if condition.status == "True"}
     kinds: tuple[ConditionType, ...] = ("Succeeded", "Failed", "Suspended", "Queued", "Running", "Restarting")
     return next((true[kind] for kind in kinds if kind in true), None)

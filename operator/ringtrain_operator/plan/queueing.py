@@ -1,4 +1,4 @@
-"""Start, suspension and resumption of a job, a queue of Kueue, and the changes of the job's Workload.
+"""Policies for suspension and for a queue of Kueue, and the changes of the job's Workload.
 
 The Workload is created when the job has no pods, pods are created while it is admitted, and its quota is released after
 they are deleted. So two jobs never use the same quota at once.
@@ -20,7 +20,7 @@ MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
 
 def suspension(s: Situation) -> PolicyResult:
-    """Suspend or resume a job. A suspended job has no pods; resuming starts a new attempt that is not counted.
+    """Decide to suspend, resume or start a job. A resumed job begins a new attempt, which does not count as restart.
 
     With a queue the job waits there first. A suspension that no operator observed is carried out later.
     """
@@ -40,9 +40,7 @@ def suspension(s: Situation) -> PolicyResult:
 
 
 def _halt_decision(s: Situation) -> Halt:
-    """Return the end of the attempt, by the user or for a change of the spec. A queue then
-    has to admit the changed job.
-    """
+    """Decide to delete the job's pods, because the user has suspended the job or changed its spec."""
     if s.job.spec.run_policy.suspend:
         return Halt()
     if s.has_workload and workload.is_prebuilt(s.job):
@@ -57,7 +55,7 @@ def _halt_decision(s: Situation) -> Halt:
 
 
 def is_corrected(s: Situation) -> bool:
-    """Return whether a job that never ran has a changed spec and need not be admitted to a queue again."""
+    """Return whether the spec of a job that never ran has changed, and no queue has to admit the change."""
     may = not s.job.spec.run_policy.suspend and not s.status.ledger.has_run and not s.gang_may_have_begun
     return may and not s.job.queue and not s.has_workload and missed_suspension(s)
 
@@ -65,14 +63,14 @@ def is_corrected(s: Situation) -> bool:
 def missed_suspension(s: Situation) -> bool:
     """Return whether the job was suspended, changed and resumed while no operator observed it.
 
-    Its pods then have another spec, and a success of theirs is not a success of this spec.
+    The job's pods then have another spec, so their success does not count for the present spec.
     """
     recorded, current = s.status.ledger.begun_with or "", s.job.spec.frozen_digest
     return recorded != current and are_comparable_digests(current, recorded)
 
 
 def queueing(s: Situation) -> PolicyResult:
-    """Make a job wait without pods until its Workload is admitted, and wait again when its quota is preempted."""
+    """Decide to queue the job until Kueue admits its Workload, and again if it loses its quota or changes its size."""
     if s.is_queued:
         return replace(_admission_result(s), is_last=True)
     if s.is_suspended:
@@ -96,7 +94,7 @@ def queueing(s: Situation) -> PolicyResult:
 
 
 def fits_admission(s: Situation, view: WorkloadView) -> bool:
-    """Return whether the Workload requests the workers that the job wants; an elastic job may want fewer."""
+    """Return whether the Workload's number of workers is right for the job; an elastic job may have fewer."""
     workers = view.counts.get("workers", 0) - view.reclaimed.get("workers", 0)
     if s.job.spec.elastic is not None:
         return s.job.num_workers <= workers or s.job.num_workers == s.status.ledger.attempt_workers
@@ -104,7 +102,7 @@ def fits_admission(s: Situation, view: WorkloadView) -> bool:
 
 
 def workload_change(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
-    """Return the next change of the job's Workload, for a status that includes this round's decision."""
+    """Return the next change of the job's Workload in Kueue, for a status that includes the decision."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.has_workload or (view is not None and (view.ending or view.foreign)):
         return None
@@ -118,7 +116,7 @@ def workload_change(s: Situation, settings: BuildSettings) -> WorkloadChange | N
 
 
 def delegated_workload_change(s: Situation, settings: BuildSettings) -> WorkloadChange | None:
-    """Return the change of the Workload of a job that MultiKueue runs on another cluster. Kueue does the rest."""
+    """Return the change of the Workload of a job that MultiKueue runs on another cluster."""
     kueue, view = s.observed.kueue, s.workload
     if kueue is None or not s.job.queue or s.finished:
         return None
@@ -138,7 +136,7 @@ def _admission_result(s: Situation) -> PolicyResult:
 
 
 def _queued_workload_change(s: Situation, view: WorkloadView | None, settings: BuildSettings) -> WorkloadChange | None:
-    """Return the change of a Workload that waits for admission, so that it requests the pods that the job wants."""
+    """Return the change of a waiting Workload by which it requests the pods that the job wants."""
     if view is None:
         return _workload_creation(s, settings)
     if not view.has_owner:
@@ -155,7 +153,7 @@ def _queued_workload_change(s: Situation, view: WorkloadView | None, settings: B
 
 
 def _running_workload_change(s: Situation, view: WorkloadView) -> WorkloadChange | None:
-    """Return the change that reports whether all pods run, and which are not needed any more."""
+    """Return the change that reports to Kueue whether all pods run, and how many are no longer needed."""
     ready = _pods_ready_condition(s, view)
     if ready and (patch := patches.conditions_patch(view, s.now, ready)):
         return _workload_patch(view, patch)
@@ -167,7 +165,7 @@ def _running_workload_change(s: Situation, view: WorkloadView) -> WorkloadChange
 
 
 def _pods_ready_condition(s: Situation, view: WorkloadView) -> patches.ConditionFields | None:
-    """Return the PodsReady condition; None before the first start, which Kueue treats as WaitForStart."""
+    """Return the Workload's condition PodsReady; None before the first start, which needs no condition."""
     before = view.condition("PodsReady")
     if s.status.is_true("Running"):
         return ("PodsReady", "True", "Started", "All pods run and the gang has begun")
@@ -179,7 +177,7 @@ def _pods_ready_condition(s: Situation, view: WorkloadView) -> patches.Condition
 
 
 def _finished_workload_change(s: Situation, view: WorkloadView | None) -> WorkloadChange | None:
-    """Mark the Workload as finished, after no pod uses its quota any more."""
+    """Return the change that marks the Workload as finished, after all pods that use its quota have ended."""
     cleaned = s.job.spec.run_policy.clean_pod_policy != "None"
     if view is None or view.finished or (cleaned and any(not pod.finished for pod in s.observed.pods)):
         return None

@@ -1,4 +1,4 @@
-"""Result of `plan`: the changes to make, in the order in which they are written."""
+"""Result of `plan`: the changes to make, in the order in which they are applied."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from ..build.names import ObjectRef
 
 @dataclass(frozen=True)
 class PlannedDeletion:
-    """An object to delete if it still has this uid. `grace_s`: None for its own grace period, 0 to force."""
+    """Deletion of the object with this uid. `grace_s`: None for the object's own grace period; 0 deletes it at once."""
 
     ref: ObjectRef
     uid: str
@@ -17,7 +17,7 @@ class PlannedDeletion:
 
 @dataclass(frozen=True)
 class WorkloadChange:
-    """Change of the job's Workload. `body`: the object to create, or `name`, `patch` and `subresource`."""
+    """Change of the job's Workload. `body`: object to create, or (for a patch) name, patch and subresource."""
 
     verb: Literal["create", "delete", "patch"]
     body: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class PlannedEvent:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes to make now.
+    """Changes that the operator makes for one job in one reconcile.
 
     The order makes it safe to be killed between any two writes. First `status` is written: the complete new status,
     with the resourceVersion that was read; None if the status is unchanged. If that succeeds, `delete`, `create`,
@@ -53,5 +53,5 @@ class Plan:
 
     @property
     def acts(self) -> bool:
-        """Whether the plan changes anything besides the status."""
+        """Whether the plan changes anything besides the job's status."""
         return bool(self.create or self.delete or self.workload)

@@ -1,1 +1,1 @@
-"""The resource: frozen models of a DistributedTrainingJob, the source of the CRD and of the reference page."""
+"""Models of a DistributedTrainingJob, from which the CRD and the reference page are generated."""

@@ -1,4 +1,4 @@
-"""Base classes and helpers of all models of the resource.
+"""Base classes and helpers of the models of `spec` and `status`.
 
 Models are frozen, use camelCase names in YAML, refuse unknown fields, and state rules both in CEL and in Python. Times
 are RFC 3339 strings, as in Kubernetes.
@@ -28,7 +28,7 @@ _SCALARS: Final = frozenset((str, int, float, bool, type(None)))  # the fast pat
 
 
 def nesting_depth(value: Any) -> int:
-    """Count nested levels of mappings and lists. Iterative: deep input would exceed the recursion limit."""
+    """Return how many levels of mappings and lists are nested in `value`, without recursion."""
     depth, level = 0, [value]
     while level := [one for one in level if type(one) not in _SCALARS and isinstance(one, Mapping | list)]:
         depth += 1
@@ -37,9 +37,7 @@ def nesting_depth(value: Any) -> int:
 
 
 def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
-    """Return `value` without null fields, as the API server prunes them. Fields named in `opaque` are returned
-    unchanged.
-    """
+    """Return `value` without null fields, as the API server stores it. Fields named in `opaque` are unchanged."""
     if isinstance(value, Mapping):
         return {k: v if k in opaque else without_nulls(v, opaque) for k, v in value.items() if v is not None}
     return [without_nulls(item, opaque) for item in value] if isinstance(value, list) else value
@@ -47,7 +45,7 @@ def without_nulls(value: Any, opaque: Collection[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """A validation rule over several fields: in CEL for the API server and in Python for this package.
+    """A validation rule for several fields, as CEL for the API server and as Python for this package.
 
     `path` is the field to report, relative to the model that has the rule. `holds` checks one object. `holds_update`
     checks a change (`self` and `oldSelf` in CEL). A rule with neither is checked by the API server alone, because
@@ -77,13 +75,13 @@ DEVICES_HAVE_DOMAINS = Rule(
 
 @dataclass(frozen=True)
 class Schema:
-    """Annotation marker: use this OpenAPI schema instead of deriving one from the type."""
+    """Marker in a field's annotation: the field's OpenAPI schema, instead of a schema derived from its type."""
 
     openapi: dict[str, Any] = field(hash=False)
 
 
 class SpecModel(BaseModel):
-    """Base of the models of `spec`: strict types, unknown fields refused."""
+    """Base class of the models of `spec`. Types are strict, and unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -92,12 +90,12 @@ class SpecModel(BaseModel):
 
 @cache
 def _attributes(model: type[BaseModel]) -> dict[str, str]:
-    """Return the Python attribute names of `model` by the names used in YAML."""
+    """Return the Python attribute of each field of `model`, by the field's name in YAML."""
     return {info.alias or name: name for name, info in model.model_fields.items()}
 
 
 def field_at(spec: BaseModel, path: str) -> Any:
-    """Return the field at a dotted `path` with YAML names (`logs.report`); None if it or its section is unset."""
+    """Return the value at a dotted path of YAML names, such as `logs.report`; None if a part of it is unset."""
     value: Any = spec
     for word in path.split("."):
         if value is not None:
@@ -107,9 +105,7 @@ def field_at(spec: BaseModel, path: str) -> Any:
 
 
 class StatusModel(BaseModel):
-    """Base of the models of `status`. The operator writes them; unknown fields are ignored so that an older status
-    parses.
-    """
+    """Base class of the models of `status`. Unknown fields, as in an older status, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 

@@ -1,4 +1,4 @@
-"""`spec.dataWorkers`: pods that prepare input for the ranks."""
+"""Models of `spec.dataWorkers`: pods that prepare input for the ranks."""
 
 from typing import Annotated, Literal
 
@@ -14,16 +14,16 @@ Replicas = Annotated[int, Field(ge=1, le=MOST_DATA_WORKERS)]
 
 
 class Autoscale(SpecModel):
-    """Limits and target for the automatic number of data workers. The time that ranks wait for input decides."""
+    """Limits and target for the automatic number of data workers, which follows the time that ranks wait for input."""
 
-    min_replicas: Replicas = Field(default=1, description="Fewest data workers.")
-    max_replicas: Replicas = Field(description="Most data workers.")
+    min_replicas: Replicas = Field(default=1, description="Minimum number of data workers.")
+    max_replicas: Replicas = Field(description="Maximum number of data workers.")
     target_wait_fraction: float = Field(
         default=0.05,
         ge=0.01,
         le=0.9,
-        description="Fraction of its time that a rank may wait for input. A larger value for a minute adds data "
-        "workers; less than half of it for five minutes removes some.",
+        description="Fraction of its time that a rank may wait for input. If ranks wait longer for a minute, data "
+        "workers are added; if they wait less than half of this fraction for five minutes, some are removed.",
     )
 
     RULES = (
@@ -43,13 +43,15 @@ class Autoscale(SpecModel):
 
 
 class DataWorkers(SpecModel):
-    """Pods that prepare input for the ranks. They are replaced one by one and outlive attempts."""
+    """Pods that prepare input for the ranks. They are replaced one by one and do not end with an attempt."""
 
     replicas: Replicas = Field(
         default=1,
         description="Number of data workers; with autoscale the initial number. It may change while the job runs.",
     )
-    slots_per_worker: int = Field(default=1, ge=1, le=64, description="Loader processes in each pod.")
+    slots_per_worker: int = Field(
+        default=1, ge=1, le=64, description="Number of loader processes in each data worker's pod."
+    )
     kind: Literal["ringtrain", "tensorflow"] = Field(
         default="ringtrain",
         description="Protocol of the data workers. ringtrain: arrays for any framework. tensorflow: tf.data's service.",
@@ -58,21 +60,24 @@ class DataWorkers(SpecModel):
         default=None,
         ge=1,
         le=MOST_DATA_WORKERS,
-        description="For kind tensorflow: 1 (the default), or the number of ranks; then each rank has a dispatcher.",
+        description="Number of dispatchers for kind tensorflow: 1 (the default), or the number of ranks, so that each "
+        "rank has its own dispatcher.",
     )
     dispatcher_side: Literal["Compute", "Training"] | None = Field(
         default=None,
-        description="For kind tensorflow: the place of the dispatchers. Compute, the default: the data workers' "
-        "pods. Training (the ranks' processes) is only for a separate compute job, and is refused here.",
+        description="Place of the dispatchers for kind tensorflow. Compute, the default: they run in the data "
+        "workers' pods. Training: they run in the ranks' processes; this is only for a separate compute job, and a "
+        "DistributedTrainingJob refuses it.",
     )
     autoscale: Autoscale | None = Field(
         default=None,
-        description="Change the number of data workers by the time that ranks wait for input. Unset: replicas.",
+        description="Adapt the number of data workers to the time that ranks wait for input. Unset: the number of "
+        "data workers is always replicas.",
     )
     template: PartialTemplate | None = Field(
         default=None,
-        description="Pod template; fields that it omits (image, pull secrets) come from the worker's template. "
-        "Unset: the worker's template without devices. The operator sets the command of the first container.",
+        description="Pod template of data workers; fields that it omits (image, pull secrets) come from the worker's "
+        "template. Unset: the worker's template without devices. The operator sets the command of the first container.",
     )
 
     RULES = (
@@ -91,8 +96,7 @@ class DataWorkers(SpecModel):
         Rule(
             cel="!has(self.dispatcherSide) || self.dispatcherSide != 'Training'",
             message="the job's data workers run their own dispatchers; remove dispatcherSide, or run "
-            "TensorFlow's data service as a separate job: "
-            "python -m ringtrain.tensorflow.data.compute_worker CONFIG",
+            "TensorFlow's data service as a separate job: python -m ringtrain.tensorflow.data.compute_worker CONFIG",
             path="dispatcherSide",
             holds=lambda d: d.dispatcher_side != "Training",
         ),
@@ -124,5 +128,5 @@ class DataWorkers(SpecModel):
 
     @property
     def most(self) -> int:
-        """Return the maximum number of data workers."""
+        """Return the maximum number of data workers at any time."""
         return self.autoscale.max_replicas if self.autoscale is not None else self.replicas

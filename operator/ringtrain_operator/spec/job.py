@@ -1,4 +1,4 @@
-"""`spec` of a DistributedTrainingJob, and `Job`: the parsed job that the rest of the operator uses."""
+"""Models of `spec`, and the class `Job`: a valid job, which the rest of the operator uses."""
 
 import functools
 import hashlib
@@ -6,18 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ..contract import GROUP
-from .base import DEVICES_HAVE_DOMAINS, MOST_SLOTS, MOST_WORKERS, Devices, ObjectName, Rule, SpecModel
+from .base import MOST_SLOTS, Rule, SpecModel
 from .data_workers import DataWorkers
 from .evaluator import Evaluator
+from .parts import Launcher, Mpi, Networking, TemplateRef, Worker
 from .policy import Elastic, RunPolicy
-from .scheduling import Scheduling, TopologyKey
+from .scheduling import Scheduling
 from .storage import Checkpoint, Logs
-from .template import PartialTemplate, WorkerTemplate, device_count, template_devices, worker_devices
+from .template import device_count, template_devices, worker_devices
 from .updates import frozen_data_workers, frozen_field, unchanged_cel
 
 # Kueue's label that names a queue; spec.scheduling.queue takes precedence.
@@ -26,118 +27,10 @@ KUEUE_PROVISIONS = (
     "scheduling.provisioning is not for a job in a queue of Kueue, which requests nodes itself: give the "
     "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
 )
-# Kinds of spec.templateRef.
-TemplateKind = Literal["ClusterTrainingTemplate", "TrainingTemplate"]
-TEMPLATE_KINDS: tuple[TemplateKind, ...] = get_args(TemplateKind)
-CLUSTER: TemplateKind = "ClusterTrainingTemplate"
-TEMPLATE_PLURALS: dict[str, str] = {kind: f"{kind.lower()}s" for kind in TEMPLATE_KINDS}
 # Value of spec.managedBy for this operator.
 OURS = f"{GROUP}/operator"
 # A value of spec.scheduling.gang.
 VOLCANO = "Volcano"
-# Kubernetes' default of terminationGracePeriodSeconds.
-DEFAULT_GRACE_S = 30
-
-
-class TemplateRef(SpecModel):
-    """Reference to the template whose spec the job's spec overrides."""
-
-    kind: TemplateKind = Field(
-        default=CLUSTER, description="ClusterTrainingTemplate, or TrainingTemplate in the job's namespace."
-    )
-    name: ObjectName = Field(description="Its name.")
-
-
-class Worker(SpecModel):
-    """The worker pods, which run the training program."""
-
-    replicas: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_WORKERS,
-        description="Worker pods. A change restarts the gang with the new world; in an elastic job workers join "
-        "and leave instead.",
-    )
-    devices: Devices = Field(
-        default={},
-        max_length=8,
-        description="Extended resources of each worker's training container, for example nvidia.com/gpu: 2.",
-    )
-    template: WorkerTemplate = Field(
-        description="Pod template. One container trains and needs a command, which runs once per rank: the one that "
-        "the annotation kubectl.kubernetes.io/default-container names, else one of a usual name (pytorch, tensorflow, "
-        "jax, xgboost, node, trainer, worker, mpi, train), else the first."
-    )
-
-    RULES = (DEVICES_HAVE_DOMAINS,)
-
-    @property
-    def grace_s(self) -> int:
-        """Seconds between SIGTERM and SIGKILL when a worker pod is deleted."""
-        seconds = self.template["spec"].get("terminationGracePeriodSeconds")
-        return DEFAULT_GRACE_S if seconds is None else int(seconds)
-
-
-class Launcher(SpecModel):
-    """The pod that assembles the gang and collects its logs. It never gets devices."""
-
-    template: PartialTemplate = Field(
-        default={},
-        description="Pod template; fields that it omits (image, pull secrets) come from the worker's template.",
-    )
-
-
-class Mpi(SpecModel):
-    """Options of mpirun and of the ranks that it starts. For backend mpi."""
-
-    implementation: Literal["OpenMPI", "MPICH", "Intel"] = Field(
-        default="OpenMPI",
-        description="The MPI in the image; mpirun runs in the launcher's pod. Maturity: Intel Beta.",
-    )
-    options: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
-        default=(), max_length=64, description="Words for mpirun's command line, for example --bind-to, core."
-    )
-    require_init: bool | None = Field(
-        default=None,
-        description="Whether a job fails if its program ends with exit code 0 but has not called MPI_Init. Default: "
-        "the job succeeds, with a warning.",
-    )
-    run_launcher_as_worker: bool = Field(
-        default=False,
-        description="Whether the launcher's pod runs ranks, too: slotsPerWorker of them, the first of the world.",
-    )
-
-
-class Networking(SpecModel):
-    """Timeouts, sites and encryption of the network between the job's pods."""
-
-    timeout_seconds: int = Field(
-        default=60,
-        ge=1,
-        le=86400,
-        description="A peer that is silent for this time is lost; all shorter timeouts are derived from it.",
-    )
-    start_timeout_seconds: int = Field(
-        default=600, ge=1, le=86400, description="Time that launcher and workers wait for each other at the start."
-    )
-    sites: TopologyKey | None = Field(
-        default=None,
-        description="Node label that names a node's site, for example topology.kubernetes.io/zone: links within a "
-        "site are fast, links between sites are slow. DiLoCo trains synchronously within a site. Unset: all nodes "
-        "are at one site. Maturity: Experimental.",
-    )
-    encryption: Literal["none", "tensors"] | None = Field(
-        default=None,
-        description="Traffic that is encrypted in addition to control messages, which always are. none: tensors "
-        "travel in clear between pods. tensors: mutual TLS between all ranks of the ring, with the job's own "
-        "certificates; slower. Unset: none within a site, tensors between sites. Traffic of other libraries "
-        "(torch.distributed, TensorFlow, MPI) is never encrypted. Maturity: Beta.",
-    )
-
-    @property
-    def encryption_mode(self) -> str:
-        """Return the value of RINGTRAIN_ENCRYPT: none, tensors or sites."""
-        return self.encryption or ("sites" if self.sites else "none")
 
 
 def _spec_digest(value: Any) -> str:
@@ -146,21 +39,22 @@ def _spec_digest(value: Any) -> str:
 
 @functools.cache
 def _models_digest() -> str:
-    """Return a digest of the models' schema: another version of the models may serialise the same spec differently."""
+    """Return a digest of the models, because another version of them may serialise the same spec differently."""
     return _spec_digest(JobSpec.model_json_schema())[:8]
 
 
 _CONTAINERS = "self.worker.template.spec.containers"
 _HAS_CONTAINERS = f"has(self.worker.template) && has(self.worker.template.spec) && has({_CONTAINERS})"
+_RANK0 = "self.worker.rank0Template"
 
 
 class JobSpec(SpecModel):
-    """The job as the user wants it. Maturity: Beta."""
+    """Specification of a training job. Maturity: Beta."""
 
     template_ref: TemplateRef | None = Field(
         default=None,
-        description="Template that provides defaults for this spec. It is read once, when the job is accepted, and "
-        "stored in the status. Maturity: Experimental.",
+        description="Template that provides defaults for this spec. The operator reads the template once, when it "
+        "accepts the job, and stores a copy in the status. Maturity: Experimental.",
     )
     backend: Literal["ring", "mpi"] = Field(
         default="ring", description="ring: gradients are averaged by ringtrain. mpi: the launcher runs mpirun."
@@ -169,7 +63,7 @@ class JobSpec(SpecModel):
         default=None,
         ge=1,
         le=MOST_SLOTS,
-        description="Ranks in each worker pod. Default: its devices, else 1.",
+        description="Number of ranks in each worker pod. Default: the number of its devices, or 1 without devices.",
     )
     worker: Worker = Field(description="The worker pods, which run the training program.")
     launcher: Launcher = Field(
@@ -182,24 +76,25 @@ class JobSpec(SpecModel):
     )
     agent: Literal["Inject", "Image"] | None = Field(
         default=None,
-        description="Source of the agent and the launcher program. Inject: the operator adds them to the pods, so "
-        "that any image works, even one without Python; training code that imports ringtrain uses the image's own. "
-        "Image: the image's own ringtrain, which must be in PATH. Unset: the default of the operator's installation; "
-        "this is Inject, except for an image that declares RINGTRAIN_IMAGE_VERSION. Maturity: Beta.",
+        description="Source of the agent and the launcher program. Inject: the operator adds these programs to the "
+        "pods, so that any image works, even one without Python; training code that imports ringtrain uses the "
+        "ringtrain in its image. Image: the image contains ringtrain, with its program in PATH. Unset: the default "
+        "of the operator's installation; this is Inject, except for an image that declares RINGTRAIN_IMAGE_VERSION. "
+        "Maturity: Beta.",
     )
     mpi: Mpi | None = Field(
         default=None,
-        description="Options of mpirun and of the ranks that it starts. For backend mpi. Maturity: Beta.",
+        description="Options of mpirun, and of the ranks that mpirun starts, for backend mpi. Maturity: Beta.",
     )
     data_workers: DataWorkers | None = Field(
         default=None,
-        description="Pods that prepare input for the ranks. They are replaced one by one and outlive attempts. "
-        "Unset: ranks prepare their own input. Maturity: Beta.",
+        description="Pods that prepare input for the ranks. The operator replaces each of these pods alone; they do "
+        "not end with an attempt. Unset: ranks prepare their input themselves. Maturity: Beta.",
     )
     evaluator: Evaluator | None = Field(
         default=None,
-        description="One additional pod that evaluates checkpoints. Its failure does not fail the job, and it ends "
-        "with the job. Unset: none. Maturity: Beta.",
+        description="One additional pod that evaluates checkpoints. A failure of this pod does not fail the job, and "
+        "the pod ends with the job. Unset: the job has no evaluator. Maturity: Beta.",
     )
     scheduling: Scheduling = Field(
         default=Scheduling(),
@@ -225,13 +120,12 @@ class JobSpec(SpecModel):
         default=None,
         min_length=1,
         max_length=63,
-        description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this one; "
-        "any other name, such as kueue.x-k8s.io/multikueue: this operator ignores the job. "
-        "Maturity: Experimental.",
+        description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this operator. Any "
+        "other name, such as kueue.x-k8s.io/multikueue: this operator ignores the job. Maturity: Experimental.",
     )
 
     RULES = (
-        # In Python, spec/template.py reports the next three, with the container's path.
+        # In Python, spec/template.py and spec/reserved.py report the next five, with the field's path.
         Rule(
             cel=_HAS_CONTAINERS,
             message="worker.template.spec.containers is missing; give a pod template, or name in templateRef a "
@@ -241,7 +135,7 @@ class JobSpec(SpecModel):
         Rule(
             cel=f"self.backend == 'mpi' || !({_HAS_CONTAINERS}) || {_CONTAINERS}.exists(c, has(c.command) && "
             "size(c.command) > 0)",
-            message="the training container needs a command, which is missing: the agent starts it once per rank and "
+            message="the training container has no command; add one: the agent starts it once per rank and "
             "cannot see the image's entrypoint",
             path="worker.template.spec.containers",
         ),
@@ -249,6 +143,18 @@ class JobSpec(SpecModel):
             cel=f"!({_HAS_CONTAINERS}) || {_CONTAINERS}.all(c, has(c.name) && has(c.image))",
             message="every container needs a name and an image",
             path="worker.template.spec.containers",
+        ),
+        Rule(
+            cel=f"!has({_RANK0}) || has({_RANK0}.spec) && has({_RANK0}.spec.containers) && "
+            f"{_RANK0}.spec.containers.all(c, has(c.name) && has(c.image))",
+            message="worker.rank0Template is the whole template of a pod: it needs containers, each with a name and an "
+            "image",
+            path="worker.rank0Template",
+        ),
+        Rule(
+            cel=f"!has({_RANK0}) || self.backend != 'mpi'",
+            message="worker.rank0Template is only for backend ring: mpirun starts one command everywhere; remove it",
+            path="worker.rank0Template",
         ),
         Rule(
             cel="!has(self.mpi) || self.backend == 'mpi'",
@@ -275,16 +181,15 @@ class JobSpec(SpecModel):
             holds=lambda s: s.slots_per_worker is not None or len(s.worker.devices) < 2,
         ),
         Rule(
-            cel="!has(self.elastic) || self.worker.replicas >= self.elastic.minReplicas",
-            message="worker.replicas must not be less than elastic.minReplicas",
+            cel="!has(self.elastic) || self.elastic.minReplicas > self.elastic.maxReplicas || "
+            "(self.worker.replicas >= self.elastic.minReplicas && self.worker.replicas <= self.elastic.maxReplicas)",
+            message="worker.replicas, the initial number, must be from elastic.minReplicas to elastic.maxReplicas",
             path="worker.replicas",
-            holds=lambda s: s.elastic is None or s.worker.replicas >= s.elastic.min_replicas,
-        ),
-        Rule(
-            cel="!has(self.elastic) || self.worker.replicas <= self.elastic.maxReplicas",
-            message="worker.replicas must not be greater than elastic.maxReplicas",
-            path="worker.replicas",
-            holds=lambda s: s.elastic is None or s.worker.replicas <= s.elastic.max_replicas,
+            holds=lambda s: (
+                s.elastic is None
+                or s.elastic.min_replicas > s.elastic.max_replicas
+                or s.elastic.min_replicas <= s.worker.replicas <= s.elastic.max_replicas
+            ),
         ),
         Rule(
             cel="!has(self.elastic) || self.backend != 'mpi' || self.elastic.onLoss == 'Restart'",
@@ -308,11 +213,12 @@ class JobSpec(SpecModel):
             holds=lambda s: s.elastic is None or s.data_workers is None or s.data_workers.dispatchers in (None, 1),
         ),
         Rule(
-            cel="!has(self.scheduling.minAvailable) || self.scheduling.minAvailable <= self.worker.replicas + 1",
+            cel="!has(self.scheduling.minAvailable) || !has(self.elastic) || "
+            "self.scheduling.minAvailable <= self.worker.replicas + 1",
             message="scheduling.minAvailable must not be greater than worker.replicas + 1: the job's pods are its "
             "workers and the launcher",
             path="scheduling.minAvailable",
-            holds=lambda s: (s.scheduling.min_available or 0) <= s.worker.replicas + 1,
+            holds=lambda s: s.elastic is None or (s.scheduling.min_available or 0) <= s.worker.replicas + 1,
         ),
         Rule(
             cel="!has(self.scheduling.minAvailable) || has(self.elastic)",
@@ -334,6 +240,7 @@ class JobSpec(SpecModel):
         frozen_field("worker.devices", optional=True, name="devices"),
         frozen_field("templateRef", optional=True),
         frozen_field("worker.template", optional=True, name="a pod template"),
+        frozen_field("worker.rank0Template", optional=True, name="a pod template"),
         frozen_field("launcher.template", name="a pod template"),
         *(
             frozen_field(section, optional=True)
@@ -367,8 +274,7 @@ class JobSpec(SpecModel):
 
     @functools.cached_property
     def frozen_digest(self) -> str:
-        """Return a digest of all fields that can change only while the job is suspended. Fields at their default are
-        omitted.
+        """Return a digest of all fields that can change only while the job is suspended.
 
         The digest follows a colon. A digest of the models precedes it, see `are_comparable_digests`.
         """
@@ -383,7 +289,7 @@ class JobSpec(SpecModel):
 
     @property
     def slots(self) -> int:
-        """Ranks of each worker pod. Default: one for each device in spec.worker.devices or in the template."""
+        """Number of ranks in each worker pod. Default: one for each device of the pod."""
         if self.slots_per_worker is not None:
             return self.slots_per_worker
         amounts = self.worker.devices or template_devices(self.worker.template)
@@ -391,17 +297,17 @@ class JobSpec(SpecModel):
 
 
 def are_comparable_digests(one: str, other: str) -> bool:
-    """Return whether both digests come from the same version of the models. Others cannot be compared."""
+    """Return whether two digests of specs can be compared, because the same version of the models made them."""
     return one.partition(":")[0] == other.partition(":")[0]
 
 
 def is_ours(managed_by: object) -> bool:
-    """Return whether this operator runs the job with this spec.managedBy. It ignores all other jobs."""
+    """Return whether this operator runs jobs with this value of spec.managedBy."""
     return managed_by in (None, OURS)
 
 
 def kueue_queue(queue: object, labels: Mapping[str, Any], gang: object = None) -> str:
-    """Return the LocalQueue of Kueue that scheduling.queue or Kueue's own label names; empty if there is none.
+    """Return the LocalQueue of Kueue in which a job waits, by scheduling.queue or Kueue's label; empty if none.
 
     With scheduling.gang Volcano, scheduling.queue names a queue of Volcano, and only the label names one of Kueue.
     """
@@ -424,12 +330,12 @@ class Job:
 
     @property
     def queue(self) -> str:
-        """Kueue's LocalQueue in which the job waits; empty if none."""
+        """LocalQueue of Kueue in which the job waits; empty if none."""
         return kueue_queue(self.spec.scheduling.queue, self.labels, self.spec.scheduling.gang)
 
     @property
     def volcano_queue(self) -> str:
-        """Volcano's queue in which the job waits; empty for Volcano's default queue, or without Volcano."""
+        """Queue of Volcano in which the job waits; empty for Volcano's default queue, or without Volcano."""
         wanted = self.spec.scheduling
         return (wanted.queue or "") if wanted.gang == VOLCANO else ""
 
@@ -456,7 +362,7 @@ class Job:
 
     @property
     def min_available(self) -> int:
-        """Pods, including the launcher, that must be placed before the gang starts."""
+        """Number of pods, the launcher included, that must be placed before the gang can start."""
         least = self.spec.elastic.min_replicas if self.spec.elastic is not None else self.num_workers
         return self.spec.scheduling.min_available or least + 1
 

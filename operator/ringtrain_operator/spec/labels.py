@@ -14,7 +14,7 @@ LABEL_VALUE = "at most 63 letters, digits, '-', '_' and '.', with a letter or a 
 
 
 def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
-    """Yield the key in brackets and the reason for a refusal by the API server, for labels and node selectors."""
+    """Yield ("[key]", reason) for each invalid entry of `labels`, which are labels or a node selector."""
     for key, value in labels.items() if isinstance(labels, Mapping) else ():
         yield from _key_problems(key, key)
         if isinstance(value, str) and not is_label_value(value):
@@ -24,8 +24,8 @@ def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
 
 
 def annotation_problems(annotations: Any) -> Iterator[tuple[str, str]]:
-    """Yield the key in brackets, or an empty text for all keys together, and the reason for a refusal by the API
-    server."""
+    """Yield ("[key]", reason) for each invalid annotation, and ("", reason) if the annotations together are too
+    large."""
     if not isinstance(annotations, Mapping):
         return
     for key, value in annotations.items():
@@ -44,16 +44,16 @@ def _key_problems(key: str, judged: str) -> Iterator[tuple[str, str]]:
 
 
 def is_label_value(text: str) -> bool:
-    """Return whether a label may have this value."""
+    """Return whether `text` is valid as the value of a label."""
     return not text or bool(_NAME.fullmatch(text))
 
 
 def is_qualified_name(text: str) -> bool:
-    """Return whether this is a key of a label: a name, perhaps after a domain and a slash."""
+    """Return whether `text` is valid as the key of a label: a name, perhaps after a domain and a slash."""
     domain, slash, name = text.rpartition("/")
     return bool(_NAME.fullmatch(name)) and (not slash or is_domain(domain))
 
 
 def is_domain(text: str) -> bool:
-    """Return whether this is a DNS name in lower case (RFC 1123)."""
+    """Return whether `text` is a DNS name in lower case (RFC 1123)."""
     return len(text) <= _LONGEST_DOMAIN and bool(_DOMAIN.fullmatch(text))

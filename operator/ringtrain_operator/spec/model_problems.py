@@ -1,4 +1,4 @@
-"""Problems of a spec in plain words: errors of the models, and violated rules with the values that violate them."""
+"""Texts about an invalid spec: errors of the pydantic models, and violated rules with the values found."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,16 +40,18 @@ _PATTERNS = {
     STORE_URI: "a place in an object store, for example s3://bucket/path, gs://bucket or az://container",
 }
 _A_NAME = "lower-case letters, digits, '-' and '.', with a letter or a digit at both ends"
+# A whole number or a boolean that was written in quotes.
+QUOTED = re.compile(r"[+-]?\d+|[Tt]rue|[Ff]alse")
 _FIELD = re.compile(r"[a-z][A-Za-z]*(?:\.[a-z][A-Za-z]*)*")
 
 
 def model_problems(error: ValidationError) -> list[Problem]:
-    """Return the problems that the models found."""
+    """Convert the errors of a pydantic model to problems with path and message."""
     return [_model_problem(one) for one in error.errors(include_url=False)]
 
 
 def rule_problems(model: BaseModel, path: str) -> Iterator[Problem]:
-    """Yield the rules that `model` or a model inside it breaks, with the values of the fields that a rule names."""
+    """Yield a problem for each rule that `model` or a model in it violates, with the values found."""
     for rule in getattr(type(model), "RULES", ()):
         if rule.holds is not None and not rule.holds(model):
             yield Problem(f"{path}.{rule.path}", f"{rule.message}{_values_named(rule, model)}")
@@ -64,8 +66,7 @@ def rule_problems(model: BaseModel, path: str) -> Iterator[Problem]:
 
 
 def _values_named(rule: Rule, model: BaseModel) -> str:
-    """Return the values of the fields in the rule's message, in brackets; unset ones and sections are
-    left out."""
+    """Return the values of the fields that a rule's message names, in brackets, as an addition to the message."""
     found = {}
     for name in (rule.path, *_FIELD.findall(rule.message)):
         try:
@@ -90,6 +91,10 @@ def _model_problem(error: Any) -> Problem:
     if kind == "string_pattern_mismatch":
         return Problem(path, f"is {shown(value)}; expected {_PATTERNS.get(context['pattern'], _A_NAME)}")
     expected = _EXPECTED.get(kind, error["msg"]).format(**context)
+    if kind in ("int_type", "bool_type") and isinstance(value, str) and QUOTED.fullmatch(value):
+        expected += " without quotes"
+    elif kind == "string_type" and isinstance(value, list | dict):
+        expected = f"a text, not a {'list' if isinstance(value, list) else 'mapping'}"
     return Problem(path, f"is {shown(value)}; expected {expected}")
 
 
@@ -102,9 +107,7 @@ def _unknown_field(location: tuple[Any, ...]) -> str:
 
 
 def _path_of_field(name: str) -> str:
-    """Return the path at which a field of this name is valid; empty if nowhere. Fields of pods are in the worker's
-    template.
-    """
+    """Return where a field of this name would be valid in a job, as a hint; empty if nowhere."""
     sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
     for section in ("worker", *sections):
         for model in _models_in(sections[section]):
@@ -115,7 +118,7 @@ def _path_of_field(name: str) -> str:
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    """Return the YAML names of the fields of the model at `location`."""
+    """Return the names (in YAML) of all fields of the model at `location` in a job."""
     model: type[BaseModel] = JobSpec
     for part in location:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Parse a manifest (a dict) into a `Job`, or report every problem in it."""
+"""Parser of manifests: a dict becomes a `Job`, or every problem in it is reported."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, shown
-from .base import MAX_DEPTH, nesting_depth, parse_time, without_nulls
+from ..errors import Invalid, Problem, found_text, shown
+from .base import MAX_DEPTH, field_at, nesting_depth, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .labels import annotation_problems, label_problems
 from .launcher_words import MPI, launcher_of
@@ -20,9 +20,12 @@ from .pod_schema import PodSchema, packaged_pod_spec_schema
 from .reserved import dangling_reference_problems, reserved_name_problems
 from .resolvers import dns_policy_problems
 from .template import (
+    TEMPLATES,
+    WORKER_TEMPLATES,
     containers_of,
     partial_template_problems,
     shape_problems,
+    template_at,
     without_amounts,
     worker_template_problems,
 )
@@ -41,18 +44,16 @@ ANOTHER_NAME = "give the job another name"
 NAMESPACE_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 # Dicts of Kubernetes' own types: the API server validates them, nulls included.
-_OPAQUE = frozenset({"template", "emptyDir"})
-# Sections of the spec with a pod template. The operator fills in omitted fields in all but the worker's.
-_TEMPLATES = ("worker", "launcher", "dataWorkers", "evaluator")
+_OPAQUE = frozenset({path.rpartition(".")[2] for path in TEMPLATES} | {"emptyDir"})
 _OPTIONAL = {
-    f"spec.{section}.template.spec.{field}"
-    for section in _TEMPLATES[1:]
+    f"spec.{path}.spec.{field}"
+    for path in set(TEMPLATES) - set(WORKER_TEMPLATES)
     for field in ("containers", "containers[0].name", "containers[0].image")
 }
 
 
 def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templates: bool = True) -> Job:
-    """Parse `obj` into a job. Raises Invalid with every problem: path, value, what is allowed.
+    """Parse the manifest `obj` into a job. Raises Invalid with every problem: path, value, what is allowed.
 
     A job with a templateRef is merged with the template stored in its status; without a stored template it is invalid.
     Pod templates are checked against `schema`, by default the one in this package. With `templates=False` only the
@@ -60,13 +61,13 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
     """
     metadata = obj.get("metadata")
     if not isinstance(metadata, Mapping):
-        raise Invalid([Problem("metadata", f"must be a mapping with a name, is {shown(metadata)}")])
+        raise Invalid([Problem("metadata", f"{found_text(metadata)}; expected a mapping with a name")])
     if isinstance(spec := obj.get("spec"), Mapping) and spec.get("templateRef") is not None:
         obj = resolved_job_spec(obj)
     problems = list(_identity_problems(obj, metadata))
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise Invalid([*problems, Problem("spec", f"must be a mapping, is {shown(spec)}")])
+        raise Invalid([*problems, Problem("spec", f"{found_text(spec)}; expected a mapping")])
     if nesting_depth(spec) > MAX_DEPTH:
         message = f"is nested more than {MAX_DEPTH} levels deep; no field of a job or of a pod template is"
         raise Invalid([*problems, Problem("spec", message)])
@@ -79,15 +80,7 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
         problems.append(Problem("spec.templateRef", message))
     if problems or parsed is None:
         raise Invalid(problems)
-    job = _parsed_job(metadata, parsed)
-    # The label may be added at any time. A running job does not wait in a queue because of it.
-    if templates and parsed.scheduling.provisioning is not None and job.queue:
-        raise Invalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
-    return job
-
-
-def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
-    return Job(
+    job = Job(
         name=name_in_metadata(metadata),
         namespace=metadata.get("namespace") or "default",
         uid=str(metadata.get("uid") or ""),
@@ -97,18 +90,20 @@ def _parsed_job(metadata: Mapping[str, Any], parsed: JobSpec) -> Job:
         deleting=bool(metadata.get("deletionTimestamp")),
         labels=dict(metadata.get("labels") or {}),
     )
+    # The label may be added at any time. A running job does not wait in a queue because of it.
+    if templates and parsed.scheduling.provisioning is not None and job.queue:
+        raise Invalid([Problem(f"metadata.labels[{QUEUE_LABEL}]", KUEUE_PROVISIONS)])
+    return job
 
 
 def name_in_metadata(metadata: Mapping[str, Any]) -> Any:
-    """Return the object's name, or its `generateName` followed by five zeros."""
+    """Return the object's name; for `generateName` an example of a name that the API server would generate."""
     prefix = metadata.get("generateName")
     return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
 
 
 def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None) -> list[Problem]:
-    """Return the rules that forbid the change from `old` to `new`, of a job with `status`. The CRD has the same rules
-    in CEL.
-    """
+    """Return the rules that a change of a spec from `old` to `new` violates. The CRD has the same rules in CEL."""
     return [
         Problem(f"spec.{rule.path}", rule.message)
         for rule in JobSpec.RULES
@@ -119,15 +114,15 @@ def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None
 
 
 def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield problems of the metadata, kind and version that the API server would refuse."""
+    """Yield problems in kind, version and metadata that the API server would refuse."""
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if obj.get(key) != expected:
-            yield Problem(key, f"is {shown(obj.get(key))}, expected {expected!r}")
+            yield Problem(key, f"{found_text(obj.get(key))}; expected {expected!r}")
     name = name_in_metadata(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         yield Problem(
             "metadata.name" if metadata.get("name") or name is None else "metadata.generateName",
-            f"is {shown(name)}; it becomes the name of a Service and of hosts: expected a letter first, then only "
+            f"{found_text(name)}; it becomes the name of a Service and of hosts: expected a letter first, then only "
             f"lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters",
         )
     elif name in RESERVED_NAMES:
@@ -168,12 +163,12 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
 
 
 def _pod_problems(spec: JobSpec) -> list[Problem]:
-    """Return problems that prevent pods from being created, or from finding each other."""
+    """Return problems because of which pods could not be created, or could not find each other."""
     return [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
-    """Return problems in a part of a spec that no other part can correct: unknown fields, values of wrong types."""
+    """Return problems in a part of a spec (a template) that the rest of the spec cannot repair."""
     found = []
     try:
         JobSpec.model_validate_json(json.dumps(spec))
@@ -184,23 +179,22 @@ def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> l
 
 
 def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodSchema | None) -> Iterator[Problem]:
-    """Yield problems of the pod templates, by this package's checks and, for other fields, Kubernetes' schema."""
-    for key in _TEMPLATES:
-        section = spec.get(key)
-        template = section.get("template") if isinstance(section, Mapping) else None
-        path = f"spec.{key}.template"
-        if not isinstance(template, Mapping) or path in reported:
+    """Yield problems of the pod templates, found by this package and by Kubernetes' schema."""
+    for field in TEMPLATES:
+        template, path = template_at(spec, field), f"spec.{field}"
+        if template is None or path in reported:
             continue
         found = shape_problems(template, path)
         is_shaped = not found
-        if is_shaped and key == "worker":
+        if is_shaped and field in WORKER_TEMPLATES:
             needs_command = not _launcher_names_the_program(spec)
             found = list(worker_template_problems(template, path, needs_command=needs_command))
         elif is_shaped:
             found = list(partial_template_problems(template, path))
         yield from found
         reported_paths = {problem.path for problem in found}
-        judged = without_amounts(template, spec[key].get("devices")) if is_shaped else template
+        devices = spec[field.partition(".")[0]].get("devices")
+        judged = without_amounts(template, devices) if is_shaped else template
         for problem in schema.problems(judged, path) if schema is not None else ():
             if problem.path not in reported_paths and not (
                 problem.path in _OPTIONAL and problem.message == "is missing"
@@ -209,26 +203,25 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
 
 
 def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
-    """Return whether the workers need no command: in an mpi job the launcher may have it."""
-    launcher = spec.get("launcher")
-    template = launcher.get("template") if isinstance(launcher, Mapping) else None
-    if not isinstance(template, Mapping) or shape_problems(template, ""):
+    """Return whether the workers need no command, because the launcher of an mpi job has it."""
+    template = template_at(spec, "launcher.template")
+    if template is None or shape_problems(template, ""):
         return False
     containers = containers_of(template)
     return spec.get("backend") == "mpi" and bool(containers and containers[0].get("command"))
 
 
 def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem if the command of a ring job with several ranks starts a launcher such as torchrun."""
+    """Yield a problem if each of a ring job's ranks would start a launcher such as torchrun."""
     if spec.backend != "ring" or spec.slots * spec.worker.replicas < 2:
         return
-    main = containers_of(spec.worker.template)[0]
-    found = launcher_of([*(main.get("command") or []), *(main.get("args") or [])])
-    if not found:
-        return
-    mpi = "; for a program of MPI set spec.backend: mpi" if found in MPI | {"horovodrun"} else ""
-    yield Problem(
-        "spec.worker.template.spec.containers[0].command",
-        f"starts {found}, and every rank would start a world of its own: leave {found} and its options out and "
-        f"write the program that it starts (python train.py), which the agent starts once per rank{mpi}",
-    )
+    for path in WORKER_TEMPLATES:
+        for main in containers_of(field_at(spec, path) or {})[:1]:
+            found = launcher_of([*(main.get("command") or []), *(main.get("args") or [])])
+            mpi = "; for a program of MPI set spec.backend: mpi" if found in MPI | {"horovodrun"} else ""
+            message = (
+                f"starts {found}, and every rank would start a world of its own: leave {found} and its options out and "
+                f"write the program that it starts (python train.py), which the agent starts once per rank{mpi}"
+            )
+            if found:
+                yield Problem(f"spec.{path}.spec.containers[0].command", message)

@@ -1,4 +1,4 @@
-"""Rules over several fields of one object of a pod (k8s.io/kubernetes, pkg/apis/core/validation)."""
+"""Rules for several fields of one object in a pod template, as in k8s.io/kubernetes, pkg/apis/core/validation."""
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -12,13 +12,13 @@ _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 
 def container_names(pod: Mapping[str, Any]) -> Found:
-    """Yield containers with the name of an earlier one."""
+    """Yield problems of containers that have the name of an earlier container."""
     lists = ("initContainers", "containers")
     return given_twice((f".{f}[{i}].name", c.get("name")) for f in lists for i, c in enumerate(pod.get(f) or ()))
 
 
 def resource_problems(resources: Mapping[str, Any]) -> Found:
-    """Yield what is wrong with a container's requests and limits, alone and together."""
+    """Yield problems of a container's requests and limits, alone and compared with each other."""
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     for kind, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
@@ -36,7 +36,7 @@ def resource_problems(resources: Mapping[str, Any]) -> Found:
 
 
 def _amount_problems(name: str, amount: object) -> Iterator[str]:
-    """Yield what is wrong with one amount of a resource."""
+    """Yield what is wrong with one amount in a container's requests or limits."""
     if "/" not in name and name not in ("cpu", "memory", "ephemeral-storage") and not name.startswith("hugepages-"):
         yield (
             f"is {shown(amount)} of {name!r}; expected cpu, memory, ephemeral-storage, hugepages-SIZE or a device's "
@@ -60,7 +60,7 @@ def _is_whole(value: Decimal) -> bool:
 
 
 def expression_problems(expression: Mapping[str, Any]) -> Found:
-    """Yield the wrong number of values for a selector's operator."""
+    """Yield a problem if a selector's operator, such as In or Exists, has the wrong number of values."""
     operator, values = expression.get("operator"), expression.get("values") or []
     if operator in ("In", "NotIn") and not values:
         yield ".values", f"is empty; expected at least one value for operator {operator}"
@@ -71,7 +71,7 @@ def expression_problems(expression: Mapping[str, Any]) -> Found:
 
 
 def toleration_problems(one: Mapping[str, Any]) -> Found:
-    """Yield fields of a toleration that contradict each other."""
+    """Yield problems of a toleration whose fields contradict each other."""
     operator = one.get("operator") or "Equal"
     if operator != "Exists" and not one.get("key"):
         yield ".operator", f"is {shown(one.get('operator'))}; expected Exists where key is empty"
@@ -82,7 +82,7 @@ def toleration_problems(one: Mapping[str, Any]) -> Found:
 
 
 def profile_problems(profile: Mapping[str, Any]) -> Found:
-    """Yield what is wrong with the file of a seccomp or AppArmor profile."""
+    """Yield problems with the file that a seccomp or AppArmor profile names."""
     kind, file = profile.get("type"), profile.get("localhostProfile")
     if kind == "Localhost" and not file:
         yield ".localhostProfile", "is missing; expected the profile's file, as type is Localhost"
@@ -91,7 +91,7 @@ def profile_problems(profile: Mapping[str, Any]) -> Found:
 
 
 def escalation_problems(context: Mapping[str, Any]) -> Found:
-    """Yield rights that contradict allowPrivilegeEscalation: false."""
+    """Yield problems of a security context that denies privilege escalation but grants such rights."""
     if context.get("allowPrivilegeEscalation") is False:
         added = (context.get("capabilities") or {}).get("add") or ()
         if context.get("privileged") or "CAP_SYS_ADMIN" in added:
@@ -100,7 +100,7 @@ def escalation_problems(context: Mapping[str, Any]) -> Found:
 
 
 def host_port_problems(pod: Mapping[str, Any]) -> Found:
-    """Yield ports of the node that two containers want, or that hostNetwork forbids."""
+    """Yield problems of node ports that two containers request, or that hostNetwork does not permit."""
     given = []
     for i, container in enumerate(pod.get("containers") or ()):
         for j, port in enumerate(container.get("ports") or ()):
@@ -113,13 +113,13 @@ def host_port_problems(pod: Mapping[str, Any]) -> Found:
 
 
 def dns_problems(pod: Mapping[str, Any]) -> Found:
-    """Yield a missing DNS server."""
+    """Yield a problem if dnsPolicy is None and dnsConfig has no DNS server."""
     if pod.get("dnsPolicy") == "None" and not (pod.get("dnsConfig") or {}).get("nameservers"):
         yield ".dnsConfig.nameservers", "is missing; expected at least one address, as dnsPolicy is 'None'"
 
 
 def init_problems(pod: Mapping[str, Any]) -> Found:
-    """Yield probes and hooks of init containers that are not sidecars."""
+    """Yield problems of init containers with probes or hooks, which only sidecars may have."""
     for index, container in enumerate(pod.get("initContainers") or ()):
         for field in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
             if container.get(field) and container.get("restartPolicy") != "Always":
@@ -127,7 +127,7 @@ def init_problems(pod: Mapping[str, Any]) -> Found:
 
 
 def propagation_problems(container: Mapping[str, Any]) -> Found:
-    """Yield mounts that only a privileged container may propagate to the node."""
+    """Yield problems of mounts that only a privileged container may propagate to the node."""
     privileged = (container.get("securityContext") or {}).get("privileged")
     for index, mount in enumerate(container.get("volumeMounts") or ()):
         if mount.get("mountPropagation") == "Bidirectional" and not privileged:

@@ -1,4 +1,4 @@
-"""Rules on a pod's values that Kubernetes' schema does not hold (k8s.io/kubernetes, pkg/apis/core/validation).
+"""Rules for the values in pod templates that Kubernetes' schema does not express (pkg/apis/core/validation).
 
 `POD_RULES` has them by the schema's definitions: those of single fields, and those over several fields of an object.
 """
@@ -37,6 +37,7 @@ from .pod_rules import (
     matching,
     needs,
     no_field,
+    not_both,
     number,
     one_of,
     quantity_value,
@@ -61,7 +62,7 @@ def _is_port_or_name(value: int | str) -> bool:
 
 @dataclass(frozen=True)
 class DefinitionRules:
-    """The rules of one definition: `fields` by their names, and `objects` over several fields."""
+    """Rules for one type of object in a pod. `fields`: rule of each field, by name. `objects`: rules for the object."""
 
     fields: Mapping[str, PodRule]
     objects: tuple[PodRule, ...] = ()
@@ -126,7 +127,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "ContainerPort": _rules(containerPort=_PORT, hostPort=number(0, 65535), name=_PORT_NAME),
     "EnvVar": _rules(
         needs("name"),
-        no_field("valueFrom", "with a value", lambda variable: variable.get("value")),
+        not_both("value", "valueFrom"),
         name=matching("[ -<>-~]+", _VARIABLES),
     ),
     "EnvVarSource": _rules(

@@ -1,4 +1,4 @@
-"""Building blocks of the rules on a pod's values: the format of a field, and what fields of an object need.
+"""Functions that build rules for the values in a pod template: formats of fields, and relations between fields.
 
 A rule gets a value of the type in Kubernetes' schema. It yields the path below the value and what is wrong there.
 """
@@ -18,7 +18,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([KMGTP
 
 
 def quantity_value(value: object) -> Decimal | None:
-    """Return a Kubernetes quantity such as 500m or 4Gi as a number, None for what is no quantity."""
+    """Return a Kubernetes quantity such as 500m or 4Gi as a number; None if `value` is not a quantity."""
     found = _QUANTITY.fullmatch(str(value))
     if found is None:
         return None
@@ -28,8 +28,17 @@ def quantity_value(value: object) -> Decimal | None:
     return Decimal(digits).scaleb(int(exponent) if exponent else _SUFFIXES[suffix])
 
 
+def quantity_hint(value: object) -> str:
+    """Return what to write instead of `value`, which is not a quantity: for 4GB or 4 gb, 4G or 4Gi."""
+    found = re.fullmatch(r"(\d+\.?\d*)\s*([kmgtpe])(?:i?b|i)?(?:ytes?)?", str(value).strip(), re.IGNORECASE)
+    if found is None:
+        return "expected a quantity, for example 500m, 2 or 4Gi"
+    number, prefix = found[1], found[2].upper()
+    return f"did you mean {number}{prefix}i or {number}{'k' if prefix == 'K' else prefix}?"
+
+
 def text(is_right: Callable[[Any], object], expected: str) -> PodRule:
-    """Return the rule of a value that `is_right` must accept."""
+    """Return a rule for a value that `is_right` must accept. `expected`: description for the message."""
 
     def rule(value: Any) -> Found:
         if not is_right(value):
@@ -39,28 +48,28 @@ def text(is_right: Callable[[Any], object], expected: str) -> PodRule:
 
 
 def matching(pattern: str, expected: str) -> PodRule:
-    """Return the rule of a text that matches `pattern` in full."""
+    """Return a rule for a string that must match the regular expression `pattern` completely."""
     return text(re.compile(pattern).fullmatch, expected)
 
 
 def number(least: int, most: int | None = None) -> PodRule:
-    """Return the rule of an integer from `least` to `most`."""
+    """Return a rule for an integer that must be from `least` to `most`."""
     expected = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
     return text(lambda value: value >= least and (most is None or value <= most), expected)
 
 
 def choice(*words: str) -> PodRule:
-    """Return the rule of a text that is one of `words`."""
+    """Return a rule for a string that must be one of `words`."""
     return text(lambda value: value in words, f"{', '.join(words[:-1])} or {words[-1]}")
 
 
 def each(rule: PodRule) -> PodRule:
-    """Return the rule of a list whose items have `rule`."""
+    """Return a rule for a list whose items must satisfy `rule`."""
     return lambda values: ((f"[{i}]{path}", said) for i, value in enumerate(values) for path, said in rule(value))
 
 
 def in_field(field: str, rule: PodRule) -> PodRule:
-    """Return the rule of an object where `field` (dots lead to inner objects) has `rule` if it is given."""
+    """Return a rule for an object: its `field` (a dotted path), if present, must satisfy `rule`."""
 
     def inner(value: Any) -> Found:
         for word in field.split("."):
@@ -71,7 +80,7 @@ def in_field(field: str, rule: PodRule) -> PodRule:
 
 
 def needs(*fields: str) -> PodRule:
-    """Return the rule that an object has all of these fields, and that no field is empty."""
+    """Return a rule for an object: all of `fields` must be present and not empty."""
 
     def rule(value: Mapping[str, Any]) -> Found:
         for field in fields:
@@ -82,7 +91,7 @@ def needs(*fields: str) -> PodRule:
 
 
 def one_of(*fields: str, least: int = 1) -> PodRule:
-    """Return the rule that an object has exactly one of `fields`, or at most one if `least` is 0."""
+    """Return a rule for an object: exactly one of `fields` must be present, or at most one if `least` is 0."""
 
     def rule(value: Mapping[str, Any]) -> Found:
         given = [field for field in fields if value.get(field) is not None]
@@ -94,13 +103,23 @@ def one_of(*fields: str, least: int = 1) -> PodRule:
     return rule
 
 
+def not_both(first: str, second: str) -> PodRule:
+    """Return a rule for an object: of two fields, at most one may have a value that is not empty."""
+
+    def rule(value: Mapping[str, Any]) -> Found:
+        if value.get(first) and value.get(second):
+            yield f".{second}", f"is set in addition to {first}; expected one of them"
+
+    return rule
+
+
 def at_most_one_besides(*fields: str) -> PodRule:
-    """Return the rule of an object that has at most one field in addition to `fields`."""
+    """Return a rule for an object: apart from `fields`, it may have only one field."""
     return lambda value: one_of(*(key for key in value if key not in fields), least=0)(value)
 
 
 def no_field(field: str, why: str, applies: Callable[[Mapping[str, Any]], object]) -> PodRule:
-    """Return the rule of an object that may not have `field` where `applies`; `why` ends the message."""
+    """Return a rule for an object: `field` must be absent if `applies`. `why`: end of the message."""
 
     def rule(value: Mapping[str, Any]) -> Found:
         if value.get(field) and applies(value):
@@ -110,12 +129,12 @@ def no_field(field: str, why: str, applies: Callable[[Mapping[str, Any]], object
 
 
 def different(field: str, key: str) -> PodRule:
-    """Return the rule of an object whose list `field` has no two items of the same `key`."""
+    """Return a rule for an object: the items of its list `field` must have different values of `key`."""
     return lambda value: given_twice((f".{field}[{i}].{key}", v.get(key)) for i, v in enumerate(value.get(field) or ()))
 
 
 def given_twice(named: Iterable[tuple[str, object]]) -> Found:
-    """Yield the paths whose value an earlier path has."""
+    """Yield a problem for each of the (path, value) pairs `named` whose value occurred in an earlier pair."""
     first: dict[object, str] = {}
     for path, name in named:
         if name is not None and first.setdefault(name, path) != path:

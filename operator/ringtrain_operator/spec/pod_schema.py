@@ -1,4 +1,4 @@
-"""Kubernetes' schema of pod templates: the known fields and their types."""
+"""Schema of pod templates in Kubernetes: all fields and their types."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,8 +8,9 @@ from importlib import resources
 from typing import Any
 
 from ..errors import Problem, shown, spelling_hint
+from .model_problems import QUOTED
 from .pod_rule_table import NO_RULES, POD_RULES
-from .pod_rules import PodRule, quantity_value
+from .pod_rules import PodRule, quantity_hint, quantity_value
 
 Json = dict[str, Any]
 
@@ -41,15 +42,16 @@ class PodSchema:
 
     @classmethod
     def from_openapi(cls, document: Mapping[str, Any], version: str) -> "PodSchema":
-        """Extract the schema of pod templates from a server's document /openapi/v3/api/v1. Raises ValueError."""
+        """Return the schema of pod templates in an API server's document /openapi/v3/api/v1. Raises ValueError if the
+        document has none."""
         try:
             schemas = document["components"]["schemas"]
             return cls(version, dict(_reachable_schemas(schemas, _ROOT)))
         except (KeyError, TypeError, AttributeError) as exc:
-            raise ValueError(f"this is not an OpenAPI document with pod templates: {exc!r}") from exc
+            raise ValueError(f"the document has no OpenAPI schema of pod templates: {exc!r}") from exc
 
     def problems(self, template: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return what Kubernetes would refuse of `template`. A null field is an absent one."""
+        """Return the problems of a pod template by Kubernetes' rules. A null field counts as absent."""
         return list(self._check(template, {"ref": self.root}, path))
 
     def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
@@ -59,7 +61,7 @@ class PodSchema:
         if kinds and not any(_is_of_schema_kind(value, kind) for kind in kinds):
             yield Problem(path, _wrong_type(value, kinds))
         elif schema.get("quantity") and quantity_value(value) is None:
-            yield Problem(path, f"is {value!r}; expected a quantity, for example 500m, 2 or 4Gi")
+            yield Problem(path, f"is {value!r}; {quantity_hint(value)}")
         elif "enum" in schema and value not in ("", *schema["enum"]):
             yield Problem(path, f"is {value!r}, allowed: {', '.join(filter(None, schema['enum']))}")
         elif isinstance(value, Mapping):
@@ -70,7 +72,7 @@ class PodSchema:
                 yield from ([Problem(where, "is null")] if item is None else self._check(item, schema["items"], where))
 
     def _check_object(self, value: Mapping[Any, Any], schema: Json, path: str, definition: str) -> Iterator[Problem]:
-        """Yield what is wrong in single fields; if nothing is, what is wrong with the object as a whole."""
+        """Yield problems of the object's fields; if there are none, problems of the object as a whole."""
         rules = POD_RULES.get(definition, NO_RULES)
         found = False
         for problem in self._check_fields(value, schema, path, rules.fields):
@@ -106,13 +108,13 @@ class PodSchema:
 
 @cache
 def packaged_pod_spec_schema() -> PodSchema:
-    """Load the schema that is part of this package, for use without a server."""
+    """Return the schema in this package, which is used without an API server."""
     raw = json.loads(resources.files(__package__).joinpath("pod_schema.json").read_text(encoding="utf-8"))
     return PodSchema(raw["version"], raw["definitions"])
 
 
 def dump_pod_spec_schema(schema: PodSchema) -> str:
-    """Serialise `schema` as the content of pod_schema.json."""
+    """Return `schema` as the text of the file pod_schema.json."""
     content = {"version": schema.version, "definitions": schema.definitions}
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -132,7 +134,7 @@ def _reachable_schemas(schemas: Mapping[str, Any], root: str) -> Iterator[tuple[
 
 
 def _reduced_schema(schema: Mapping[str, Any]) -> Json:
-    """Reduce an OpenAPI schema to the parts that are checked: no descriptions, defaults or merge hints."""
+    """Return an OpenAPI schema without what is not checked: descriptions, defaults, merge hints."""
     (wrapped,) = schema.get("allOf") or [schema]
     if "$ref" in wrapped:
         return {"ref": _short_schema_name(wrapped["$ref"])}
@@ -173,6 +175,8 @@ def _is_of_schema_kind(value: object, kind: str) -> bool:
 def _wrong_type(value: object, kinds: list[str]) -> str:
     expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind}") for kind in kinds)
     quotes = ": put it in quotes" if kinds == ["string"] and not isinstance(value, Mapping | list) else ""
+    if kinds in (["integer"], ["boolean"]) and isinstance(value, str) and QUOTED.fullmatch(value):
+        quotes = " without quotes"
     return f"is {shown(value)}; must be {expected}{quotes}"
 
 

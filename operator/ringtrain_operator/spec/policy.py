@@ -1,4 +1,4 @@
-"""`spec.runPolicy`: start, restarts, end and cleanup of a job. `spec.elastic`: limits of its world size."""
+"""Models of `spec.runPolicy` (start, restarts, end and cleanup of a job) and `spec.elastic` (its world size)."""
 
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ FailureReason = Literal[
 
 
 class ExitCodeRange(SpecModel):
-    """All exit codes from `min` to `max`, both included."""
+    """All exit codes from `min` to `max`, inclusive."""
 
     min: ExitCode = Field(description="Lowest exit code of the range.")
     max: ExitCode = Field(description="Highest exit code of the range.")
@@ -48,11 +48,15 @@ class OnExitCodes(SpecModel):
     """Matches the exit code of the first rank that failed."""
 
     operator: Literal["In", "NotIn"] = Field(
-        default="In", description="In: the code is one of those listed. NotIn: it is none of them."
+        default="In",
+        description="In: matches if the exit code is one of those listed. NotIn: matches if the exit code is not "
+        "listed.",
     )
-    values: tuple[ExitCode, ...] = Field(default=(), max_length=64, description="Single exit codes.")
+    values: tuple[ExitCode, ...] = Field(default=(), max_length=64, description="Exit codes to compare with.")
     ranges: tuple[ExitCodeRange, ...] = Field(
-        default=(), max_length=16, description="Ranges of exit codes; 128 + n is a death by signal n."
+        default=(),
+        max_length=16,
+        description="Ranges of exit codes; a process that is killed by signal n has the code 128 + n.",
     )
 
     RULES = (
@@ -65,17 +69,18 @@ class OnExitCodes(SpecModel):
     )
 
     def matches(self, code: int) -> bool:
-        """Return whether this matcher selects `code`."""
+        """Return whether this condition matches the exit code `code`."""
         listed = code in self.values or any(r.min <= code <= r.max for r in self.ranges)
         return listed if self.operator == "In" else not listed
 
 
 class FailureRule(SpecModel):
-    """Action for a failed attempt. The first rule that matches decides; if none matches, the job restarts, counted."""
+    """Action for a failed attempt. The first rule that matches decides; if none matches, the operator's
+    own rules decide."""
 
     action: Literal["FailJob", "RestartJob", "Ignore"] = Field(
-        description="FailJob: the job has failed, no restart. RestartJob: restart, counted against backoffLimit. "
-        "Ignore: restart without counting it."
+        description="FailJob: the job fails without a restart. RestartJob: the job restarts, and the restart counts "
+        "against backoffLimit. Ignore: the job restarts, and the restart does not count."
     )
     on_exit_codes: OnExitCodes | None = Field(
         default=None, description="Matches the exit code of the first rank that failed."
@@ -94,8 +99,7 @@ class FailureRule(SpecModel):
     )
 
     def matches(self, exit_code: int | None, reason: str) -> bool:
-        """Return whether the rule applies to a failure with this exit code and reason. The exit code is None if no
-        process ended."""
+        """Return whether the rule applies to a failure. `exit_code`: None if no process ended."""
         if self.on_reasons and reason not in self.on_reasons:
             return False
         if self.on_exit_codes is None:
@@ -108,7 +112,8 @@ class RunPolicy(SpecModel):
 
     suspend: bool = Field(
         default=False,
-        description="True: no pods. A running job stops, and continues from its checkpoint when resumed.",
+        description="True: the job has no pods. A running job stops, and continues from its checkpoint when you set "
+        "the field to false.",
     )
     clean_pod_policy: Literal["None", "Running", "All"] = Field(
         default="Running",
@@ -119,20 +124,21 @@ class RunPolicy(SpecModel):
         default=None,
         ge=0,
         le=2**31 - 1,
-        description="Delete the job this time after its end. Unset: never.",
+        description="Seconds from the job's end to its deletion. Unset: the job is never deleted.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="The job fails after this time. Time waiting for pods counts, time spent suspended does not.",
+        description="Seconds after which the job fails. The time in which the job waits for pods counts; the time in "
+        "which it is suspended does not.",
     )
     backoff_limit: int = Field(
         default=3,
         ge=0,
         le=1000,
-        description="Restarts of the whole gang before the job fails. A failure that a restart cannot repair is not "
-        "retried: a wrong configuration, or a second kill at the same memory limit.",
+        description="Number of restarts of the whole gang before the job fails. A failure that a restart cannot "
+        "repair is not retried: a wrong configuration, or a second kill at the same memory limit.",
     )
     failure_rules: tuple[FailureRule, ...] = Field(
         default=(), max_length=20, description="Actions for failed attempts, by exit code and reason."
@@ -141,14 +147,14 @@ class RunPolicy(SpecModel):
         default=False,
         alias="failOnNaN",
         description="True: the job fails, with reason NotFinite and without a restart, when a rank reports a loss "
-        "that is NaN or infinite (rt.report). A failure rule for NotFinite may restart it instead.",
+        "that is NaN or infinite (rt.report). A failure rule for NotFinite may restart the job instead.",
     )
     progress_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Restart the gang if it runs and no rank has reported a step for this time. Time waiting for "
-        "pods, images or a queue does not count; time before the first step does.",
+        description="Seconds without a reported step after which a running gang is restarted. Time waiting for pods, "
+        "images or a queue does not count; time before the first step does.",
     )
 
 
@@ -159,7 +165,8 @@ class Elastic(SpecModel):
         default=1,
         ge=1,
         le=MOST_WORKERS,
-        description="Minimum number of workers to continue training; at most worker.replicas.",
+        description="Minimum number of workers with which training continues; must not be greater than "
+        "worker.replicas.",
     )
     max_replicas: int = Field(ge=1, le=MOST_WORKERS, description="Maximum value of worker.replicas while the job runs.")
     on_loss: Literal["Replace", "Shrink", "Restart"] = Field(
@@ -173,14 +180,27 @@ class Elastic(SpecModel):
         default=120,
         ge=1,
         le=86400,
-        description="Time to wait for a new worker; then training continues with fewer, if minReplicas remain.",
+        description="Seconds to wait for a new worker after a loss. After this time training continues with fewer "
+        "workers, if at least minReplicas remain.",
     )
     join_delay_seconds: int = Field(
-        default=30, ge=0, le=86400, description="Workers that arrive within this time join in one change of the world."
+        default=30,
+        ge=0,
+        le=86400,
+        description="Seconds within which workers that arrive one after another join in a single change of the world.",
     )
     formation_limit: int = Field(
         default=100,
         ge=1,
         le=100_000,
-        description="Maximum number of changes of the world in one attempt; one more, and the attempt fails.",
+        description="Maximum number of changes of the world in one attempt. With one more change the attempt fails.",
+    )
+
+    RULES = (
+        Rule(
+            cel="self.minReplicas <= self.maxReplicas",
+            message="minReplicas must not be greater than maxReplicas",
+            path="minReplicas",
+            holds=lambda e: e.min_replicas <= e.max_replicas,
+        ),
     )

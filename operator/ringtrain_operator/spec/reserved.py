@@ -1,4 +1,4 @@
-"""Problems of names in pod templates: names reserved for the operator, and references to names that do not exist.
+"""Problems with names in pod templates: names that only the operator may use, and names that do not exist.
 
 The API server accepts a job with a dangling reference and refuses its pods.
 """
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
-from ..errors import Problem, spelling_hint
-from .base import MOST_RANKS, MOST_SLOTS
+from ..errors import Problem, shown, spelling_hint
+from .base import MOST_RANKS, MOST_SLOTS, field_at
 from .job import JobSpec
-from .template import containers_of, device_count, template_devices
+from .template import TEMPLATES, WORKER_TEMPLATES, containers_of, device_count, template_devices
 
 VOLUME_SECRET = "ringtrain-secret"
 VOLUME_LOGS = "ringtrain-logs"
@@ -34,17 +34,19 @@ POD_FIELDS = {
     "hostname": "the pod's name is its host name",
     "subdomain": "the job's Service is its subdomain",
 }
+# Fields of a worker's pod that the operator reads for all workers of a gang.
+OF_ALL_WORKERS = ("hostNetwork", "schedulerName", "priorityClassName", "terminationGracePeriodSeconds")
 
 
 def reserved_name_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield everything in the templates that the operator sets itself, each with a remedy."""
+    """Yield problems, with remedies, of reserved names and devices in the templates, and of the number of ranks."""
     reserved = {
         "launcher": {ENV_NVIDIA_VISIBLE_DEVICES},
         "dataWorkers": {ENV_NVIDIA_VISIBLE_DEVICES},
         "evaluator": {ENV_TF_CONFIG},
     }
-    for section, template in templates_of(spec).items():
-        path = f"spec.{section}.template"
+    for field, template in templates_of(spec).items():
+        section, path = field.partition(".")[0], f"spec.{field}"
         yield from _template_clashes(template, path)
         for main in containers_of(template)[:1]:
             where = f"{path}.spec.containers[0]"
@@ -53,18 +55,37 @@ def reserved_name_problems(spec: JobSpec) -> Iterator[Problem]:
     yield from _rank_count_problems(spec)
     yield from _rank_limit_problems(spec)
     yield from _device_clashes(spec)
+    yield from _rank0_template_problems(spec)
     yield from _data_worker_problems(spec)
     yield from _evaluator_problems(spec)
 
 
 def templates_of(spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """Return the pod templates in the spec, by section."""
-    found = {"worker": spec.worker.template, "launcher": spec.launcher.template}
-    if spec.data_workers is not None and spec.data_workers.template is not None:
-        found["dataWorkers"] = spec.data_workers.template
-    if spec.evaluator is not None and spec.evaluator.template is not None:
-        found["evaluator"] = spec.evaluator.template
-    return found
+    """Return the pod templates in the spec, by path."""
+    found = {path: field_at(spec, path) for path in TEMPLATES}
+    return {path: template for path, template in found.items() if template is not None}
+
+
+def _rank0_template_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield a problem for each field in which worker 0's template differs although all workers need the same."""
+    template, path = spec.worker.rank0_template, "spec.worker.rank0Template.spec"
+    if template is None:
+        return
+    if spec.backend == "mpi":
+        message = "is only for backend ring: mpirun starts one command everywhere; remove it"
+        yield Problem("spec.worker.rank0Template", message)
+    mains = [containers_of(one)[0] for one in (template, spec.worker.template)]
+    names = {name for main in mains for name, _ in _container_resources(main) if "/" in name}
+    for name in sorted(names - spec.worker.devices.keys()):
+        here, there = (dict(_container_resources(main)).get(name, 0) for main in mains)
+        if str(here) != str(there):
+            message = f"is {here}, and {there} in spec.worker.template; all workers need the same devices"
+            yield Problem(f"{path}.containers[0].resources[{name}]", message)
+    for field in OF_ALL_WORKERS:
+        here, there = (one["spec"].get(field) for one in (template, spec.worker.template))
+        if (here or None) != (there or None):
+            message = f"is {shown(here)}, and {shown(there)} in spec.worker.template; all workers need the same"
+            yield Problem(f"{path}.{field}", message)
 
 
 def _data_worker_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -115,7 +136,10 @@ def _unwanted_device_problems(template: Mapping[str, Any], path: str, why: str) 
 
 
 def _reserved_mounts(spec: JobSpec, logs: bool) -> dict[str, str]:
-    """Return the purpose of each path that the operator mounts in the main container."""
+    """Return the paths that the operator mounts in the main container, each with its purpose.
+
+    `logs`: whether the operator mounts a volume for spec.logs.
+    """
     mounts = {contract.SECRET_DIR: "the job's credentials", contract.AGENT_DIR: "the agent (spec.agent)"}
     if logs:
         mounts[contract.LOG_DIR] = "spec.logs"
@@ -160,19 +184,20 @@ def _mount_clashes(main: Mapping[str, Any], path: str, ours: Mapping[str, str]) 
 
 
 def _device_clashes(spec: JobSpec) -> Iterator[Problem]:
-    devices = spec.worker.devices
-    for main in containers_of(spec.worker.template)[:1]:
-        for name, value in _container_resources(main):
-            if name in devices and str(value) != str(devices[name]):
-                message = f"is {value!r} and spec.worker.devices says {devices[name]}; remove it here"
-                yield Problem(f"spec.worker.template.spec.containers[0].resources[{name}]", message)
+    devices, templates = spec.worker.devices, templates_of(spec)
+    for field in WORKER_TEMPLATES:
+        for main in containers_of(templates.get(field, {}))[:1]:
+            for name, value in _container_resources(main):
+                if name in devices and str(value) != str(devices[name]):
+                    message = f"is {value!r} and spec.worker.devices says {devices[name]}; remove it here"
+                    yield Problem(f"spec.{field}.spec.containers[0].resources[{name}]", message)
     path = "spec.launcher.template.spec.containers"
     why = "the launcher runs no training and never gets devices"
     yield from _unwanted_device_problems(spec.launcher.template, path, why)
 
 
 def _rank_count_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem if the template's devices do not determine the number of ranks of a pod."""
+    """Yield a problem if the devices in the template do not determine the number of ranks in a pod."""
     if spec.slots_per_worker is not None or spec.worker.devices:
         return
     devices = template_devices(spec.worker.template)
@@ -190,7 +215,7 @@ def _rank_count_problems(spec: JobSpec) -> Iterator[Problem]:
 
 
 def _rank_limit_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem if the job has too many ranks although workers and ranks per worker are within their limits."""
+    """Yield a problem if the product of workers and ranks per worker is larger than the limit of ranks."""
     field, workers = "spec.worker.replicas", spec.worker.replicas
     if spec.elastic is not None:
         field, workers = "spec.elastic.maxReplicas", spec.elastic.max_replicas
@@ -206,7 +231,7 @@ def _container_resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
-    """Return the mounts, in all templates, of volumes that do not exist."""
+    """Return problems of volume mounts, in all templates, that name a volume that does not exist."""
     mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
     checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
     ours = {
@@ -217,8 +242,8 @@ def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
     }
     return [
         problem
-        for section, template in templates_of(spec).items()
-        for problem in _dangling_in_template(template, f"spec.{section}.template.spec", ours[section])
+        for path, template in templates_of(spec).items()
+        for problem in _dangling_in_template(template, f"spec.{path}.spec", ours[path.partition(".")[0]])
     ]
 
 

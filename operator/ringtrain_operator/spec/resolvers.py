@@ -1,4 +1,4 @@
-"""Checks of DNS policies: workers and data workers find the launcher by a name in the cluster's DNS."""
+"""Check of DNS policies, because workers and data workers find the launcher by a DNS name of the cluster."""
 
 import re
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _WAYS = "leave it out, or write ClusterFirst"
 
 
 def dns_policy_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem for each DNS policy with which workers or data workers cannot find the launcher."""
-    for section, template in templates_of(spec).items():
+    """Yield a problem for each DNS policy with which a pod could not find the launcher."""
+    for field, template in templates_of(spec).items():
         pod = template.get("spec") or {}
-        policy, path = pod.get("dnsPolicy"), f"spec.{section}.template.spec.dnsPolicy"
-        if section not in ("worker", "dataWorkers"):
+        policy, path = pod.get("dnsPolicy"), f"spec.{field}.spec.dnsPolicy"
+        if not field.startswith(("worker.", "dataWorkers.")):
             continue
         if policy == "Default":
             yield Problem(path, f"is 'Default': the node's DNS does not know the launcher's name; {_WAYS}")

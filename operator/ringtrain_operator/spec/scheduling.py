@@ -1,4 +1,4 @@
-"""`spec.scheduling`: placement of the job's pods, and the queue in which the job waits."""
+"""Models of `spec.scheduling`: placement of the job's pods, and the queue in which the job waits."""
 
 from typing import Annotated, Literal
 
@@ -16,11 +16,13 @@ class Topology(SpecModel):
 
     required: TopologyKey | None = Field(
         default=None,
-        description="Node label, for example topology.kubernetes.io/rack: all workers run on nodes with one value of "
-        "it, or none runs.",
+        description="Node label, for example topology.kubernetes.io/rack. All workers run on nodes with the same "
+        "value of this label, or no worker runs.",
     )
     preferred: TopologyKey | None = Field(
-        default=None, description="Node label: workers run on nodes with one value of it, if there is room."
+        default=None,
+        description="Node label. Workers run on nodes with the same value of this label if these nodes have room, "
+        "otherwise also on other nodes.",
     )
 
     RULES = (
@@ -48,13 +50,15 @@ class Provisioning(SpecModel):
         "check-capacity.autoscaling.x-k8s.io.",
     )
     parameters: dict[str, _Parameter] = Field(
-        default={}, max_length=100, description="Parameters of that class, passed on unchanged."
+        default={},
+        max_length=100,
+        description="Parameters of the provisioning class, which the operator does not change.",
     )
     timeout_seconds: int = Field(
         default=3600,
         ge=60,
         le=604800,
-        description="Without an answer within this time the request is deleted and created again.",
+        description="Seconds after which a ProvisioningRequest without an answer is deleted and created again.",
     )
 
 
@@ -63,10 +67,10 @@ class Scheduling(SpecModel):
 
     gang: Literal["Auto", "None", "Kubernetes", "Coscheduling", "Volcano"] = Field(
         default="Auto",
-        description="Scheduler that places all pods of an attempt or none. Auto: the first of Kubernetes, "
-        "Coscheduling and Volcano that the installation allows and the cluster has; None for a job in a queue of "
-        "Kueue. None: pods are "
-        "placed one by one. Maturity: Kubernetes Beta, Coscheduling Experimental, Volcano Experimental.",
+        description="Gang scheduler, which places all pods of an attempt or none. Auto: the first of Kubernetes, "
+        "Coscheduling and Volcano that the installation allows and the cluster has; a job in a queue of Kueue gets "
+        "no gang scheduler. None: pods are placed one by one. Maturity: Kubernetes Beta, Coscheduling Experimental, "
+        "Volcano Experimental.",
     )
     queue: ObjectName | None = Field(
         default=None,
@@ -75,30 +79,31 @@ class Scheduling(SpecModel):
     )
     priority_class_name: ObjectName | None = Field(
         default=None,
-        description="PriorityClass of all pods whose template names none.",
+        description="PriorityClass of those pods of the job whose pod template sets none.",
     )
     min_available: int | None = Field(
         default=None,
         ge=1,
         le=MOST_WORKERS + 1,
-        description="Pods, including the launcher, that must be placed before an elastic job starts. Default: the "
-        "launcher and elastic.minReplicas.",
+        description="Number of pods, including the launcher, that must be placed before an elastic job starts. "
+        "Default: the launcher and elastic.minReplicas.",
     )
     timeout_seconds: int = Field(
         default=300,
         ge=1,
         le=86400,
-        description="Time that a gang with only some pods placed may hold their places without a further pod being "
-        "placed while other jobs wait, or the time that it has waited before, if longer. Then the next job gets its "
-        "turn. A gang scheduler has its own timeouts. Maturity: Beta.",
+        description="Seconds for which a partly placed gang may occupy nodes while other jobs wait. After this time "
+        "the gang leaves the nodes to the next job. A gang that has already waited longer than timeoutSeconds may "
+        "occupy nodes for as long as it has waited. A gang scheduler has its own timeouts. Maturity: Beta.",
     )
     provisioning: Provisioning | None = Field(
         default=None,
-        description="Request nodes for launcher and workers from a cluster autoscaler, by one ProvisioningRequest per "
-        "attempt; pods are created when the nodes exist. Not for a job in a queue of Kueue. Maturity: Experimental.",
+        description="Request nodes for launcher and workers from a cluster autoscaler, by one ProvisioningRequest "
+        "per attempt. Pods are created when the nodes exist. A job in a queue of Kueue must not set this field. "
+        "Maturity: Experimental.",
     )
     topology: Topology | None = Field(
         default=None,
-        description="Placement of the workers near each other: on nodes with the same value of a label. Unset: on "
-        "any nodes. Maturity: Beta.",
+        description="Placement of the workers near each other, on nodes with the same value of a label. Unset: "
+        "workers run on any nodes. Maturity: Beta.",
     )

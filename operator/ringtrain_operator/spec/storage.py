@@ -1,4 +1,4 @@
-"""`spec.logs` and `spec.checkpoint`: claims, folders and object stores that outlive pods."""
+"""Models of `spec.logs` and `spec.checkpoint`: claims and object stores whose content stays when pods end."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ EmptyDir = Annotated[dict[str, Any], Schema({"type": "object", "x-kubernetes-pre
 class ClaimSource(SpecModel):
     """A PersistentVolumeClaim in the job's namespace."""
 
-    claim_name: ObjectName = Field(description="Name of the claim.")
+    claim_name: ObjectName = Field(description="Name of the PersistentVolumeClaim.")
 
 
 # Only stores that every pod can reach; file:// and memory:// are local to a process.
@@ -36,23 +36,23 @@ class Logs(SpecModel):
         description="PersistentVolumeClaim in the job's namespace that only the launcher mounts; ReadWriteOnce is "
         "enough.",
     )
-    empty_dir: EmptyDir | None = Field(default=None, description="Fields of an emptyDir, such as sizeLimit.")
+    empty_dir: EmptyDir | None = Field(default=None, description="Fields of the emptyDir for logs, such as sizeLimit.")
     report: bool = Field(
         default=False,
-        description="At the end of each attempt the launcher writes it as one HTML page, report.html, with the logs.",
+        description="Write an HTML page, report.html, into the logs at the end of each attempt.",
     )
     uri: str | None = Field(
         default=None,
         pattern=STORE_URI,
         max_length=1024,
-        description="Place in an object store to which the launcher copies logs while the job runs and at its "
-        "end, for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there after the pods' end. "
-        "Maturity: s3 Beta, gs Experimental, az Experimental.",
+        description="Place in an object store to which the launcher copies logs while the job runs and at its end, "
+        "for example s3://bucket/logs (also gs:// and az://). dtj logs reads them there after the pods "
+        "are deleted. Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,
         description="Secret of the job's namespace whose keys become environment variables of the launcher, such as "
-        "AWS_ACCESS_KEY_ID. Unset: the identity of the pod's service account.",
+        "AWS_ACCESS_KEY_ID. Unset: the launcher uses the identity of its pod's service account.",
     )
 
     metrics: str | None = Field(
@@ -61,8 +61,8 @@ class Logs(SpecModel):
         max_length=MOST_CHARACTERS,
         description="Regular expression (Python syntax) with named groups, which extracts values from printed lines: "
         "step, total (steps), epoch, loss, samples, rate (samples per second); any other group is a metric of that "
-        "name. It replaces the built-in formats (tqdm, Keras, images/sec); none: no line is read. Values from "
-        "rt.report take precedence. Maturity: Beta.",
+        "name. It replaces the built-in formats (tqdm, Keras, images/sec). With the value none, no line is read. "
+        "Values from rt.report take precedence. Maturity: Beta.",
     )
 
     RULES = (
@@ -101,30 +101,30 @@ class Checkpoint(SpecModel):
         default=None,
         pattern=STORE_URI,
         max_length=1024,
-        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). The job uses its "
-        "own folder below it, <job>-<uid>, which the training code gets as "
-        "RINGTRAIN_CHECKPOINT_URI. The image needs ringtrain[s3], ringtrain[gcs] or ringtrain[azure]. "
-        "Maturity: s3 Beta, gs Experimental, az Experimental.",
+        description="Place in an object store, for example s3://bucket/path (also gs:// and az://). The job writes to "
+        "the folder <job>-<uid> below it, which the training code gets as RINGTRAIN_CHECKPOINT_URI. The image needs "
+        "ringtrain[s3], ringtrain[gcs] or ringtrain[azure]. Maturity: s3 Beta, gs Experimental, az Experimental.",
     )
     secret_ref: SecretSource | None = Field(
         default=None,
         description="Secret of the job's namespace whose keys become variables of the ranks and the evaluator, such "
-        "as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Unset: the identity of the pods' service account.",
+        "as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL. Unset: these processes use the identity of their pods' service "
+        "account.",
     )
     mount_path: str = Field(
         default=CHECKPOINT_DIR,
         pattern=MOUNT_PATH,
         max_length=1024,
-        description="Path at which pods mount the claim. The job uses its own folder in it, <job>-<uid>, which the "
+        description="Path at which pods mount the claim. The job writes to the folder <job>-<uid> in it, which the "
         "training code gets as RINGTRAIN_CHECKPOINT_DIR.",
     )
     restore_from: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
         max_length=100,
-        description="Another job with checkpoints on the claim or below the URI, or its folder there: as long as "
-        "this job has no checkpoint, training starts from the newest one of that job. Unset: a new job starts "
-        "without a checkpoint.",
+        description="Name of another job with checkpoints on the same claim or below the same URI, or name of that "
+        "job's folder there. While this job has no checkpoint, training starts from the newest checkpoint of the "
+        "other job. Unset: a new job starts without a checkpoint.",
     )
 
     RULES = (

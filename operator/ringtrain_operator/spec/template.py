@@ -1,4 +1,4 @@
-"""Pod templates: dicts that pass through unchanged; only the fields that this package reads are checked."""
+"""Pod templates in a job's spec: plain dicts, of which only the fields that the operator reads are checked."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ _STRINGS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 
 
 def _template_schema(container: dict[str, Any], required: tuple[str, ...]) -> dict[str, Any]:
-    """Return the OpenAPI schema of a pod template. Unknown fields are preserved; the fields that we read have types."""
+    """Return the OpenAPI schema of a pod template. It has types only for fields that the operator reads."""
     containers = {"type": "array", "minItems": 1, "maxItems": 32, "items": container}
     spec: dict[str, Any] = {**_PRESERVED, "properties": {"containers": containers}}
     template: dict[str, Any] = {**_PRESERVED, "properties": {"metadata": _PRESERVED, "spec": spec}}
@@ -36,6 +36,10 @@ WorkerTemplate = Annotated[
 ]
 # For launcher, data workers and evaluator: omitted fields come from the worker's template.
 PartialTemplate = Annotated[dict[str, Any], Schema(_template_schema(_CONTAINER, ()))]
+# Paths of all pod templates in a job's spec. Those of workers must be complete; the operator fills in omitted fields of
+# the others.
+WORKER_TEMPLATES = ("worker.template", "worker.rank0Template")
+TEMPLATES = (*WORKER_TEMPLATES, "launcher.template", "dataWorkers.template", "evaluator.template")
 
 
 _Shape = type | list[Any] | dict[str, Any]
@@ -75,15 +79,20 @@ _TEMPLATE: dict[str, Any] = {
 }
 
 
+def template_at(spec: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
+    """Return the pod template at a path of `TEMPLATES`; None if it is absent or no mapping."""
+    section, _, field = path.partition(".")
+    found = spec[section].get(field) if isinstance(spec.get(section), Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
 def containers_of(template: Mapping[str, Any], field: str = "containers") -> list[dict[str, Any]]:
     """Return the containers of a well-formed template; empty if it has none."""
     return list((template.get("spec") or {}).get(field) or ())
 
 
 def template_devices(template: Mapping[str, Any]) -> dict[str, object]:
-    """Return the extended resources (names with a domain) in the limits or requests of the first container, except
-    zeros.
-    """
+    """Return the devices (resources whose name has a domain) of the first container; amounts of zero are left out."""
     found: dict[str, object] = {}
     for main in containers_of(template)[:1]:
         resources = main.get("resources") or {}
@@ -93,19 +102,19 @@ def template_devices(template: Mapping[str, Any]) -> dict[str, object]:
 
 
 def worker_devices(template: Mapping[str, Any], devices: Mapping[str, Any]) -> dict[str, int]:
-    """Return the extended resources of each worker, from its `template` and from worker.`devices`."""
+    """Return the devices of each worker, from its `template` and from `devices` (spec.worker.devices)."""
     amounts = {**template_devices(template), **devices}
     return {name: count for name, amount in amounts.items() if (count := device_count(amount))}
 
 
 def device_count(value: object) -> int | None:
-    """Return the amount of a device as a number; None if it is not a whole number from 1 to 1,024."""
+    """Return the amount of a device as an integer; None unless it is a whole number from 1 to 1,024."""
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 5 and 1 <= int(text) <= MOST_SLOTS else None
 
 
 def without_amounts(template: Mapping[str, Any], devices: object) -> Mapping[str, Any]:
-    """Return `template` without the amounts of `devices` in its first container: another field sets those."""
+    """Return `template` without the amounts of `devices` in its first container, because another field sets them."""
     containers = containers_of(template)
     if not isinstance(devices, Mapping) or not containers:
         return template
@@ -123,7 +132,7 @@ def without_amounts(template: Mapping[str, Any], devices: object) -> Mapping[str
 def worker_template_problems(
     template: Mapping[str, Any], path: str, *, needs_command: bool = True
 ) -> Iterator[Problem]:
-    """Yield problems that prevent a worker's template from being run, each with the field's path.
+    """Yield the fields of a worker's pod template that would stop its pods from running. `path`: the template's field.
 
     `needs_command` is False if the launcher's mpirun command names the program.
     """
@@ -140,7 +149,8 @@ def worker_template_problems(
 
 
 def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Yield problems of any other template. Its first container may omit name and image."""
+    """Yield the problems of a template other than the worker's, such as the launcher's. Its first container needs no
+    name and no image, because the operator adds them."""
     containers = containers_of(template)
     if containers and containers[0].get("args") and not containers[0].get("command"):
         yield Problem(f"{path}.spec.containers[0].command", "is missing, but args are set; write the command, too")
@@ -155,7 +165,7 @@ def _missing_field_problems(containers: Sequence[Mapping[str, Any]], path: str, 
 
 
 def shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:
-    """Return the places where `value` does not have `shape`. A null field counts as absent, as in the API."""
+    """Return problems at all places where `value` has other types than `shape`. A null field counts as absent."""
     return list(_shape_problems(value, path, _TEMPLATE if shape is None else shape))
 
 
@@ -171,11 +181,14 @@ def _shape_problems(value: object, path: str, shape: _Shape) -> Iterator[Problem
             yield from _shape_problems(item, f"{path}[{index}]", shape[0])
     elif isinstance(shape, dict):
         if not isinstance(value, Mapping):
-            yield Problem(path, f"must be a mapping, is {shown(value)}")
+            yield Problem(path, f"is {shown(value)}; expected a mapping")
             return
         for key, known in shape.items():
             yield from _shape_problems(value.get(key), f"{path}.{key}" if path else key, known)
     elif not isinstance(value, shape):
-        yield Problem(path, f"must be a string, is {shown(value)}; put it in quotes")
+        if isinstance(value, list | Mapping):
+            yield Problem(path, f"expected a text, not a {'list' if isinstance(value, list) else 'mapping'}")
+        else:
+            yield Problem(path, f"must be a string, is {shown(value)}; put it in quotes")
     elif "\0" in str(value):
         yield Problem(path, "has a NUL character, which no process argument can have; remove it")

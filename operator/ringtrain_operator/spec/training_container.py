@@ -1,4 +1,4 @@
-"""Choice of the container that trains (or launches) in a pod template with several.
+"""Choice of the container that runs the training (or the launcher) in a pod template with several containers.
 
 Parsing moves it to the front, so all other code uses the first container.
 """
@@ -9,20 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import Problem
-from .template import containers_of, shape_problems
+from .template import TEMPLATES, containers_of, shape_problems, template_at
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 # Names of the training container in other operators' jobs; an earlier name is preferred.
 NAMES = ("pytorch", "tensorflow", "jax", "xgboost", "node", "trainer", "worker", "mpi", "train")
-SECTIONS = ("worker", "launcher", "dataWorkers", "evaluator")
-_INDEX = re.compile(r"(spec\.(\w+)\.template\.spec\.containers)\[(\d+)\]")
+_INDEX = re.compile(r"(spec\.(\w+\.\w+)\.spec\.containers)\[(\d+)\]")
 
 Json = dict[str, Any]
 
 
 def training_container_index(template: Mapping[str, Any]) -> int:
-    """Return the index of the training container in a well-formed template: the one that the annotation
-    kubectl.kubernetes.io/default-container names, else the first of `NAMES`, else 0."""
+    """Return the index of the training container: the container that the pod's annotation names, if it exists.
+
+    Otherwise, the first name in `NAMES` that a container has selects the container. By default, the index is 0.
+    """
     names = [container.get("name") for container in containers_of(template)]
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     wanted = (annotations.get(DEFAULT_CONTAINER), *NAMES)
@@ -30,25 +31,25 @@ def training_container_index(template: Mapping[str, Any]) -> int:
 
 
 def with_training_containers_first(spec: Mapping[str, Any]) -> tuple[Json, dict[str, int]]:
-    """Return a job's spec with the training container of each pod template in front, and its original index by
-    section. Templates of a wrong shape are not changed."""
+    """Return a job's spec with the training container of each pod template in front, and its original index by the
+    template's path. Templates of a wrong shape are not changed."""
     made, indexes = dict(spec), {}
-    for name in SECTIONS:
-        section = spec.get(name)
-        template = section.get("template") if isinstance(section, Mapping) else None
-        if not isinstance(template, Mapping) or shape_problems(template, ""):
+    for path in TEMPLATES:
+        template = template_at(spec, path)
+        if template is None or shape_problems(template, ""):
             continue
         if index := training_container_index(template):
             containers = containers_of(template)
             containers.insert(0, containers.pop(index))
             pod = {**template["spec"], "containers": containers}
-            made[name] = {**spec[name], "template": {**template, "spec": pod}}
-            indexes[name] = index
+            section, _, field = path.partition(".")
+            made[section] = {**made[section], field: {**template, "spec": pod}}
+            indexes[path] = index
     return made, indexes
 
 
 def original_problem(problem: Problem, indexes: Mapping[str, int]) -> Problem:
-    """Return the problem with its path as in the manifest, before `with_training_containers_first`."""
+    """Return a problem with the path that the user's manifest has, before containers were moved to the front."""
     found = _INDEX.match(problem.path)
     moved = indexes.get(found[2], 0) if found else 0
     if found is None or not moved:
@@ -59,7 +60,7 @@ def original_problem(problem: Problem, indexes: Mapping[str, int]) -> Problem:
 
 
 def describe_training_container(template: Mapping[str, Any]) -> str:
-    """Return the name of a parsed template's training container, and of its sidecars; empty if it has no sidecars."""
+    """Return a text with the names of the training container and its sidecars; empty without sidecars."""
     first, *others = containers_of(template)
     if not others:
         return ""

@@ -1,4 +1,4 @@
-"""Templates of jobs: a platform team prepares them, and a job's spec overrides their fields."""
+"""Templates of jobs (TrainingTemplate), which provide defaults for the specs of jobs that name them."""
 
 import hashlib
 import json
@@ -12,7 +12,8 @@ from pydantic_core import PydanticUndefined
 from ..contract import GROUP
 from ..errors import Invalid, Problem, shown
 from .base import MAX_DEPTH, nesting_depth, without_nulls
-from .job import CLUSTER, TEMPLATE_KINDS, JobSpec
+from .job import JobSpec
+from .parts import CLUSTER, TEMPLATE_KINDS
 from .training_container import with_training_containers_first
 
 Json = dict[str, Any]
@@ -44,12 +45,12 @@ class Template:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Kind and name, as in a job's templateRef."""
+        """Kind and name of the template, as in a job's templateRef."""
         return self.kind, self.name
 
 
 def is_template(obj: object) -> bool:
-    """Return whether a document is a TrainingTemplate or ClusterTrainingTemplate."""
+    """Return whether `obj` is a TrainingTemplate or ClusterTrainingTemplate."""
     if not isinstance(obj, Mapping):
         return False
     return obj.get("kind") in TEMPLATE_KINDS and str(obj.get("apiVersion")).startswith(f"{GROUP}/")
@@ -76,7 +77,7 @@ def read_template(obj: Mapping[str, Any]) -> Template:
 
 
 def _template_limit_problems(job: Mapping[str, Any]) -> list[Problem]:
-    """Return fields that a template cannot set, and a problem if it is too large."""
+    """Return problems of fields that a template must not set, and of a template that is too large."""
     found = []
     for path in OWN:
         inner: Any = job
@@ -92,7 +93,8 @@ def _template_limit_problems(job: Mapping[str, Any]) -> list[Problem]:
 
 
 def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return kind and name of the template in a job's templateRef; None without templateRef. Raises Invalid."""
+    """Return kind and name in a job's templateRef; None if the job names no template. Raises Invalid for an invalid
+    templateRef."""
     spec = obj.get("spec")
     reference = spec.get("templateRef") if isinstance(spec, Mapping) else None
     if reference is None:
@@ -106,14 +108,13 @@ def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def stored_template(obj: Mapping[str, Any]) -> Template | None:
-    """Return the template stored in the job's status; None if there is no stored template, or if templateRef now
-    names another template."""
+    """Return the template stored in the job's status, if templateRef still names it; otherwise None."""
     stored = last_stored_template(obj)
     return stored if stored is not None and stored.key == named_template(obj) else None
 
 
 def last_stored_template(obj: Mapping[str, Any]) -> Template | None:
-    """Return the template stored in the job's status, whatever templateRef names now, or None."""
+    """Return the template stored in the job's status, even if templateRef now names another one; None without one."""
     status = obj.get("status")
     stored = status.get("template") if isinstance(status, Mapping) else None
     if not isinstance(stored, Mapping):
@@ -122,7 +123,8 @@ def last_stored_template(obj: Mapping[str, Any]) -> Template | None:
 
 
 def resolved_job_spec(obj: Mapping[str, Any], template: Template | None = None) -> Json:
-    """Return the job with its template merged into its spec and without templateRef. Raises Invalid.
+    """Return the job with its template merged into its spec and without templateRef. Raises Invalid for an invalid
+    templateRef.
 
     `template` defaults to the one stored in the job's status. Without a template the job is returned unchanged.
     """
@@ -133,7 +135,7 @@ def resolved_job_spec(obj: Mapping[str, Any], template: Template | None = None) 
 
 
 def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
-    """Merge a job's `spec` over a template's.
+    """Return a template's spec, overridden and extended by the fields of a job's `spec`.
 
     Mappings are merged by key, and null removes a key. Containers of the same name are merged. Variables, volumes and
     mounts of the job replace those of the same name. Any other list or value of the job replaces the template's. Fields
@@ -149,7 +151,7 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
 
 
 def _fields_set(value: Any, model: type[BaseModel]) -> Any:
-    """Return `value` without the fields of `model` that are null or at their defaults."""
+    """Return `value` without the fields of `model` that are null or have their default."""
     if not isinstance(value, Mapping):
         return value
     known = {info.alias or name: info for name, info in model.model_fields.items()}
@@ -166,13 +168,13 @@ def _fields_set(value: Any, model: type[BaseModel]) -> Any:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model class in a field's annotation (`Model` or `Model | None`); None if it has none."""
+    """Return the model class in a field's annotation (`Model` or `Model | None`); None if it is no model."""
     found = (part for part in (annotation, *get_args(annotation)) if isinstance(part, type))
     return next((part for part in found if issubclass(part, BaseModel)), None)
 
 
 def _spec_field_default(value: Any) -> Any:
-    """Return a default as the API server writes it; None if it writes none."""
+    """Return a field's default as the API server stores it; None if it stores none."""
     if isinstance(value, BaseModel):
         return {}
     if isinstance(value, tuple):
@@ -202,8 +204,10 @@ def _has_mappings(value: Any) -> bool:
 
 
 def _containers(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Merge containers of the same name. A container of `above` without a name is merged into the first, which is the
-    training container."""
+    """Return the containers `above` merged over the containers `below` of the same name.
+
+    A container of `above` without a name is merged over the first container of `below`.
+    """
     found = [dict(container) for container in below]
     for container in above:
         names = [one.get("name") for one in found]
@@ -216,7 +220,7 @@ def _containers(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str,
 
 
 def _replaced_by_name(below: Sequence[Mapping[str, Any]], above: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Replace entries of `below` by those of the same name in `above`; append the rest."""
+    """Return the entries of `below`, each replaced by entries of `above` with its name, then the rest of `above`."""
     found: list[Json] = []
     left = list(above)
     for entry in below:

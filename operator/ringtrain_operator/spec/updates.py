@@ -1,12 +1,9 @@
-"""Rules for changes of a spec, which compare the new spec with the old one."""
+"""Rules for a change of a job's spec, which compare the new spec with the old one."""
 
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
-from pydantic.alias_generators import to_snake
-
-from .base import Rule
+from .base import Rule, field_at
 from .data_workers import DataWorkers
 
 # CEL on the whole object: true if the frozen fields may change. A job that never ran may need a correction. A job that
@@ -19,28 +16,28 @@ MAY_CHANGE = (
 
 
 def is_spec_fixed(status: Mapping[str, Any] | None) -> bool:
-    """Return whether the frozen fields of a job with this status cannot change unless suspended: it has run or has
-    ended.
-    """
+    """Return whether a job with this status has run or ended, so that some fields are fixed until a suspension."""
     found = status or {}
     return bool((found.get("ledger") or {}).get("hasRun")) or found.get("state") in ("Succeeded", "Failed")
 
 
 def unchanged_cel(field: str, optional: bool) -> str:
-    """Return CEL for "`field` of the spec is unchanged". An `optional` field may be absent in both specs."""
+    """Return CEL that is true if `field` of the spec is unchanged. `optional`: whether it may be absent."""
     same = f"self.{field} == oldSelf.{field}"
     return f"(has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same}))" if optional else same
 
 
 def frozen_field(field: str, *, optional: bool = False, name: str = "") -> Rule:
-    """Return a rule: once the job has run, `field` can change only while it is suspended. `name` is for the message."""
-    of = attrgetter(".".join(map(to_snake, field.split("."))))
+    """Return a rule by which `field` of a job that has run can change only while the job is suspended.
+
+    `optional`: whether the field may be absent. `name`: name of the field in the message.
+    """
     return Rule(
         cel=unchanged_cel(field, optional),
         message=f"{name or field} can change only while the job is suspended, or before it has run; set "
         "runPolicy.suspend: true first",
         path=field,
-        holds_update=lambda new, old: old.run_policy.suspend or of(new) == of(old),
+        holds_update=lambda new, old: old.run_policy.suspend or field_at(new, field) == field_at(old, field),
         once_fixed=True,
     )
 
@@ -50,7 +47,7 @@ _SCALED = frozenset({"replicas", "autoscale"})
 
 
 def frozen_data_workers() -> Rule:
-    """Return a rule: while the job runs only the number of data workers can change."""
+    """Return a rule by which only the number of data workers can change while the job runs."""
     both = "has(self.dataWorkers) && has(oldSelf.dataWorkers)"
     same = (
         unchanged_cel(f"dataWorkers.{info.alias}", optional=info.default is None)
@@ -70,5 +67,5 @@ def frozen_data_workers() -> Rule:
 
 
 def _without_number(data_workers: DataWorkers | None) -> DataWorkers | None:
-    """Return `data_workers` with default numbers, to compare everything else."""
+    """Return `data_workers` with its numbers at their defaults, to compare the other fields."""
     return data_workers and data_workers.model_copy(update={"replicas": 1, "autoscale": None})

@@ -1,1 +1,1 @@
-"""The job's status: its model, and the functions that derive it from what was observed."""
+"""Models of a job's status, and the functions that derive it from what was observed."""

@@ -1,4 +1,4 @@
-"""Interface of a policy: its possible decisions, the ledger entries that it writes, and its next requeue time."""
+"""Interface of policies: the decisions that they can make, their records in status.ledger, their next check."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from datetime import datetime
 from typing import Literal
 
 from ..placement.own_queue import PlacementContender
-from .model import ConditionChange, Failure, JobStatus, LostPod
+from .ledger import LostPod
+from .model import ConditionChange, Failure, JobStatus
 from .situation import Situation
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Start the first attempt, or the next one after a suspension or in a queue."""
+    """Decision to start an attempt: the first one, or the next one after a suspension or in a queue."""
 
     attempt: int
     reason: Literal["Started", "Resumed", "Admitted", "Dequeued", "Changed"]
@@ -22,7 +23,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Halt:
-    """Delete the pods, release quota, and wait to be resumed."""
+    """Decision to delete the pods and release the quota, until the job is resumed."""
 
     reason: Literal["Suspended", "Changed"] = "Suspended"
     message: str = "runPolicy.suspend is set; the pods are deleted"
@@ -30,7 +31,7 @@ class Halt:
 
 @dataclass(frozen=True)
 class Enqueue:
-    """Delete the pods and wait in the queue. `disrupted`: the attempt ended for a reason outside the job."""
+    """Decision to delete the pods and wait in Kueue's queue. `disrupted`: the job did not cause this."""
 
     reason: str
     message: str
@@ -39,10 +40,10 @@ class Enqueue:
 
 @dataclass(frozen=True)
 class Restart:
-    """End this attempt and start the next.
+    """Decision to end this attempt and start the next one.
 
-    `counted`: the restart counts against backoffLimit. `delayed`: it waits for the backoff. `lost`: a pod that went
-    silent; the state of its node decides later whether the restart counts.
+    `counted`: whether the restart counts against backoffLimit. `delayed`: whether the restart waits for the backoff.
+    `lost`: a pod that went silent; the state of the pod's node decides later whether the restart counts.
     """
 
     reason: str
@@ -55,14 +56,14 @@ class Restart:
 
 @dataclass(frozen=True)
 class Resize:
-    """Continue with another number of workers, which join or leave within the attempt."""
+    """Decision to continue with another number of workers, which join or leave within the attempt."""
 
     workers: int
 
 
 @dataclass(frozen=True)
 class Finish:
-    """End the job permanently."""
+    """Decision to end the job permanently."""
 
     condition: Literal["Succeeded", "Failed"]
     reason: str
@@ -72,10 +73,10 @@ class Finish:
 
 @dataclass(frozen=True)
 class GiveWay:
-    """Delete the pods of a gang that is not completely placed, and wait without pods.
+    """Decision to delete the pods of a gang that is only partly placed, and to wait without pods.
 
-    `place`: the job's place in the queue, or None if the job is `too_large` for the cluster, or a part of it was
-    `refused` (the message of the API or of a kubelet); it then blocks no other job.
+    `place`: the job's place in the queue; None if the job blocks no other job. This is so if the job is `too_large` for
+    the cluster, or if a part of it was `refused` (the message of the API or of a kubelet).
     """
 
     place: PlacementContender | None
@@ -85,7 +86,7 @@ class GiveWay:
 
 @dataclass(frozen=True)
 class Place:
-    """Create the pods of a job that was queued. `since`: time since which the job has its place in the queue."""
+    """Decision to create the pods of a job that waited without pods. `since`: start of its wait in the queue."""
 
     since: datetime
 
@@ -95,8 +96,7 @@ Decision = Begin | Halt | Enqueue | Restart | Resize | GiveWay | Place | Finish
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """A policy's decision, if any, and its next requeue time. `is_last`: whether the policies after this one are
-    skipped."""
+    """Decision of a policy, or None, and the time of its next check. `is_last`: skip the policies after this one."""
 
     decision: Decision | None = None
     requeue_at: datetime | None = None
@@ -108,8 +108,7 @@ NO_DECISION = PolicyResult()
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy. The first decision of any policy wins; then every policy updates the status and may request a
-    requeue.
+    """One concern of the operator, such as deadlines: decides, and updates its part of the status.
 
     `decide` proposes a decision. `record` returns the status with this policy's ledger entries; it is called with the
     decision that was made. `requeue_times` returns, for the new status, the times at which to reconcile if nothing else
@@ -123,7 +122,7 @@ class Policy:
 
 
 def condition_of(decision: Decision) -> ConditionChange | None:
-    """Return the condition change for a decision; None if it changes no condition."""
+    """Return the change of a condition that a decision causes; None if it causes none."""
     match decision:
         case Begin(reason="Resumed"):
             return ConditionChange("Suspended", "False", "Resumed", f"attempt {decision.attempt} begins")

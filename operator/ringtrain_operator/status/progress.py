@@ -1,4 +1,4 @@
-"""Status fields about training progress, log shipping and the start of an attempt.
+"""Parts of the status about training progress, the copy of logs, and the start of an attempt.
 
 They come from the launcher's reports and from the pods. They change no more often than the launcher is polled.
 """
@@ -30,7 +30,7 @@ _PARTS: Final = (
 
 
 def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str, Any]:
-    """Return the status fields `progress` and `progressSummary`, if known, for attempt `s.attempt`.
+    """Return the status fields `progress` and `progressSummary`; empty if no progress is known.
 
     `input_bound`: text about ranks that wait for their data workers. The fields describe the newest attempt that has
     reported. If a job `succeeded` without a report of its last attempt, which found nothing left to do, they are
@@ -48,16 +48,14 @@ def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str
 
 
 def progress_summary(progress: Progress) -> str:
-    """Return `120/300 (40%)`, or the step alone if the total is unknown."""
+    """Return the progress as a text such as `120/300 (40%)`, or `step 120` if the total is unknown."""
     if not progress.total_steps:
         return f"step {progress.step}"
     return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
 
 
 def _final_progress(s: Situation) -> Progress | None:
-    """Return the last progress of a launcher that has ended, from its termination message: its /status
-    is unreachable.
-    """
+    """Return the last progress in the termination message of a launcher that has ended; None without one."""
     if s.launcher is None or not s.launcher.finished:
         return None
     before = s.status.progress
@@ -67,7 +65,7 @@ def _final_progress(s: Situation) -> Progress | None:
 
 
 def parse_progress(raw: object, last: datetime | None) -> Progress | None:
-    """Parse progress as the contract defines it; None for anything else."""
+    """Parse the progress that a launcher has reported. Returns None if it does not follow the contract."""
     if not isinstance(raw, dict) or not is_storable_integer(raw.get("step")):
         return None
     metrics = raw.get("metrics")
@@ -87,9 +85,7 @@ def parse_progress(raw: object, last: datetime | None) -> Progress | None:
 
 
 def _progress_field(raw: dict[str, Any], key: str, kind: type) -> Any:
-    """Return `raw[key]` if it has the contract's type, else None: a launcher of another version must not break the
-    status.
-    """
+    """Return `raw[key]`; None if its type is not `kind`, because launchers of other versions may report other types."""
     value = raw.get(key)
     if kind is float:
         return float(value) if _is_finite_number(value) else None  # type: ignore[arg-type]
@@ -104,14 +100,12 @@ def is_storable_integer(value: object) -> bool:
 
 
 def _is_finite_number(value: object) -> bool:
-    """Return whether `value` becomes a finite float. JSON of the API has no NaN or infinity; a large int
-    may overflow.
-    """
+    """Return whether `value` is a number that JSON can store: neither NaN, nor infinite, nor too large."""
     return isinstance(value, int | float) and not isinstance(value, bool) and is_finite_number(value)
 
 
 def logs_not_shipped(s: Situation) -> ConditionChange | None:
-    """Return the LogsNotShipped condition of a job with spec.logs.uri; None leaves the current one unchanged.
+    """Return the change of the condition LogsNotShipped (spec.logs.uri); None for no change.
 
     `s.attempt` is the observed attempt.
     """
@@ -141,10 +135,10 @@ def _final_shipping_condition(attempt: int, unshipped: object) -> ConditionChang
 
 
 def start_status(status: JobStatus, pods: Iterable[PodView], *, has_begun: bool = False) -> StartStatus:
-    """Return the start of the current attempt, as far as the gang's `pods` show it.
+    """Return the timeline of the current attempt's start, as far as the gang's `pods` show it.
 
-    A phase has ended when all pods of the attempt have completed it. `has_begun`: the ranks run, so the existing pods
-    are all; in an elastic job these may be fewer than the attempt was created with.
+    A phase has ended when all pods of the attempt have completed it. `has_begun`: whether the ranks run; then
+    the existing pods are all pods. In an elastic job these may be fewer than the attempt was created with.
     """
     gang = [pod for pod in pods if pod.id.attempt == status.attempt and not pod.outlives_attempts]
     whole = len(gang) if has_begun else status.ledger.attempt_workers + 1
@@ -170,13 +164,13 @@ def last_started(pods: Iterable[PodView]) -> PodView | None:
 
 
 def _latest_if_complete(times: Sequence[datetime | None], whole: int) -> datetime | None:
-    """Return the latest of `whole` times; None while one of them is unknown."""
+    """Return the latest of `times` if at least `whole` times are known, otherwise None."""
     known = [time for time in times if time is not None]
     return max(known) if known and len(known) >= whole else None
 
 
 def _requested_at(status: JobStatus) -> datetime | None:
-    """Return the time at which the attempt was requested: `activeSince`, unless another attempt has started since."""
+    """Return when the attempt was requested (ledger.activeSince); None if it followed another attempt."""
     since, before = status.ledger.active_since, status.start
     if before is not None and before.attempt != status.attempt:
         began = before.formed or before.started or before.created
@@ -185,14 +179,14 @@ def _requested_at(status: JobStatus) -> datetime | None:
 
 
 def is_start_unrecorded(status: JobStatus, report: LauncherReport | None) -> bool:
-    """Return whether the current attempt's ranks have started while the status does not describe that start yet."""
+    """Return whether the status must be updated, because the ranks of the current attempt have started."""
     known = status.start is not None and status.start.attempt == status.attempt
     began = report is not None and report.attempt == status.attempt and report.running_since is not None
     return began and not known
 
 
 def start_fields(s: Situation) -> dict[str, Any]:
-    """Return the status field `start`. It is written when the ranks have started and again after the first step.
+    """Return the status field `start`, after the start of the ranks and after the first step; otherwise empty.
 
     `s.attempt` is the observed attempt.
     """
@@ -215,7 +209,7 @@ def _whole_seconds(time: datetime | None) -> datetime | None:
 
 
 def start_durations(start: StartStatus) -> list[tuple[str, float]]:
-    """Return the known phases of a start with their durations in seconds, each from one known time to the next."""
+    """Return the phases of an attempt's start with their durations in seconds, as far as they are known."""
     found: list[tuple[str, float]] = []
     before = start.queued
     for name, field in _PARTS:
@@ -231,7 +225,7 @@ def start_durations(start: StartStatus) -> list[tuple[str, float]]:
 def pods_document(
     status: JobStatus, pods: Sequence[PodView], before: Iterable[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the body of `PUT /pods` (docs/contract.md), which describes the attempt's pods to its launcher.
+    """Return the body of `PUT /pods` (docs/contract.md), by which the launcher learns the state of its pods.
 
     `before`: the events of the previous call. They are repeated, because a pod may be deleted before its events were
     sent.
@@ -268,7 +262,7 @@ def _attempt_events(start: StartStatus) -> Iterator[Event]:
 
 
 def _pod_events(pod: PodView, start: StartStatus) -> Iterator[Event]:
-    """Yield events of one pod. If it was created after the start of the attempt, its own start is included."""
+    """Yield time, kind and text of one pod's events. A pod created after the attempt's start has its own start."""
     where = f"{pod.id.name}" + (f" on {pod.place.node}" if pod.place.node else "")
     if start.started is not None and pod.id.created_at is not None and pod.id.created_at > start.started:
         which = f"{where}, a replacement" if pod.id.incarnation > 1 else f"{where}, which was added"
@@ -292,7 +286,7 @@ def _pod_events(pod: PodView, start: StartStatus) -> Iterator[Event]:
 
 
 def _worker_images(workers: Sequence[PodView]) -> dict[str, str]:
-    """Return image and imageID of the workers. If imageIDs differ (a moved tag), list up to three with a pod each."""
+    """Return image and imageID of the workers, up to three different ones if the image's tag has moved."""
     found: dict[str, PodView] = {}
     for pod in sorted(workers, key=lambda pod: pod.id.index):
         if pod.main.image_id:

@@ -1,4 +1,4 @@
-"""One job at one moment: the input of every policy."""
+"""State of one job at one moment, which is the input of every policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALL_PODS_RUN = frozenset({"WaitingForAgents", "WaitingForLauncher", "LauncherUn
 
 @dataclass(frozen=True)
 class Situation:
-    """A job, the objects that exist for it, its status, and the time.
+    """A job, what was observed for it, its status, and the time.
 
     Derived values are computed once: at construction those that every policy reads, the others on first use.
     """
@@ -53,17 +53,17 @@ class Situation:
 
     @cached_property
     def pods(self) -> tuple[PodView, ...]:
-        """The gang's pods of the current attempt."""
+        """Launcher and worker pods of the current attempt."""
         return tuple(pod for pod in self.observed.gang_pods if pod.id.attempt == self.attempt)
 
     @cached_property
     def stale_pods(self) -> tuple[PodView, ...]:
-        """The gang's pods of other attempts. The current attempt starts after they are deleted."""
+        """Launcher and worker pods of earlier attempts. The current attempt starts after they are deleted."""
         return tuple(pod for pod in self.observed.gang_pods if pod.id.attempt != self.attempt)
 
     @cached_property
     def auxiliary_pods(self) -> tuple[PodView, ...]:
-        """Data workers and the evaluator, by index."""
+        """Pods of the job's data workers, by index, then of its evaluator."""
         return self.observed.auxiliary_pods
 
     @cached_property
@@ -73,7 +73,7 @@ class Situation:
 
     @cached_property
     def wanted_data_workers(self) -> int:
-        """Number of data workers that are wanted now, limited to the number that the queue admitted."""
+        """Number of data workers that the job needs now, limited to the number that the queue admitted."""
         data, scale = self.job.spec.data_workers, self.status.ledger.data_scale
         if data is None:
             return 0
@@ -83,44 +83,45 @@ class Situation:
 
     @cached_property
     def auxiliary_names(self) -> tuple[str, ...]:
-        """Names of the auxiliary pods that are wanted now."""
+        """Names of the data workers and the evaluator that the job needs now."""
         data = tuple(data_worker_name(self.job, index) for index in range(self.wanted_data_workers))
         return data if self.job.spec.evaluator is None else (*data, evaluator_name(self.job))
 
     @cached_property
     def gang_refusals(self) -> tuple[Refusal, ...]:
-        """Creations that the API refused and that the gang needs."""
+        """Refused create requests for objects without which the gang cannot run."""
         return tuple(refusal for refusal in self.observed.refusals if refusal.ref.name not in self.auxiliary_names)
 
     @cached_property
     def secret_is_ours(self) -> bool:
-        """Whether a pod of the job mounts its Secret. Pods are created after their Secret, so it belongs to the job."""
+        """Whether the job's Secret belongs to the job. A pod that mounts it proves this, because pods are created
+        later."""
         return bool(self.pods) or any(pod.secret == self.secret.name for pod in self.auxiliary_pods)
 
     @cached_property
     def launcher(self) -> PodView | None:
-        """The current attempt's launcher; None if it does not exist."""
+        """Launcher's pod of the current attempt; None if it does not exist."""
         return next((pod for pod in self.pods if pod.id.role == "launcher"), None)
 
     @cached_property
     def workers(self) -> tuple[PodView, ...]:
-        """The current attempt's workers, by index."""
+        """Worker pods of the current attempt, by index."""
         return tuple(sorted((pod for pod in self.pods if pod.id.role == "worker"), key=lambda pod: pod.id.index))
 
     @cached_property
     def report(self) -> LauncherReport | None:
-        """The report of the current attempt's launcher; None if it could not be read."""
+        """Report of the current attempt's launcher; None if it could not be read."""
         report = self.observed.launcher
         return report if report is not None and report.attempt == self.attempt else None
 
     @cached_property
     def workload(self) -> WorkloadView | None:
-        """The job's Workload in Kueue, if it exists."""
+        """The job's Workload in Kueue; None if it does not exist."""
         return self.observed.kueue.workload if self.observed.kueue is not None else None
 
     @cached_property
     def has_workload(self) -> bool:
-        """Whether the job waits for, or runs on, the quota of a Workload."""
+        """Whether the job waits for the quota of a Workload in Kueue, or runs with that quota."""
         return self.status.ledger.queued_as == "Workload"
 
     @cached_property
@@ -135,12 +136,12 @@ class Situation:
 
     @cached_property
     def is_without_pods(self) -> bool:
-        """Whether the job is suspended or waits in a queue: its pods are deleted, and none is created."""
+        """Whether the job must have no pods, because it is suspended or waits in a queue."""
         return self.is_suspended or self.is_queued
 
     @cached_property
     def _placement_attempt(self) -> PlacementAttempt:
-        """The current attempt, as input of the placements."""
+        """The current attempt, as the placements need it."""
         ledger, start = self.status.ledger, self.status.ledger.restart_not_before
         is_closed = bool(self.pods) or self.gang_began or self.is_without_pods or self.status.finished
         in_line = ledger.queued_since is not None
@@ -160,22 +161,22 @@ class Situation:
 
     @cached_property
     def queue(self) -> KueuePlacement:
-        """The current attempt in Kueue."""
+        """Placement of the current attempt by Kueue."""
         return KueuePlacement(self._placement_attempt, self.observed.kueue, self.status.ledger.queued_as)
 
     @cached_property
     def gang(self) -> GangPlacement:
-        """The current attempt's pods as a gang scheduler places them."""
+        """Placement of the current attempt by a gang scheduler."""
         return GangPlacement(self._placement_attempt, self.observed.gangs)
 
     @cached_property
     def provisioning(self) -> NodesPlacement:
-        """The nodes requested for the current attempt."""
+        """Placement of the current attempt on nodes that an autoscaler adds."""
         return NodesPlacement(self._placement_attempt, self.observed.provisioning)
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:
-        """All placements of the current attempt's pods, in the order in which they are consulted."""
+        """Placements of the current attempt, except for Kueue's, in the order in which they are consulted."""
         return (self.provisioning, self.gang)
 
     @cached_property
@@ -185,56 +186,56 @@ class Situation:
         return self.job.num_workers if grant is None else min(self.job.num_workers, grant.count)
 
     def _grant(self, pod_set: str) -> Grant | None:
-        """Return the admission of one pod set of the job's Workload; None without one."""
+        """Return Kueue's admission of one pod set of the job; None without an admission."""
         return self.workload.grants.get(pod_set) if self.workload is not None and self.has_workload else None
 
     @cached_property
     def secret(self) -> ObjectRef:
-        """The Secret with the job's credentials."""
+        """Reference to the Secret with the job's credentials."""
         return ObjectRef("Secret", secret_name(self.job, self.status.ledger.credentials))
 
     @cached_property
     def world_size(self) -> int:
-        """Ranks of the current attempt, including those of a launcher that is a worker."""
+        """Number of ranks in the current attempt, including those in the launcher's pod, if it runs any."""
         extra_agents = self.job.num_agents - self.job.num_workers
         return (self.status.ledger.attempt_workers + extra_agents) * self.job.spec.slots
 
     @cached_property
     def wanted_names(self) -> tuple[str, ...]:
-        """Names of the current attempt's pods, the launcher first."""
+        """Names of all pods that the current attempt needs, the launcher's first."""
         return gang_names(self.job, self.status.ledger.attempt_workers)
 
     @cached_property
     def missing_names(self) -> tuple[str, ...]:
-        """Names of the current attempt's pods that do not exist."""
+        """Names of pods that the current attempt needs and that do not exist."""
         existing = {pod.id.name for pod in self.pods}
         return tuple(name for name in self.wanted_names if name not in existing)
 
     @cached_property
     def workers_needed(self) -> int:
-        """Number of workers that the gang needs to start: all, or the minimum of an elastic job."""
+        """Number of workers with which the gang can start: all, or the minimum of an elastic job."""
         if self.job.spec.elastic is None:
             return self.status.ledger.attempt_workers
         return min(self.job.min_available - 1, self.status.ledger.attempt_workers)
 
     @cached_property
     def placed(self) -> bool:
-        """Whether the launcher and the number of workers that the gang needs have been scheduled to nodes."""
+        """Whether the launcher and as many workers as the gang needs for its start have nodes."""
         launcher = self.launcher is not None and bool(self.launcher.place.node)
         return launcher and sum(bool(pod.place.node) for pod in self.workers) >= self.workers_needed
 
     @cached_property
     def has_world(self) -> bool:
-        """Whether this is an elastic job whose current attempt has had a world, whatever its launcher reports now.
+        """Whether this is an elastic job whose ranks have formed a world in the current attempt.
 
-        A restarted launcher process reports that it waits for agents, although their ranks run.
+        The phase is not enough: a restarted launcher process reports that it waits for agents although ranks still run.
         """
         world = self.status.elastic
         return self.job.spec.elastic is not None and world is not None and world.formation > 0
 
     @cached_property
     def gang_began(self) -> bool:
-        """Whether the current attempt's ranks have started; from then on a missing pod is a loss."""
+        """Whether the ranks of the current attempt have started. From then on a missing pod is a loss."""
         if self.has_world:
             return True
         if self.launcher is not None and self.launcher.finished:
@@ -247,9 +248,7 @@ class Situation:
 
     @cached_property
     def gang_may_have_begun(self) -> bool:
-        """Whether the current attempt's ranks have or may have started: all its pods ran at an earlier observation. The
-        launcher is polled only now and then, and may be unreachable.
-        """
+        """Whether the ranks of the current attempt have started, or may have, because all its pods ran before."""
         running = self.status.condition("Running")
         return self.gang_began or (running is not None and running.reason in _ALL_PODS_RUN)
 

@@ -1,4 +1,4 @@
-"""The Running condition: the reason for which a job does not run yet, in the words of the component that blocks it."""
+"""Condition Running, which says why a job does not run yet, as reported by the component that blocks the job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def running_condition(s: Situation) -> ConditionChange:
 
 
 def _queued_condition(s: Situation) -> ConditionChange:
-    """Return the condition of a job that waits without pods. It has no numbers, which would change too often."""
+    """Return the condition of a job that waits in the operator's queue, without numbers that change often."""
     if s.status.ledger.too_large:
         return _not_running_condition(
             "TooLarge",
@@ -71,12 +71,12 @@ def _queued_contender(s: Situation) -> PlacementContender:
 
 
 def devices_text(job: Job) -> str:
-    """Return the extended resources of each worker, such as `2 nvidia.com/gpu`."""
+    """Return a text with the devices of each worker, such as `2 nvidia.com/gpu`."""
     return " and ".join(f"{amount} {name}" for name, amount in sorted(job.worker_devices.items()))
 
 
 def queue_wait_text(s: Situation) -> str:
-    """Return what a job in a queue waits for, in Kueue's words if it has any."""
+    """Return why a job in a queue of Kueue does not run: its pods still terminate, or Kueue's reason."""
     if s.observed.pods:
         return f"its pods are still terminating: {_counted_pod_names([pod.id.name for pod in s.observed.pods])}"
     return s.queue.waits_for().message
@@ -99,7 +99,7 @@ def _stuck_pod_condition(s: Situation) -> ConditionChange | None:
 
 
 def _absent_pod_names(s: Situation) -> list[str]:
-    """Return names of pods that do not run, or do not exist."""
+    """Return the names of pods of the gang that do not exist or do not run."""
     return [*s.missing_names, *(pod.id.name for pod in s.pods if pod.phase in ("Pending", "Unknown"))]
 
 
@@ -111,7 +111,7 @@ def _pending_pods_condition(s: Situation, absent: Sequence[str]) -> ConditionCha
 
 
 def _gang_condition(s: Situation) -> ConditionChange:
-    """Return the condition when all pods run: the launcher's report decides whether the gang does."""
+    """Return the condition of a job whose pods all run. The launcher's report decides whether the ranks run."""
     if s.report is not None and s.report.phase == "Waiting" and not s.has_world:
         # An elastic job's launcher lists workers up to the maximum.
         workers = by_index(s.report.workers, s.status.ledger.attempt_workers)
@@ -130,7 +130,7 @@ def _gang_condition(s: Situation) -> ConditionChange:
 
 
 def _gang_running_condition(s: Situation) -> ConditionChange:
-    """Return the condition of a running gang. It names a failed side container, if any."""
+    """Return the condition of a job whose ranks run. It names a side container that has failed."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is unknown: {unreadable}" if unreadable else ""
     text = f"attempt {s.attempt} runs with {_world_text(s)}{unknown}"
@@ -143,7 +143,7 @@ def _gang_running_condition(s: Situation) -> ConditionChange:
 
 
 def _world_text(s: Situation) -> str:
-    """Return size and generation of the world."""
+    """Return a text with the size of the world, and in an elastic job its generation."""
     world = (s.report.elastic if s.report is not None else None) or {}
     formation, ranks = world.get("formation"), world.get("ranks")
     if (
@@ -153,11 +153,11 @@ def _world_text(s: Situation) -> str:
         or not is_storable_integer(ranks)
     ):
         return counted(s.world_size, "rank")
-    return f"{ranks} of {counted(s.world_size, 'rank')}, formation {formation}"
+    return f"{ranks} of {counted(s.world_size, 'rank')}, generation {formation}"
 
 
 def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:
-    """Return the condition for creations that the API refused, in its words."""
+    """Return the condition for refused create requests, with the API's own message about the first request."""
     first = refusals[0]
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
     return _refused_condition(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
@@ -182,7 +182,7 @@ def _refused_condition(words: str) -> ConditionChange:
 
 
 def _foreign_object_condition(s: Situation) -> ConditionChange:
-    """Return the condition for objects with this job's names that belong to others.
+    """Return the condition of a job whose objects cannot be created, because objects of other owners have their names.
 
     Objects of a deleted job of the same name are deleted without help; all others need the user.
     """
@@ -218,9 +218,9 @@ def _not_running_condition(reason: str, message: str) -> ConditionChange:
 
 
 def delegated_status(s: Situation) -> JobStatus:
-    """Return the status of a job that another cluster runs, with the problem that prevents this, if any.
+    """Return the status of a job that MultiKueue runs on another cluster, or the problem that prevents this.
 
-    Without a Workload MultiKueue does not know the job, so nothing else reports this.
+    If the job has no Workload, MultiKueue does not know the job. Then only this status reports the problem.
     """
     if s.attempt > 0 or s.finished or s.job.spec.run_policy.suspend:
         return s.status

@@ -1,1 +1,1 @@
-"""One module per kind of pod: missing pods, lost pods, surplus pods, and their part of the status."""
+"""Decisions about each kind of pod: which are missing, lost or too many, and their part of the status."""

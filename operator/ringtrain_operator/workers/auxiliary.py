@@ -1,4 +1,4 @@
-"""Auxiliary pods (data workers, the evaluator): they outlive attempts, are replaced one by one, and are never counted.
+"""Auxiliary pods (data workers, the evaluator), which are replaced one by one and do not end with an attempt.
 
 The end of a pod is recorded in the status before the pod is deleted, so that a killed operator counts it once. A pod
 that the cluster removed is replaced at once. A pod that ended by itself for the second time within an hour is replaced
@@ -13,7 +13,8 @@ from .. import build
 from ..build import BuildSettings, evaluator_name
 from ..observe.model import PodView
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
-from ..status.model import REMEMBERED_S, EndedPod, EvaluatorStatus, JobStatus
+from ..status.ledger import REMEMBERED_S, EndedPod
+from ..status.model import EvaluatorStatus, JobStatus
 from ..status.situation import Situation
 from .gang import LAST_LINE_CHARACTERS, gang_pod_disruption
 
@@ -24,7 +25,7 @@ State = Literal["Pending", "Running", "Succeeded", "Failed", "Stopped"]  # of th
 
 
 def record_ended_auxiliary_pods(s: Situation, decision: Decision | None) -> JobStatus:
-    """Record how auxiliary pods ended; for a finished job only the evaluator."""
+    """Record the ended data workers and evaluators in status.ledger; after the job's end only the evaluator."""
     if isinstance(decision, Halt | Enqueue | Finish) or s.is_without_pods:
         return s.status
     if not s.auxiliary_pods and not s.status.ledger.ended_pods:
@@ -40,7 +41,7 @@ def record_ended_auxiliary_pods(s: Situation, decision: Decision | None) -> JobS
 
 
 def unwanted_auxiliary_pods(s: Situation) -> tuple[PodView, ...]:
-    """Return the auxiliary pods to delete: surplus ones, ended ones, and those without the gang's credentials."""
+    """Return the auxiliary pods to delete: surplus ones, ended ones to replace, data workers with an earlier Secret."""
     return tuple(pod for pod in s.auxiliary_pods if _is_unwanted_auxiliary_pod(s, pod))
 
 
@@ -57,7 +58,7 @@ def due_auxiliary_names(s: Situation) -> tuple[str, ...]:
 
 
 def auxiliary_requeue_times(s: Situation) -> tuple[datetime, ...]:
-    """Return the times at which auxiliary pods may be created again."""
+    """Return the times at which ended auxiliary pods may be created again."""
     if s.finished or s.is_without_pods:
         return ()
     pauses = (_next_auxiliary_creation(s, name) for name in s.auxiliary_names if not _is_auxiliary_pod_done(s, name))
@@ -73,7 +74,7 @@ def _is_unwanted_auxiliary_pod(s: Situation, pod: PodView) -> bool:
 
 
 def _is_auxiliary_pod_done(s: Situation, name: str) -> bool:
-    """Return whether this is an evaluator that succeeded. It is not started again."""
+    """Return whether `name` is an evaluator that has succeeded, which is not started again."""
     return any(ended.pod == name and ended.done for ended in s.status.ledger.ended_pods)
 
 
@@ -99,7 +100,7 @@ def _ended_pod_record(s: Situation, pod: PodView, before: EndedPod | None) -> En
 
 
 def _auxiliary_pod_end_cause(pod: PodView) -> str:
-    """Return how the pod ended, with its last line of output."""
+    """Return a text about the end of an auxiliary pod, with its last line of output."""
     if pod.end.code is None:
         return f"ended ({pod.state.reason or pod.phase})"
     why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error", "Completed") else ""
@@ -118,7 +119,7 @@ def missing_auxiliary_pods(s: Situation, settings: BuildSettings) -> Iterator[di
 
 
 def auxiliary_refusal_text(s: Situation, names: Container[str]) -> str:
-    """Return why the API refuses a pod with one of these names; empty if it does not."""
+    """Return the API's reason for refusing a pod with one of these names; empty if it refused none."""
     messages = (
         f"{REFUSED} {one.ref} ({one.reason}): {one.message}" for one in s.observed.refusals if one.ref.name in names
     )
@@ -126,12 +127,12 @@ def auxiliary_refusal_text(s: Situation, names: Container[str]) -> str:
 
 
 def is_auxiliary_pod_running(pod: PodView) -> bool:
-    """Return whether the pod runs and is not about to end."""
+    """Return whether an auxiliary pod runs, is ready and is not being deleted."""
     return pod.phase == "Running" and pod.main.ready and not pod.finished and pod.deletion_time is None
 
 
 def evaluator_deadline(s: Situation) -> datetime | None:
-    """Return the end of the timeout of an evaluator that still runs after the job's success; None without one."""
+    """Return until when the evaluator may run after the job's success; None if it does not run then."""
     evaluator, ended = s.job.spec.evaluator, s.status.completion_time
     pod = s.evaluator
     if evaluator is None or ended is None or not s.status.is_true("Succeeded"):
@@ -142,7 +143,7 @@ def evaluator_deadline(s: Situation) -> datetime | None:
 
 
 def evaluator_status(s: Situation, seen: Situation) -> EvaluatorStatus:
-    """Return the status field `evaluator`. `seen`: the situation before this round's ledger entries."""
+    """Return the status field `evaluator`. `seen`: situation before this reconcile's changes of the ledger."""
     before = s.status.evaluator or EvaluatorStatus(state="Pending")
     name = evaluator_name(s.job)
     note = next((note for note in s.status.ledger.ended_pods if note.pod == name), None)

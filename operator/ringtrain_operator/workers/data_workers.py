@@ -1,4 +1,4 @@
-"""Data workers: the number that a job needs, the number that is ready, and their part of the status.
+"""Data workers: how many a job needs, how many are ready, and their part of the status.
 
 Autoscale derives the number from the time that ranks wait for input. It is a pure function of the recorded scale. While
 world and spec stay the same, the number stays above every number with which ranks waited too long. Each such number is
@@ -15,7 +15,8 @@ from ..observe.pods import by_index, is_finite_number
 from ..spec.base import format_time
 from ..spec.data_workers import Autoscale, DataWorkers
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
-from ..status.model import ConditionChange, DataScale, DataWorkersStatus, EndedPod, JobStatus
+from ..status.ledger import DataScale, EndedPod
+from ..status.model import ConditionChange, DataWorkersStatus, JobStatus
 from ..status.situation import Situation, counted
 from .auxiliary import auxiliary_refusal_text, is_auxiliary_pod_running
 
@@ -28,8 +29,7 @@ FEWER_AFTER_S = 300
 
 @dataclass(frozen=True)
 class MeasuredDataWorkers:
-    """Measurement at one moment. `complete`: all wanted data workers take part. `workers`: number of workers in the
-    world."""
+    """Measurement for autoscaling. `complete`: all data workers are ready. `workers`: size of the world."""
 
     wait_fraction: float | None
     complete: bool
@@ -37,7 +37,7 @@ class MeasuredDataWorkers:
 
 
 def record_data_workers_scale(s: Situation, decision: Decision | None) -> JobStatus:
-    """Record the number of data workers that autoscale wants now."""
+    """Record in status.ledger how many data workers the autoscaling requests now."""
     data, scale = s.job.spec.data_workers, s.status.ledger.data_scale
     over = s.finished or s.is_without_pods or isinstance(decision, Halt | Enqueue | Finish)
     if over or s.attempt == 0:
@@ -53,7 +53,7 @@ def record_data_workers_scale(s: Situation, decision: Decision | None) -> JobSta
 
 
 def data_workers_requeue_times(s: Situation) -> tuple[datetime, ...]:
-    """Return the time at which the number may change if nothing else happens."""
+    """Return the time at which autoscaling changes the number of data workers if nothing else happens."""
     data, scale = s.job.spec.data_workers, s.status.ledger.data_scale
     if data is None or data.autoscale is None or scale is None or s.finished or s.is_without_pods:
         return ()
@@ -62,12 +62,13 @@ def data_workers_requeue_times(s: Situation) -> tuple[datetime, ...]:
 
 
 def initial_scale(data: DataWorkers, workers: int) -> DataScale:
-    """Return the initial scale."""
+    """Return the initial state of autoscaling: the number of data workers in the spec."""
     return DataScale(replicas=data.replicas, asked=data.replicas, workers=workers)
 
 
 def next_data_workers_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, now: datetime) -> DataScale:
-    """Return the scale after a measurement at `now`; its `replicas` are wanted from now on."""
+    """Return the state of autoscaling after the measurement `seen`. Its `replicas` is the new number of data
+    workers."""
     if seen.workers != scale.workers:  # another world: earlier measurements do not apply
         scale = scale.model_copy(update={"workers": seen.workers, "too_few": 0, **_NO_TENDENCY})
     within = min(max(scale.replicas, bounds.min_replicas), bounds.max_replicas)
@@ -82,7 +83,7 @@ def next_data_workers_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredD
 
 
 def next_scale_time(bounds: Autoscale, scale: DataScale) -> datetime | None:
-    """Return the time at which the number changes if the measurement stays the same; None if it does not change."""
+    """Return when the number of data workers changes if the measurements stay the same; None if it does not change."""
     if scale.above_since is not None and scale.replicas < bounds.max_replicas:
         return scale.above_since + timedelta(seconds=MORE_AFTER_S)
     if scale.below_since is not None and _fewest_data_workers(bounds, scale) < scale.replicas:
@@ -118,7 +119,8 @@ def _fewest_data_workers(bounds: Autoscale, scale: DataScale) -> int:
 
 
 def data_workers_status(s: Situation) -> DataWorkersStatus:
-    """Return the status field `dataWorkers`."""
+    """Return the status field `dataWorkers`: wanted and ready data workers, and how long ranks wait for data
+    workers."""
     before = s.status.data_workers
     previous = before.wait_fraction if before is not None else None
     none_wanted = s.finished or s.is_without_pods or s.attempt == 0
@@ -130,7 +132,7 @@ def data_workers_status(s: Situation) -> DataWorkersStatus:
 
 
 def data_workers_wait_fraction(s: Situation) -> float | None:
-    """Return the fraction of its time that a rank waits for input; None without a current report."""
+    """Return the fraction of time that ranks wait for input; None if the launcher does not report it."""
     reported = (s.report.data if s.report is not None else None) or {}
     value = reported.get("waitFraction")
     if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite_number(value):
@@ -139,7 +141,7 @@ def data_workers_wait_fraction(s: Situation) -> float | None:
 
 
 def ready_data_workers(s: Situation) -> int:
-    """Return the number of data workers that run and, if the launcher reports them, have registered."""
+    """Return how many data workers run and (if the launcher lists them) have registered with the launcher."""
     reported = s.report.data.get("workers") if s.report is not None and s.report.data is not None else None
     wanted = set(s.auxiliary_names)
     running = [
@@ -154,13 +156,13 @@ def ready_data_workers(s: Situation) -> int:
 
 
 def input_bound_text(s: Situation) -> str:
-    """Return `input-bound 23 %` for a job whose ranks wait for their data workers; else an empty text."""
+    """Return a text such as `input-bound 23 %` if ranks wait for data workers; otherwise empty."""
     fraction = data_workers_wait_fraction(s)
     return f"input-bound {round(100 * fraction)} %" if fraction is not None and fraction >= INPUT_BOUND else ""
 
 
 def input_stalled_condition(s: Situation) -> ConditionChange:
-    """Return the InputStalled condition of a running job with data workers."""
+    """Return the condition InputStalled of a running job, which is True if no data worker is ready."""
     ready = ready_data_workers(s)
     if ready:
         text = f"{ready} of {counted(s.wanted_data_workers, 'data worker')} ready"
@@ -170,7 +172,7 @@ def input_stalled_condition(s: Situation) -> ConditionChange:
 
 
 def _stall_reason(s: Situation) -> tuple[str, str]:
-    """Return the reason for which no data worker is ready, in one word and in a sentence."""
+    """Return why no data worker is ready, as one word and as a sentence."""
     names = [name for name in s.auxiliary_names if name != evaluator_name(s.job)]
     if refused := auxiliary_refusal_text(s, names):
         return "CreationRefused", refused
@@ -198,7 +200,7 @@ def _stall_reason(s: Situation) -> tuple[str, str]:
 
 
 def _were_data_workers_ready(s: Situation) -> bool:
-    """Return whether the current world has had data workers."""
+    """Return whether data workers have been ready before in the current world."""
     before = s.status.condition("InputStalled")
     return before is not None and before.reason in ("DataWorkersReady", "DataWorkersSilent", "DataWorkersLost")
 

@@ -1,4 +1,4 @@
-"""Status of an elastic job: its world, and the reason for which it is smaller than wanted."""
+"""Status of an elastic job: its world, and the reason why it has fewer workers than the spec requests."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -6,18 +6,14 @@ from typing import Any
 from .. import build
 from ..observe.pods import is_finite_number
 from ..spec.base import format_time
-from ..status.model import (
-    ConditionChange,
-    ElasticStatus,
-    Failure,
-)
+from ..status.model import ConditionChange, ElasticStatus, Failure
 from ..status.progress import is_storable_integer
 from ..status.situation import Situation, counted
-from .replacing import incarnations_of, is_worker_present, new_worker_losses, next_creation_time
+from .incarnations import incarnations_of, is_worker_present, new_worker_losses, next_creation_time
 
 
 def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
-    """Return the status field `elastic`, and a new `failure` if the training state was lost.
+    """Return the status field `elastic`. If ranks have lost the training state, add the field `failure`.
 
     `seen`: the situation before this round's ledger entries. Values do not decrease within an attempt, although a
     restarted launcher process has to learn the world again.
@@ -39,7 +35,7 @@ def elastic_fields(s: Situation, seen: Situation) -> dict[str, Any]:
 
 
 def _state_lost_failure(s: Situation, reported: object) -> dict[str, Failure]:
-    """Return the failure of a training that restarts from a checkpoint within the attempt; empty without one."""
+    """Return the field `failure` if ranks lost the state and continue from a checkpoint; otherwise empty."""
     if not isinstance(reported, dict) or not reported.get("message"):
         return {}
     message, last = str(reported["message"]), s.status.failure
@@ -61,7 +57,7 @@ def _state_lost_failure(s: Situation, reported: object) -> dict[str, Failure]:
 
 
 def degraded_condition(s: Situation) -> ConditionChange | None:
-    """Return the Degraded condition of a running elastic job; None leaves the current one unchanged."""
+    """Return the change of the condition Degraded of a running elastic job; None for no change."""
     since = incarnations_of(s.status).launcher_lost
     if since is not None:
         return ConditionChange("Degraded", "True", "LauncherLost", _lost_launcher_text(s, since))
@@ -82,7 +78,7 @@ def degraded_condition(s: Situation) -> ConditionChange | None:
 
 
 def _incomplete_reason(s: Situation) -> tuple[str, str]:
-    """Return the reason for which the world is incomplete, in one word and in a sentence."""
+    """Return why the world has fewer workers than requested, as one word and as a sentence."""
     for refusal in s.gang_refusals:
         return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
     pods = {pod.id.index: pod for pod in s.workers}
@@ -108,8 +104,8 @@ def _incomplete_reason(s: Situation) -> tuple[str, str]:
 
 
 def _lost_launcher_text(s: Situation, since: datetime) -> str:
-    """Return a text about a lost launcher: the cause, the reason for which the next launcher waits, and the end of
-    the ranks' timeout."""
+    """Return a text about a lost launcher: the cause, why there is no new one, and how long ranks wait for a
+    launcher."""
     name, due = build.launcher_name(s.job), next_creation_time(s.status, None)
     until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
     next_one = "a new one is starting"
@@ -126,7 +122,7 @@ def _lost_launcher_text(s: Situation, since: datetime) -> str:
 
 
 def _last_loss_text(s: Situation, worker: int | None) -> str | None:
-    """Return the cause of the last loss of `worker`, or of the launcher if None, in this attempt. None: no loss."""
+    """Return why `worker` (None: the launcher) was last lost in this attempt; None if it was not lost."""
     losses = incarnations_of(s.status).losses
     found = [loss for loss in losses if loss.worker == worker and loss.attempt == s.attempt]
     if not found:

@@ -1,4 +1,4 @@
-"""Launcher and workers of an attempt: missing pods, disrupted pods, and pod counts.
+"""Launcher and worker pods of an attempt: which are missing or were removed by the cluster, and their counts.
 
 A gang restarts as a whole. Losses of single pods of an elastic job are handled in replacing.py.
 """
@@ -38,7 +38,7 @@ _DISRUPTIONS_BY_NODE = frozenset({"TerminationByKubelet", "DeletionByTaintManage
 
 
 def gang_disruption(s: Situation) -> PolicyResult:
-    """Restart the gang, not counted, if one of its pods was removed by the cluster."""
+    """Restart the gang, without counting it, if the cluster has removed one of its pods."""
     cause = gang_disruption_cause(s)
     if cause is None:
         return NO_DECISION
@@ -46,7 +46,7 @@ def gang_disruption(s: Situation) -> PolicyResult:
 
 
 def gang_disruption_cause(s: Situation) -> str | None:
-    """Return which pod of the current attempt was removed and why; None if none was.
+    """Return which pod of the current attempt was removed or replaced, and why; None if none was.
 
     In an elastic job only the launcher's pod counts, and only before there is a world. Later, each lost pod is replaced
     within the attempt, see replacing.py.
@@ -69,13 +69,13 @@ def gang_disruption_cause(s: Situation) -> str | None:
 
 
 def _verdict_is_known(s: Situation) -> bool:
-    """Return whether a worker's termination message has the attempt's failure, as received from the launcher."""
+    """Return whether a worker's termination message has the failure that the launcher determined."""
     failures = [failure_in(pod, s.attempt) for pod in s.workers if pod.finished]
     return any(failure and failure.get("reason") not in _WITHOUT_LAUNCHER for failure in failures)
 
 
 def _replaced_pod_text(s: Situation) -> str | None:
-    """Return a text about a replaced pod: another pod now has the name of the pod of the launcher's first failure.
+    """Return a text if the pod that failed first was replaced by a new pod of the same name; otherwise None.
 
     In this case ranks had started before the operator observed that all pods run.
     """
@@ -88,14 +88,14 @@ def _replaced_pod_text(s: Situation) -> str | None:
 
 
 def is_node_suspect(pod: PodView) -> bool:
-    """Return whether the pod was removed because of its node, and not for a preemption or a deletion."""
+    """Return whether the pod was removed because of its node, not by a preemption or a deletion."""
     if pod.disrupted.reason:
         return pod.disrupted.reason in _DISRUPTIONS_BY_NODE
     return pod.state.reason in _REASONS or pod.state.reason.startswith("OutOf") or pod.place.node_ready is False
 
 
 def gang_pod_disruption(pod: PodView) -> str:
-    """Return why the pod was removed; empty if it was not. The plan itself deletes only pods of finished attempts."""
+    """Return why the pod was removed; empty if it was not, or if it exceeded its own storage limit."""
     detail = f": {pod.state.message}" if pod.state.message else ""
     if pod.disrupted.reason:
         return f"was disrupted ({pod.disrupted.reason}){detail}"
@@ -114,7 +114,7 @@ def gang_pod_disruption(pod: PodView) -> str:
 
 
 def scale_workers(s: Situation) -> PolicyResult:
-    """Adapt to a change of worker.replicas.
+    """Restart or resize the gang if worker.replicas has changed.
 
     The gang restarts with the new world, which is not counted. In an elastic job workers join and leave within the
     attempt.
@@ -141,16 +141,16 @@ def missing_pods(s: Situation, settings: BuildSettings) -> tuple[dict[str, Any],
 
 
 def one_pod_of_each(s: Situation, settings: BuildSettings) -> dict[str, dict[str, Any]]:
-    """Return the launcher's pod and one worker's pod as templates for a cluster autoscaler."""
+    """Return the launcher's pod and one worker's pod, from which an autoscaler learns what nodes they need."""
     secret = s.secret.name
     return {
         "launcher": s.gang.marked(build.build_launcher_pod(s.job, s.attempt, secret, settings)),
-        "workers": s.gang.marked(build.build_worker_pod(s.job, s.attempt, 0, secret, settings=settings)),
+        "workers": s.gang.marked(build.build_typical_worker_pod(s.job, s.attempt, secret, settings=settings)),
     }
 
 
 def worker_counts(s: Situation, ended: bool) -> dict[str, Any]:
-    """Return the status fields that count pods. Pods of a finished job stay counted after their deletion.
+    """Return the status fields that count pods. Of a finished job, ended pods count even if deleted.
 
     `ended`: whether the job has ended. It then wants no workers, and "0/2" would look like a problem.
     """

@@ -30,11 +30,11 @@ class Admin:
         self._config = f"--kubeconfig={plane.kubeconfig()}"
 
     def helm(self, *arguments: str, check: bool = True) -> str:
-        """What Helm says, errors included. Raises AssertionError if it fails and must not."""
+        """Run Helm and return its output with errors. Raises AssertionError if `check` and it fails."""
         return self._run([str(HELM), self._config, *arguments], check)
 
     def kubectl(self, *arguments: str, stdin: str = "", check: bool = True) -> str:
-        """What kubectl says, likewise."""
+        """Run kubectl and return its output with errors. Raises AssertionError if `check` and it fails."""
         return self._run(["kubectl", self._config, *arguments], check, stdin)
 
     def get(self, *arguments: str) -> Json:
@@ -86,7 +86,6 @@ def policy_of(crd: Json) -> Json:
     return found
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Path) -> None:
     """An upgrade brings the new CRD and keeps the jobs; uninstalling keeps both; the next install has them."""
     where = ("other", "--namespace=other")
@@ -118,7 +117,6 @@ def test_a_release_from_its_first_day_to_its_last(admin: Admin, older_chart: Pat
     admin.kubectl("delete", f"crd/{CRD}")
 
 
-@pytest.mark.sampled
 def test_what_kubectl_applied_is_taken_over_when_helm_is_told_to(admin: Admin) -> None:
     """After `kubectl apply -f manifests/` Helm says whose the objects are; with --take-ownership it goes on."""
     admin.kubectl("apply", f"--filename={ROOT / 'manifests'}")
@@ -130,7 +128,6 @@ def test_what_kubectl_applied_is_taken_over_when_helm_is_told_to(admin: Admin) -
     admin.helm("uninstall", "ringtrain", "--namespace=ringtrain-system")
 
 
-@pytest.mark.sampled
 def test_the_operators_pod_is_admitted_where_restricted_is_enforced(admin: Admin) -> None:
     """The namespace of manifests/operator.yaml enforces it; the API server takes the Deployment's pod there."""
     admin.kubectl("apply", f"--filename={ROOT / 'manifests'}")
@@ -145,7 +142,6 @@ def test_the_operators_pod_is_admitted_where_restricted_is_enforced(admin: Admin
     assert "Warning" not in created
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("release", "namespace"),
     [("x" * 53, "long"), ("numbers", "2026"), ("words", "null")],

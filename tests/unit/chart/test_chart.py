@@ -1,4 +1,4 @@
-"""What the chart renders, by value; and that the manifests are what it renders."""
+"""Manifests that the chart renders, by value; the files in `manifests` equal them."""
 
 import subprocess
 from pathlib import Path
@@ -144,7 +144,7 @@ def test_the_crds_are_upgraded_with_the_chart_and_outlive_it() -> None:
 
 
 def test_the_operator_understands_its_arguments() -> None:
-    """What the Deployment passes, the command parses."""
+    """The operator command parses the arguments that the Deployment passes."""
     from ringtrain_operator.command import operator
 
     arguments = container(render("namespaces={a,b}", "operator.leaderElection=false"))["args"]

@@ -118,7 +118,7 @@ def test_wrong_values_are_refused(value: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_dashboard_is_whole(name: str) -> None:
-    """What Grafana asks of one: ids once, the data source by a variable, panels apart, known metrics."""
+    """A dashboard meets the rules of Grafana: unique IDs, a variable data source, separate panels, known metrics."""
     model = json.loads(FILES[name].read_text())
     assert FILES[name].read_text() == module_at(ROOT / "charts/dashboards.py").as_json(
         module_at(ROOT / "charts/dashboards.py").DASHBOARDS[name.removeprefix("dashboard-")]

@@ -106,9 +106,9 @@ def given_group(*values: str, **options: str) -> int | None:
 
 
 def refusals(spec: Json) -> list[str]:
-    """What OpenShift's SCC restricted-v2 has against a pod: runAsUser MustRunAsRange, fsGroup MustRunAs a range,
-    both the namespace's. What a pod leaves out it gets from there, requiredDropCapabilities and
-    allowPrivilegeEscalation, too (mutateContainer in openshift/apiserver-library-go, sccmatching/provider.go)."""
+    """Return the objections of OpenShift's SCC restricted-v2 to a pod: runAsUser MustRunAsRange, fsGroup MustRunAs a
+    range, both of the namespace. If the pod omits them, the SCC sets these fields, requiredDropCapabilities and
+    allowPrivilegeEscalation (mutateContainer in openshift/apiserver-library-go, sccmatching/provider.go)."""
     contexts = [spec.get("securityContext") or {}, *(c.get("securityContext") or {} for c in spec["containers"])]
     found = [f"runAsUser {c['runAsUser']}" for c in contexts if c.get("runAsUser", RANGE[0]) not in RANGE]
     group = contexts[0].get("fsGroup", RANGE[0])

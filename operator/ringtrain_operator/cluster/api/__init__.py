@@ -1,1 +1,1 @@
-"""A thin asynchronous Kubernetes client: dicts in, dicts out, every error an `ApiError`."""
+"""A small asynchronous Kubernetes client. Objects are dicts, and every error is an `ApiError`."""

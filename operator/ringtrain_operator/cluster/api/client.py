@@ -19,14 +19,14 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata{list};g=meta.k8s.io;v
 
 @dataclass(frozen=True)
 class ApiListing:
-    """Objects, and the resource version of the list."""
+    """Objects of a list request, and the resource version of the list."""
 
     items: list[Json]
     version: str
 
 
 class ApiClient:
-    """Client of the API. Methods raise only ApiError. Objects are plain dicts, unchanged."""
+    """Client of the Kubernetes API. Methods raise only ApiError. Objects are plain dicts, as the API sends them."""
 
     def __init__(
         self, connection: ApiConnection, *, user_agent: str = "ringtrain-operator", limits: ApiLimits | None = None
@@ -45,7 +45,7 @@ class ApiClient:
         await self._transport.close()
 
     def fence(self, may_write: Callable[[], bool]) -> None:
-        """From now on send a write only while `may_write()` is true; otherwise raise NotLeader."""
+        """Make all later writes raise NotLeader unless `may_write()` returns true."""
         self._transport.may_write = may_write
 
     async def get(self, resource: ApiResource, namespace: str | None, name: str) -> Json:
@@ -56,7 +56,7 @@ class ApiClient:
     async def select(
         self, resource: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
-        """Return all objects (of all namespaces if None) that match the selectors `labels` and `fields`."""
+        """Return all objects of a namespace (None: of all) that match the selectors `labels` and `fields`."""
         query = {"fieldSelector": fields} if fields else {}
         query |= {"labelSelector": labels} if labels else {}
         found: list[Json] = (await self._transport.send(ApiRequest("GET", resource.path(namespace), query)))["items"]
@@ -71,7 +71,7 @@ class ApiClient:
         not_older_than: str = "",
         shape: Any = None,
     ) -> ApiListing:
-        """List objects together with the list's version.
+        """Return the objects that match `labels`, together with the list's resource version.
 
         `not_older_than`: a resource version; a cached answer that has reached it suffices. Raises VersionAhead if the
         server does not reach it within a few seconds. `shape`: TypedDict of the fields that the caller needs.
@@ -85,7 +85,10 @@ class ApiClient:
     async def pages(
         self, resource: ApiResource, namespace: str | None = None, *, size: int = 100, metadata_only: bool = False
     ) -> AsyncIterator[list[Json]]:
-        """Yield the objects in pages, to have at most one page in memory."""
+        """Yield all objects in pages of `size`, so that only one page is in memory.
+
+        `metadata_only`: whether the objects have no fields other than their metadata.
+        """
         accept = METADATA_ONLY.format(list="List") if metadata_only else "application/json"
         query = {"limit": str(size)}
         while True:
@@ -105,12 +108,12 @@ class ApiClient:
         return next((version for version in versions if version in served), "")
 
     async def create(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> Json:
-        """Create an object and return it as stored. Raises AlreadyExists."""
+        """Create an object and return it as stored. Raises AlreadyExists if an object has its name."""
         made: Json = await self._transport.send(ApiRequest("POST", resource.path(namespace), body=obj))
         return made
 
     async def create_unread(self, resource: ApiResource, namespace: str | None, obj: Mapping[str, Any]) -> str:
-        """Create an object and return only its resourceVersion. Raises AlreadyExists."""
+        """Create an object and return only its resourceVersion. Raises AlreadyExists if an object has its name."""
         request = ApiRequest("POST", resource.path(namespace), body=obj, accept=METADATA_ONLY.format(list=""))
         made = await self._transport.send(request)
         return str(made["metadata"].get("resourceVersion") or "")
@@ -131,7 +134,7 @@ class ApiClient:
         subresource: str | None = None,
         kind: Literal["merge", "json"] = "merge",
     ) -> Json:
-        """Change an object by a merge patch or a JSON patch, and return it as stored."""
+        """Change an object by a merge patch or a JSON patch. Return the changed object."""
         path = resource.path(namespace, name, subresource)
         request = ApiRequest("PATCH", path, body=patch, content_type=f"application/{kind}-patch+json")
         stored: Json = await self._transport.send(request)
@@ -146,7 +149,7 @@ class ApiClient:
         uid: str | None = None,
         grace_period_s: int | None = None,
     ) -> None:
-        """Delete an object. With `uid`, another object of that name raises Conflict."""
+        """Delete an object. Raises Conflict if it does not have the uid `uid`."""
         options: Json = {"propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid}
@@ -177,7 +180,11 @@ class ApiClient:
         follow: bool = False,
         tail_lines: int | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the pod's log in whole lines including the newline, as stored on the pod's node."""
+        """Yield the pod's log in whole lines including the newline, as stored on the pod's node.
+
+        `follow`: whether to continue with new lines until the container ends. `tail_lines`: number of last lines to
+        begin with; None for all lines.
+        """
         query = {"follow": "true"} if follow else {}
         query.update({"container": container} if container else {})
         query.update({"tailLines": str(tail_lines)} if tail_lines is not None else {})
@@ -192,5 +199,5 @@ class ApiClient:
                 yield line
 
     async def raw_get(self, path: str) -> Any:
-        """Return the answer at any path, such as /version."""
+        """Return the API server's JSON answer to a GET request of any path, such as /version."""
         return await self._transport.send(ApiRequest("GET", path))

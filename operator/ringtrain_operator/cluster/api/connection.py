@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp_socks import ProxyConnector
 
 from .credentials import Headers, TokenFile, headers_of_user
-from .errors import ApiError
+from .errors import ApiError, NoCluster
 from .kubeconfig import ChosenContext, Cluster, choose_context, data_or_file
 from .proxies import checked_proxy, proxy_of_environment
 from .tls import ApiTls
@@ -20,7 +20,7 @@ SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True)
 class ApiConnection:
-    """Server URL, TLS, proxy, and credentials. `headers()` is called before every request."""
+    """Parameters of a connection: server, TLS, proxy and credentials. `headers()` is called before every request."""
 
     server: str
     namespace: str = "default"
@@ -29,7 +29,7 @@ class ApiConnection:
     proxy: str = ""
 
     def session(self, **options: Any) -> aiohttp.ClientSession:
-        """Open a session with this TLS and proxy, without a limit of connections; `options` are passed to aiohttp."""
+        """Open an aiohttp session with this TLS and proxy, and without a limit of connections."""
         tls = self.tls or True
         if self.proxy.startswith("socks5"):
             over_socks = ProxyConnector.from_url(self.proxy.replace("socks5h:", "socks5:"), ssl=tls, limit=0)
@@ -52,33 +52,35 @@ class ApiConnection:
         if chosen.cluster != Cluster():
             return replace(cls.of_context(chosen, env), namespace=namespace)
         if not host:
-            raise ApiError(
-                f"no usable kubeconfig in {chosen.where}: no cluster is chosen; set KUBECONFIG, or use --kubeconfig "
-                "or --context"
+            raise NoCluster(
+                f"the kubeconfig {chosen.where} names no cluster in its current context; set "
+                "KUBECONFIG, or use --kubeconfig or --context"
             )
         found = cls.of_service_account(folder, host, env.get("KUBERNETES_SERVICE_PORT", "443"))
         return replace(found, namespace=namespace, proxy=proxy_of_environment(found.server, env))
 
     @classmethod
     def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
-        """Return the connection of a pod. The token file in `folder` is read again periodically, because
-        it is rotated.
-        """
+        """Return the connection of a program in a pod. Its token file in `folder` is read again when it is rotated."""
         try:
             authority = (folder / "ca.crt").read_text()
             namespace = (folder / "namespace").read_text().strip()
         except OSError as exc:
-            raise ApiError(f"no usable ServiceAccount in {folder}: {exc}; is automountServiceAccountToken on?") from exc
+            raise ApiError(
+                f"no usable ServiceAccount in {folder}: {exc}; set automountServiceAccountToken: true"
+            ) from exc
         bracketed = f"[{host}]" if ":" in host else host
         tls = _tls_of(authority, Cluster())
         return cls(f"https://{bracketed}:{port}", namespace, tls, TokenFile(folder / "token"))
 
     @classmethod
     def of_context(cls, chosen: ChosenContext, env: Mapping[str, str]) -> "ApiConnection":
-        """Return the connection of a kubeconfig's context. Raises ApiError."""
+        """Return the connection to the cluster of a kubeconfig's context. Raises ApiError if a setting is invalid."""
         cluster = chosen.cluster
         if not cluster.server:
-            raise ApiError(f"kubeconfig {chosen.where}: the context's cluster has no server")
+            raise ApiError(
+                f"kubeconfig {chosen.where}: the cluster of the current context has no server; set the field server"
+            )
         authority = data_or_file(
             cluster.certificate_authority_data, cluster.certificate_authority, "certificate-authority"
         )
@@ -93,7 +95,7 @@ class ApiConnection:
         if not server.startswith("https://"):  # as in kubectl: no credentials without TLS
             return cls(server, proxy=proxy)
         if authority and cluster.insecure_skip_tls_verify:
-            raise ApiError("kubeconfig: has insecure-skip-tls-verify and a certificate authority; remove one of them")
+            raise ApiError("kubeconfig: cluster has insecure-skip-tls-verify and a certificate authority; remove one")
         tls = _tls_of(authority, cluster)
         return cls(server, tls=tls, headers=headers_of_user(chosen.user, cluster, tls), proxy=proxy)
 
@@ -102,7 +104,9 @@ def _tls_of(authority: str, cluster: Cluster) -> ApiTls:
     try:
         tls = ApiTls(authority, cluster.tls_server_name)
     except ssl.SSLError as exc:
-        raise ApiError("the certificate authority of the API server is not a certificate in PEM format") from exc
+        raise ApiError(
+            "the API server's certificate authority is not in PEM format; check certificate-authority or ca.crt"
+        ) from exc
     if cluster.insecure_skip_tls_verify:
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Credentials as HTTP headers, from a kubeconfig's user or a pod's token file."""
+"""HTTP headers with credentials, from a kubeconfig's user or from a pod's token file."""
 
 import base64
 import ssl
@@ -19,7 +19,7 @@ _TOKEN_MAX_AGE_S = 60.0  # the kubelet replaces a bound token long before it exp
 
 
 class TokenFile:
-    """Authorization header from a token file that is replaced while the process runs."""
+    """Source of an Authorization header: a token file whose content changes while the process runs."""
 
     def __init__(self, path: Path, otherwise: str = "") -> None:
         self._path = path
@@ -39,41 +39,45 @@ class TokenFile:
         except OSError as exc:
             if self._otherwise:
                 return self._otherwise
-            raise ApiError(f"token file {self._path}: {exc.strerror}") from exc
+            raise ApiError(f"token file {self._path} cannot be read: {exc.strerror}") from exc
 
 
 def headers_of_user(user: User, cluster: Cluster, tls: ApiTls) -> Headers:
-    """Return the header function for a user's credentials; loads client certificates into `tls`. Raises ApiError."""
+    """Return a function that makes a user's HTTP headers. Load client certificates into `tls`. Raises ApiError if
+    credentials are missing or invalid."""
     _check_methods(user)
     certificate = data_or_file(user.client_certificate_data, user.client_certificate, "client-certificate")
     key = data_or_file(user.client_key_data, user.client_key, "client-key")
     if bool(certificate) != bool(key):
-        raise ApiError("kubeconfig: user has one of client-certificate and client-key, expected both")
+        raise ApiError("kubeconfig: user has only one of client-certificate and client-key; set both fields")
     if certificate:
         _load(tls, certificate, key, "kubeconfig: user")
     impersonated = _impersonation(user)
     credentials = _credentials(user, cluster, tls)
     if credentials is None and not certificate:  # kubectl would prompt for a name and a password
         raise ApiError(
-            "kubeconfig: the user of the context does not exist or has no credentials; use a user with credentials"
+            "kubeconfig: no credentials for the context's user (the user may not exist); name a user with credentials"
         )
     return lambda: CIMultiDict([*impersonated.items(), *(credentials().items() if credentials else ())])
 
 
 def _check_methods(user: User) -> None:
     if (user.token or user.token_file) and (user.username or user.password):
-        raise ApiError("kubeconfig: user has a token and a username, expected one of them")
+        raise ApiError("kubeconfig: user has a token and also a username or password; remove one of them")
     provider = user.auth_provider
-    if provider is not None and (user.exec is not None or provider.name != "oidc"):
+    if provider is not None and user.exec is not None:
+        raise ApiError("kubeconfig: user has auth-provider and exec; remove one of them")
+    if provider is not None and provider.name != "oidc":
         raise ApiError(
-            f"kubeconfig: user.auth-provider: is {provider.name!r}, which kubectl no longer supports, or is used "
-            "together with exec; use an exec plugin"
+            f"kubeconfig: user.auth-provider is {provider.name!r}; expected oidc, the only one that kubectl still "
+            "supports; use an exec plugin"
         )
 
 
 def _credentials(user: User, cluster: Cluster, tls: ApiTls) -> Headers | None:
-    """Return the source of the Authorization header. As in kubectl, a token or password takes precedence
-    over a plugin.
+    """Return a function that makes the Authorization header; None if the user has no credentials for this header.
+
+    As in kubectl, a token or password is preferred to a plugin.
     """
     plugin = ExecPlugin(user.exec, cluster) if user.exec is not None else None
     if user.token_file:
@@ -105,7 +109,10 @@ def _impersonation(user: User) -> CIMultiDict[str]:
     groups, extra = user.impersonate_groups, user.impersonate_extra
     found = CIMultiDict((name, value) for name, value in named.items() if value)
     if (user.impersonate_uid or groups or extra) and not user.impersonate:
-        raise ApiError("kubeconfig: user has as-uid, as-groups or as-user-extra without as: name the user")
+        raise ApiError(
+            "kubeconfig: user has as-uid, as-groups or as-user-extra, but not the field as; set "
+            "as to the name of the user to act as"
+        )
     found.extend(("Impersonate-Group", group) for group in groups)
     for key, values in extra.items():
         found.extend((f"Impersonate-Extra-{quote(key.lower(), safe='')}", value) for value in values)

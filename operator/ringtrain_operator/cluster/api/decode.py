@@ -1,4 +1,4 @@
-"""JSON decoder for answers of any nesting depth: one deeply nested object must not make a whole list fail.
+"""JSON decoder for API answers of any nesting depth. One deeply nested object must not make a whole list fail.
 
 The API server stores custom resources of up to 10,000 levels, and repeats the levels in `metadata.managedFields`.
 Python's decoder fails with RecursionError at about 1,000 levels in version 3.11, and at 10,000 in later ones. Recursive
@@ -48,7 +48,7 @@ def _answer_decoder(shape: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _pruned_answer(raw: bytes) -> Iterator[bytes]:
-    """Yield the parts of the document that are not too deep, and null for each value that is."""
+    """Yield the parts of a JSON document, with null instead of each value that is nested too deeply."""
     depth, emitted_to = 0, 0
     for token in _STRING_OR_BRACKET.finditer(raw):
         if token[0] in (b"{", b"["):

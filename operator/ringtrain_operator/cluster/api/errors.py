@@ -10,7 +10,7 @@ from ...errors import OperatorError
 
 
 class ApiError(OperatorError):
-    """A request failed. `message`: the API server's message; `fields`: the API server's message for each field."""
+    """Error: a request failed. `message`: the API server's message; `fields`: the server's message for each field."""
 
     def __init__(
         self,
@@ -27,6 +27,10 @@ class ApiError(OperatorError):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.fields = tuple(fields)
+
+
+class NoCluster(ApiError):
+    """Error: neither the kubeconfig nor the environment names a cluster."""
 
 
 class Unreachable(ApiError):

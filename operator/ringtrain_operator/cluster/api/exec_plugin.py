@@ -25,27 +25,27 @@ class ExecCredential:
     expires: datetime | None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether it has not expired."""
+        """Return whether the credential has not expired."""
         return self.expires is None or now < self.expires
 
 
 class ExecPlugin:
-    """An exec plugin. Its credential is cached until it expires."""
+    """An exec plugin of a kubeconfig. The credential that it prints is cached until it expires."""
 
     def __init__(self, config: ExecConfig, cluster: Cluster) -> None:
         if not config.command or config.api_version not in _VERSIONS:
             raise ApiError(
-                f"kubeconfig: user.exec: command is {config.command!r} and apiVersion is {config.api_version!r}, "
-                f"expected a program and one of {', '.join(_VERSIONS)}"
+                f"kubeconfig: user.exec has command {config.command!r} and apiVersion {config.api_version!r}; expected "
+                f"a program as command, and as apiVersion one of {', '.join(_VERSIONS)}"
             )
         if config.api_version == _VERSIONS[0] and not config.interactive_mode:
-            raise ApiError("kubeconfig: user.exec.interactiveMode: is missing, expected Never, IfAvailable or Always")
+            raise ApiError("kubeconfig: user.exec.interactiveMode is missing; expected Never, IfAvailable or Always")
         self._config = config
         self._cluster = cluster
         self._credential: ExecCredential | None = None
 
     def renewed(self) -> tuple[ExecCredential, bool]:
-        """Return the credential, and whether it is new since the last call. Raises ApiError."""
+        """Return the credential, and whether the plugin was run for it now. Raises ApiError if the plugin fails."""
         if self._credential is not None and self._credential.is_valid(datetime.now(UTC)):
             return self._credential, False
         self._credential = self._run()
@@ -54,7 +54,10 @@ class ExecPlugin:
     def _run(self) -> ExecCredential:
         config, terminal = self._config, sys.stdin is not None and sys.stdin.isatty()
         if config.interactive_mode == "Always" and not terminal:
-            raise ApiError(f"exec plugin {config.command}: needs a terminal (interactiveMode: Always)")
+            raise ApiError(
+                f"exec plugin {config.command}: needs a terminal (interactiveMode: Always); run this "
+                "command in a terminal"
+            )
         interactive = terminal and config.interactive_mode != "Never"
         try:
             done = subprocess.run(
@@ -70,7 +73,7 @@ class ExecPlugin:
             )
         except OSError as exc:
             hint = f". {config.install_hint.strip()}" if config.install_hint else ""
-            raise ApiError(f"exec plugin {config.command}: {exc.strerror}{hint}") from exc
+            raise ApiError(f"exec plugin {config.command}: cannot be run: {exc.strerror}{hint}") from exc
         if done.returncode:
             raise ApiError(f"exec plugin {config.command}: ended with exit code {done.returncode}")
         return self._read(done.stdout)
@@ -105,7 +108,7 @@ class ExecPlugin:
             raise ApiError(f"exec plugin {self._config.command}: printed no ExecCredential with a status") from exc
         if version != self._config.api_version:
             raise ApiError(
-                f"exec plugin {self._config.command}: printed {version}, expected {self._config.api_version}"
+                f"exec plugin {self._config.command}: printed apiVersion {version}; expected {self._config.api_version}"
             )
         if not found.token and not (found.certificate and found.key):
             raise ApiError(

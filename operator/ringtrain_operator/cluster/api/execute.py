@@ -1,4 +1,4 @@
-"""WebSocket streams of a pod, and command execution in a container as in `kubectl exec`."""
+"""WebSocket streams to a pod, used to run commands in a container as `kubectl exec` does."""
 
 import json
 import signal
@@ -20,16 +20,17 @@ _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
 class CommandFailed(ApiError):
-    """The command failed or could not be started. The message is its output on stderr."""
+    """Error: a container's command failed or could not be started. The message is the command's stderr, or the API's
+    reason if stderr is empty."""
 
 
 @asynccontextmanager
 async def pod_stream(
     connection: ApiConnection, path: str, query: Sequence[tuple[str, str]], what: str
 ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """Open the stream at `path` of the API server. `what`: description for error messages.
+    """Open a WebSocket at `path` of the API server. `what`: name of the stream for error messages.
 
-    Raises Unreachable if it fails or breaks, and another ApiError if the request is refused.
+    Raises Unreachable if the connection fails or breaks, and another ApiError if the request is refused.
     """
     try:
         async with (
@@ -52,10 +53,10 @@ async def pod_stream(
 async def execute_in_pod(
     connection: ApiConnection, namespace: str, pod: str, container: str, command: Sequence[str]
 ) -> AsyncGenerator[bytes, None]:
-    """Run the command and yield its stdout as it arrives.
+    """Run a command in a container and yield its stdout as it arrives.
 
-    Raises CommandFailed for an exit code other than 0, Unreachable if the stream ends before the command, and another
-    ApiError if the request is refused.
+    Raises CommandFailed for an exit code other than 0, Unreachable if the command is killed or the stream ends before
+    the command does, and another ApiError if the request is refused.
     """
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in command]
@@ -72,7 +73,7 @@ async def execute_in_pod(
             elif channel == _STATUS and data:
                 _check_pod_command(pod, json.loads(data), stderr)
                 return
-    raise Unreachable(f"exec in pod {pod}: the stream ended before the command")
+    raise Unreachable(f"exec in pod {pod}: the connection ended before the command had ended")
 
 
 def _check_pod_command(pod: str, status: dict[str, Any], stderr: bytes) -> None:

@@ -1,4 +1,4 @@
-"""One connection to a port of a pod over a WebSocket, as in `kubectl port-forward`."""
+"""Connection to a port of a pod over a WebSocket, as `kubectl port-forward` makes it."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ _CHUNK = 64 << 10
 async def port_forward(
     connection: ApiConnection, namespace: str, pod: str, port: int, first: bytes, ends: "ApiForwardEnds"
 ) -> None:
-    """Connect `ends` to `port` of the pod. `first` is sent before the data from `ends`.
+    """Send `first` to `port` of the pod, then copy data in both directions until one side ends.
 
     Returns when one side has ended. Raises Unreachable if the port cannot be reached, and another ApiError if the
     request is refused; then no data was received.
@@ -34,7 +34,7 @@ async def port_forward(
 
 
 class ApiForwardEnds:
-    """Local side of a forward: an accepted connection. `answered`: whether data was received from the pod."""
+    """Local side of a forwarded port: an accepted connection. `answered`: whether the pod has sent data."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,11 +42,11 @@ class ApiForwardEnds:
         self.answered = False
 
     async def read(self) -> bytes:
-        """Return the next bytes; empty at the end."""
+        """Return the next bytes from the local connection; empty at its end."""
         return await self._reader.read(_CHUNK)
 
     async def write(self, data: bytes) -> None:
-        """Write `data`; returns when the buffer has room for more."""
+        """Send `data` to the local connection; wait while its buffer is full."""
         self.answered = True
         self._writer.write(data)
         await self._writer.drain()

@@ -1,4 +1,4 @@
-"""Kubeconfigs by the rules of kubectl (client-go's clientcmd): files, merging, and the chosen context."""
+"""Kubeconfigs, read and merged by the rules of kubectl (client-go's clientcmd), and the selected context."""
 
 import base64
 import binascii
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Cluster(msgspec.Struct, rename="kebab"):
-    """Address of an API server, and the checks of its certificate. Empty: not set."""
+    """A kubeconfig's cluster: address of an API server, and checks of its certificate. Empty fields are not set."""
 
     server: str = ""
     tls_server_name: str = ""
@@ -28,7 +28,7 @@ class Cluster(msgspec.Struct, rename="kebab"):
 
 
 class ExecVariable(msgspec.Struct):
-    """An environment variable of an exec plugin."""
+    """An environment variable that a kubeconfig sets for an exec plugin."""
 
     name: str
     value: str = ""
@@ -47,14 +47,14 @@ class ExecConfig(msgspec.Struct, rename="camel"):
 
 
 class AuthProvider(msgspec.Struct):
-    """A plugin type of kubectl from before exec plugins; only `oidc` is supported."""
+    """Plugin type of old kubeconfigs, before exec plugins. Only `oidc` is supported."""
 
     name: str = ""
     config: dict[str, str] = {}
 
 
 class User(msgspec.Struct, rename="kebab"):
-    """Credentials of a user. Empty: not set."""
+    """A kubeconfig's user: credentials. Empty fields are not set."""
 
     token: str = ""
     token_file: str = msgspec.field(default="", name="tokenFile")
@@ -73,7 +73,7 @@ class User(msgspec.Struct, rename="kebab"):
 
 
 class Context(msgspec.Struct):
-    """Names of a cluster, a user and a namespace."""
+    """A kubeconfig's context: the names of a cluster, a user and a namespace."""
 
     cluster: str = ""
     user: str = ""
@@ -106,7 +106,7 @@ class _File(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class ChosenContext:
-    """Cluster, user and namespace of a context; missing ones have no fields set. `where`: the files."""
+    """Cluster, user and namespace of the selected context. `where`: names of the files, for messages."""
 
     where: str
     cluster: Cluster
@@ -115,7 +115,7 @@ class ChosenContext:
 
 
 def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path], bool]:
-    """Return the files that kubectl reads, in order of precedence, and whether they must exist."""
+    """Return the kubeconfig files in order of precedence, as in kubectl, and whether they must exist."""
     if explicit:
         return [Path(explicit)], True
     if listed := env.get("KUBECONFIG"):
@@ -124,7 +124,8 @@ def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path],
 
 
 def choose_context(env: Mapping[str, str], explicit: str, context: str) -> ChosenContext:
-    """Return the context named `context`, or the current context of the files. Raises ApiError."""
+    """Return the context named `context`; if that is empty, the files' current context. Raises ApiError if no file has
+    it, or if a file is invalid."""
     paths, required = kubeconfig_paths(env, explicit)
     files = [_read_file(path) for path in paths if required or path.exists()]
     where = ", ".join(map(str, paths))
@@ -133,7 +134,9 @@ def choose_context(env: Mapping[str, str], explicit: str, context: str) -> Chose
     contexts = _first_of_each({one.name: one.context for one in file.contexts} for file in files)
     name = context or next((file.current_context for file in files if file.current_context), "")
     if name and name not in contexts:
-        raise ApiError(f"{where}: has no context {name!r}, expected one of {', '.join(sorted(contexts)) or 'none'}")
+        raise ApiError(
+            f"kubeconfig {where} has no context {name!r}; expected one of {', '.join(sorted(contexts)) or 'none'}"
+        )
     chosen = contexts.get(name, Context())
     # kubectl treats a missing cluster or user as one without fields.
     return ChosenContext(
@@ -148,13 +151,13 @@ def data_or_file(data: str, path: str, field: str) -> str:
             return base64.b64decode("".join(data.split()), validate=True).decode()
         return Path(path).read_text() if path else ""
     except OSError as exc:
-        raise ApiError(f"kubeconfig: {field}: {path}: {exc.strerror}") from exc
+        raise ApiError(f"kubeconfig: {field}: {path} cannot be read: {exc.strerror}") from exc
     except (binascii.Error, UnicodeDecodeError) as exc:
         raise ApiError(f"kubeconfig: {field}{'-data' if data else ''} is not PEM in base64") from exc
 
 
 def _first_of_each(files: Any) -> dict[str, Any]:
-    """Merge entries by name. If several files have an entry, the first one counts, completely."""
+    """Merge the named entries of several files. The first file that has a name provides the whole entry."""
     merged: dict[str, Any] = {}
     for entries in files:
         merged = {**entries, **merged}
@@ -162,11 +165,11 @@ def _first_of_each(files: Any) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> _File:
-    """Read a kubeconfig, with its relative paths made absolute. Raises ApiError."""
+    """Read a kubeconfig, with its relative paths made absolute. Raises ApiError if it cannot be read or is invalid."""
     try:
         read = yaml.load(path.read_bytes(), Loader=yaml.SafeLoader)
     except OSError as exc:
-        raise ApiError(f"kubeconfig {path}: {exc.strerror}") from exc
+        raise ApiError(f"kubeconfig {path} cannot be read: {exc.strerror}") from exc
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
         raise ApiError(f"kubeconfig {path}: is not valid YAML" + (f", line {mark.line + 1}" if mark else "")) from exc
@@ -176,11 +179,14 @@ def _read_file(path: Path) -> _File:
         found, _, at = str(exc).partition(" - at ")
         raise ApiError(f"kubeconfig {path}: {at.strip('`$.')}: {found.replace('`', '')}") from exc
     if (file.kind, file.api_version) != ("Config", "v1"):
-        raise ApiError(f"kubeconfig {path}: is {file.kind} of {file.api_version}, expected Config of v1")
+        raise ApiError(
+            f"kubeconfig {path}: kind is {file.kind} and apiVersion is {file.api_version}; "
+            "expected kind Config and apiVersion v1"
+        )
     for kind, named in (("clusters", file.clusters), ("users", file.users), ("contexts", file.contexts)):
         names = [one.name for one in named]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ApiError(f"kubeconfig {path}: {kind}: has {twice[0]!r} twice")
+            raise ApiError(f"kubeconfig {path}: {kind} has two entries called {twice[0]!r}; remove one")
     for one in file.clusters:
         _make_absolute(one.cluster, path, ("certificate_authority",))
     for user in file.users:

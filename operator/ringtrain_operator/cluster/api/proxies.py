@@ -1,4 +1,4 @@
-"""Proxy settings by the rules of Go's net/http, as in kubectl."""
+"""Proxies for requests to the API server, by the rules of Go's net/http, as in kubectl."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def checked_proxy(url: str, where: str) -> str:
-    """Return `url` if it is a supported proxy. Raises ApiError."""
+    """Return `url` if it is the URL of a supported proxy. Otherwise raise ApiError, which names `where`."""
     scheme, host = urlsplit(url)[:2]
     if scheme not in _SCHEMES or not host:
-        raise ApiError(f"{where}: is {url!r}, expected a URL with one of {', '.join(_SCHEMES)} and a host")
+        raise ApiError(f"{where} is {url!r}; expected a URL with one of the schemes {', '.join(_SCHEMES)} and a host")
     return url
 
 
@@ -34,7 +34,7 @@ def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
 
 
 def _is_excepted(host: str, port: int, exceptions: str) -> bool:
-    """Return whether NO_PROXY (`exceptions`) excludes the host.
+    """Return whether the value of NO_PROXY (`exceptions`) excludes the host and port.
 
     Entries are `*`, an address, a range or a domain, each with or without a port. Loopback addresses are always
     excluded.

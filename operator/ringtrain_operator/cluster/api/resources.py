@@ -1,14 +1,14 @@
-"""Kinds of objects that the operator uses, and their API paths."""
+"""Kinds of Kubernetes objects that the operator uses, and their API paths."""
 
 from dataclasses import dataclass
 
 from ... import contract
-from ...spec.job import CLUSTER, TEMPLATE_PLURALS
+from ...spec.parts import CLUSTER, TEMPLATE_PLURALS
 
 
 @dataclass(frozen=True)
 class ApiResource:
-    """One kind of object and its place in the API."""
+    """A kind of object: API group, plural name, and whether it belongs to a namespace."""
 
     api_version: str
     kind: str
@@ -16,7 +16,7 @@ class ApiResource:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Return the path of the collection, of one object, or of its subresource."""
+        """Return the API path of a collection of objects, of one object, or of its subresource."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         inside = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         tail = "".join(f"/{part}" for part in (name, subresource) if part)
@@ -46,12 +46,12 @@ BY_KIND = {r.kind: r for r in (JOBS, PODS, SECRETS, POD_TEMPLATES, *COMPANIONS)}
 
 
 def pod_groups(api_version: str) -> ApiResource:
-    """Return the resource of PodGroups; each gang scheduler has a separate API group."""
+    """Return the resource of PodGroups in `api_version`, which is different for each gang scheduler."""
     return ApiResource(api_version, "PodGroup", "podgroups")
 
 
 def provisioning_requests(api_version: str) -> ApiResource:
-    """Return the resource of requests to cluster autoscalers."""
+    """Return the resource of ProvisioningRequests, with which jobs ask cluster autoscalers for nodes."""
     return ApiResource(api_version, "ProvisioningRequest", "provisioningrequests")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class ApiTls(ssl.SSLContext):
-    """A context that trusts one CA (PEM; empty: the system's) and verifies one name (empty: the server's).
+    """TLS context that trusts one CA (PEM; empty: the system's) and expects one name (empty: the server's).
 
     VERIFY_X509_STRICT is off: CAs of many clusters (MicroK8s, older EKS) lack the key usage extension that RFC 5280
     requires, and kubectl and kubelets accept them. VERIFY_X509_PARTIAL_CHAIN is on: an intermediate CA suffices.
@@ -33,11 +33,11 @@ class ApiTls(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Use this context's name for SNI and certificate verification."""
+        """Create a TLS object that uses this context's name for SNI and for the check of the certificate."""
         return super().wrap_bio(incoming, outgoing, server_side, self.name or server_hostname, session)
 
     def load_pem(self, certificate: str, key: str) -> None:
-        """Load a client certificate for the next connections."""
+        """Load a client certificate, in PEM, for all later connections."""
         with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only; other users cannot read the folder
             path = Path(folder) / "client.pem"
             path.write_text(f"{certificate}\n{key}")

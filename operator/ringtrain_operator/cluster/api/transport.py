@@ -30,14 +30,14 @@ class ApiLimits:
     longest_wait_s: float = 5.0
 
     def wait_s(self, attempt: int, asked_s: float | None) -> float:
-        """Return an exponential delay with jitter, at least the delay that the server asked for."""
+        """Return the delay before a retry, which is exponential with jitter and at least the server's `asked_s`."""
         backoff: float = min(self.longest_wait_s, self.first_wait_s * 2**attempt) * random.uniform(0.5, 1.5)
         return max(backoff, asked_s or 0.0)
 
 
 @dataclass(frozen=True)
 class ApiRequest:
-    """One request: path below the server's root, and contents. `shape`: fields of the answer to decode."""
+    """One request to the API server. `shape`: type with the fields of the answer that are decoded."""
 
     method: str
     path: str
@@ -53,7 +53,7 @@ class ApiRequest:
 
 
 class ApiTransport:
-    """A pool of connections. `may_write` is called before every write, so that a former leader sends none."""
+    """Pool of connections. `may_write` is called before every write, so that a former leader sends none."""
 
     def __init__(self, connection: ApiConnection, user_agent: str, limits: ApiLimits) -> None:
         self._connection = connection
@@ -79,7 +79,8 @@ class ApiTransport:
             await self._session.close()
 
     async def send(self, request: ApiRequest, *, want_body: bool = True) -> Any:
-        """Send a request and return the decoded answer (None if `want_body` is false). Raises ApiError."""
+        """Send a request and return the decoded answer (None if `want_body` is false). Raises ApiError if the request
+        fails."""
         attempt = 0
         while True:
             try:
@@ -91,7 +92,7 @@ class ApiTransport:
                 if attempt >= self._limits.attempts:
                     raise
                 wait_s = self._limits.wait_s(attempt, failed.retry_after_s)
-                log.debug("%s %s failed (%s), again in %.1f s", request.method, request.path, failed, wait_s)
+                log.debug("%s %s failed (%s); retry in %.1f s", request.method, request.path, failed, wait_s)
                 await asyncio.sleep(wait_s)
 
     async def _once(self, request: ApiRequest, want_body: bool) -> Any:
@@ -105,7 +106,7 @@ class ApiTransport:
 
     @asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator[aiohttp.StreamReader]:
-        """Yield the body of one answer as it arrives, without a total timeout. Raises ApiError."""
+        """Yield a reader of one answer's body, without a total timeout. Raises ApiError if the request fails."""
         async with self._answer(self._open(), request, None) as response:
             yield response.content
 
@@ -138,7 +139,7 @@ class ApiTransport:
 
 
 async def api_lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream including the newline. They may have any length, which `readline` would refuse."""
+    """Yield the lines of a stream including the newline, of any length (`readline` has a limit)."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,1 +1,1 @@
-"""Kueue: creation, observation and changes of a job's Workload."""
+"""Use of Kueue: creation, observation and changes of the Workload that requests quota for a job."""

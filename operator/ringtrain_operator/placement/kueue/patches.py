@@ -1,4 +1,4 @@
-"""Changes of an existing Workload, as JSON patches."""
+"""JSON patches that change an existing Workload of Kueue."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,9 +20,10 @@ _LONGEST_MESSAGE = 1024
 
 
 def quota_release_patch(view: WorkloadView, now: datetime) -> Patch:
-    """Return a patch of the status of an evicted Workload after the job's pods are deleted: it releases the quota.
+    """Return a patch that releases the quota of an evicted Workload, after the job's pods are deleted.
 
-    Kueue then queues the Workload again: at once if it was preempted, else when the obstacle has passed.
+    Kueue then queues the Workload again: at once after a preemption or a loss of nodes, otherwise when the obstacle
+    has passed.
     """
     evicted = view.evicted or {}
     reason, message = str(evicted.get("reason") or "Pending"), str(evicted.get("message") or "")
@@ -40,7 +41,7 @@ def quota_release_patch(view: WorkloadView, now: datetime) -> Patch:
 
 
 def conditions_patch(view: WorkloadView, now: datetime, *changes: ConditionFields) -> Patch:
-    """Return a patch of the status that sets conditions; empty if all are set already."""
+    """Return a patch that sets conditions of the Workload; empty if the Workload has these conditions already."""
     known = {c["type"]: (c.get("status"), c.get("reason")) for c in view.conditions}
     new = [_kueue_condition(*change) for change in changes if known.get(change[0]) != (change[1], change[2])]
     if not new:
@@ -52,13 +53,13 @@ def conditions_patch(view: WorkloadView, now: datetime, *changes: ConditionField
 
 
 def reclaimed_pods_patch(view: WorkloadView, counts: Mapping[str, int]) -> Patch:
-    """Return a patch of the status: these numbers of pods per pod set are not needed any more."""
+    """Return a patch that reports how many pods of each pod set no longer need quota."""
     pods = [{"name": name, "count": count} for name, count in sorted(counts.items()) if count]
     return [*_version_guard(view), {"op": "add", "path": "/status/reclaimablePods", "value": pods}]
 
 
 def resize_patch(view: WorkloadView, job: Job) -> Patch:
-    """Return a patch of a waiting Workload with the job's current queue and numbers of pods."""
+    """Return a patch that gives a waiting Workload the job's current queue and numbers of pods."""
     places = {name: place for place, name in enumerate(view.counts)}
     return [
         *_version_guard(view),
@@ -72,13 +73,13 @@ def resize_patch(view: WorkloadView, job: Job) -> Patch:
 
 
 def owner_patch(view: WorkloadView, job: Job) -> Patch:
-    """Return a patch that makes the job the owner of a Workload that was created for it."""
+    """Return a patch that makes the job the owner of a Workload that another controller created for it."""
     owners = owner_references(job)
     return [*_version_guard(view), {"op": "add", "path": "/metadata/ownerReferences", "value": owners}]
 
 
 def _version_guard(view: WorkloadView) -> Patch:
-    """Return an operation that makes the patch fail if the Workload has changed since it was read."""
+    """Return a patch operation that fails if the Workload has changed since it was read."""
     return [{"op": "replace", "path": "/metadata/resourceVersion", "value": view.version}]
 
 
@@ -91,7 +92,8 @@ def _kueue_condition(kind: str, status: str, reason: str, message: str) -> Json:
 
 
 def _with_workload_conditions(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
-    """Return the Workload's conditions with `changes` applied; a transition time changes only when the status does."""
+    """Return the Workload's conditions after `changes`. A condition's transition time changes only together with its
+    status."""
     before = {c["type"]: c for c in view.conditions}
     stamp = format_time(now)
     for change in changes:

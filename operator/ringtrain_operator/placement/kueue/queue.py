@@ -1,4 +1,4 @@
-"""A job in a queue of Kueue: permission to create pods, the reason for waiting, and fields that Kueue adds to pods."""
+"""Placement by a queue of Kueue: whether pods may be created, why the job waits, and fields for its pods."""
 
 from dataclasses import dataclass
 
@@ -28,16 +28,16 @@ class KueuePlacement:
 
     @property
     def holds(self) -> bool:
-        """Whether the pods wait for quota of the job's Workload."""
+        """Whether the pods must not be created, because the job's Workload has no quota yet."""
         workload = self.view.workload if self.view is not None else None
         return self.queued_as == "Workload" and not (workload is not None and workload.may_run)
 
     def waits_for(self) -> PlacementWait:
-        """Return what a job in a queue waits for, in Kueue's words if it has any."""
+        """Return why the job waits in its queue, as Kueue reports it."""
         return PlacementWait("WaitingForQueue", f"LocalQueue {self.attempt.job.queue}: {self._words}")
 
     def marked(self, pod: Json) -> Json:
-        """Return the pod with the fields that the job's queue adds to it."""
+        """Return the pod with the labels and other fields that Kueue needs."""
         labels, job = pod["metadata"]["labels"], self.attempt.job
         workload = self.view.workload if self.view is not None else None
         grants = workload.grants if workload is not None and self.queued_as == "Workload" else {}
@@ -64,7 +64,7 @@ class KueuePlacement:
 
 
 def _with_grant(pod: Json, grant: Grant) -> Json:
-    """Return the pod with the fields of its admission. The flavor's node labels override those of the template."""
+    """Return the pod with the fields that Kueue admitted it with. Node labels of the flavor override the template's."""
     metadata, spec = pod["metadata"], pod["spec"]
     metadata["labels"] = {**grant.labels, **metadata["labels"]}
     metadata["annotations"] = {**(metadata.get("annotations") or {}), **grant.annotations}
@@ -80,9 +80,7 @@ def _with_grant(pod: Json, grant: Grant) -> Json:
 
 
 def _with_queue(job: Job, pod: Json) -> Json:
-    """Return the pod as one that Kueue admits individually: it may be replaced at any time, and no group
-    waits for it.
-    """
+    """Return the pod with the label of the job's queue, by which Kueue admits each such pod individually."""
     labels = pod["metadata"]["labels"]
     labels[QUEUE_LABEL] = job.queue
     if priority := job.labels.get(PRIORITY_LABEL):
@@ -91,7 +89,7 @@ def _with_queue(job: Job, pod: Json) -> Json:
 
 
 def _with_group(job: Job, pod: Json, attempt: PlacementAttempt) -> Json:
-    """Return the pod as a member of the attempt's group, which Kueue admits together."""
+    """Return the pod with labels that make Kueue admit all pods of the attempt together."""
     metadata = _with_queue(job, pod)["metadata"]
     metadata["labels"][_GROUP_LABEL] = attempt.name
     annotations = metadata.setdefault("annotations", {})

@@ -1,4 +1,4 @@
-"""Kueue's Workload of a job, as `plan` reads it: quota, the fields that come with it, and Kueue's messages."""
+"""A job's Workload in Kueue, parsed for `plan`: its quota, the fields for its pods, and Kueue's messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ POD_SET_LABEL = "kueue.x-k8s.io/podset"
 
 @dataclass(frozen=True)
 class Grant:
-    """Admission of one pod set: the number of pods, and the fields to merge into each."""
+    """Kueue's admission of one pod set: the number of pods, and fields to merge into each pod."""
 
     count: int
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class Grant:
     gates: tuple[str, ...] = ()
 
     def with_flavors(self, flavors: Sequence[Json]) -> "Grant":
-        """Return a copy with the node labels and tolerations of these ResourceFlavors."""
+        """Return a copy that adds the node labels and tolerations of these ResourceFlavors."""
         return self.with_updates(
             [{"nodeSelector": f.get("nodeLabels"), "tolerations": f.get("tolerations")} for f in flavors]
         )
 
     def with_updates(self, updates: Sequence[Json]) -> "Grant":
-        """Return a copy with the pod fields that these admission checks add."""
+        """Return a copy that adds the pod fields which these admission checks request."""
         grant = self
         for update in updates:
             new = [t for t in update.get("tolerations") or () if t not in grant.tolerations]
@@ -70,22 +70,22 @@ class WorkloadView:
     has_owner: bool = True
 
     def condition(self, kind: str) -> Json | None:
-        """Return the condition of this type; None if absent."""
+        """Return the Workload's condition of type `kind`; None if absent."""
         return next((c for c in self.conditions if c.get("type") == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Return whether the condition of this type holds."""
+        """Return whether the Workload's condition of type `kind` is True."""
         found = self.condition(kind)
         return found is not None and found.get("status") == "True"
 
     @property
     def reserved(self) -> bool:
-        """Whether it holds quota."""
+        """Whether Kueue has reserved quota for the Workload."""
         return self.is_true("QuotaReserved")
 
     @property
     def evicted(self) -> Json | None:
-        """Condition with which its quota is preempted; None if it is not."""
+        """The Workload's condition Evicted, if Kueue has evicted the Workload; otherwise None."""
         return self.condition("Evicted") if self.is_true("Evicted") else None
 
     @property
@@ -95,12 +95,12 @@ class WorkloadView:
 
     @property
     def finished(self) -> bool:
-        """Whether Kueue counts it as ended. This is permanent."""
+        """Whether Kueue counts the Workload as finished, which is permanent."""
         return self.is_true("Finished")
 
     @property
     def words(self) -> str:
-        """The reason for which it waits, in Kueue's words."""
+        """Reason why the Workload waits, as Kueue reports it."""
         if not self.active:
             return "the Workload is deactivated (spec.active: false)" + _message(self.evicted)
         waiting = [c for c in self.checks if c.get("state") != "Ready"]
@@ -113,7 +113,7 @@ class WorkloadView:
 
 @dataclass(frozen=True)
 class KueueView:
-    """Kueue, where the operator may write Workloads.
+    """A job's Workload, and data for a new one, in a cluster where the operator may write Workloads.
 
     `version`: version of Kueue's API. `priority`: fields for a new Workload. `problem`: reason for which none can be
     created.
@@ -126,14 +126,12 @@ class KueueView:
 
 
 def flavors_of(workload: Json) -> tuple[str, ...]:
-    """Return the names of the ResourceFlavors that an admission assigns."""
+    """Return the names of the ResourceFlavors that the admission of a Workload assigns."""
     return tuple(dict.fromkeys(name for given in _assignments(workload) for name in _flavors(given)))
 
 
 def view_workload(workload: Json, flavors: Mapping[str, Json], *, ours: bool = True) -> WorkloadView:
-    """Parse a Workload. `flavors`: the spec of each assigned ResourceFlavor. `ours`: whether the job is
-    its controller.
-    """
+    """Parse a Workload. `flavors`: spec of each assigned ResourceFlavor. `ours`: whether the job controls it."""
     metadata, spec, status = workload["metadata"], workload.get("spec") or {}, workload.get("status") or {}
     checks = tuple(status.get("admissionChecks") or ())
     pod_sets = {str(p["name"]): p for p in spec.get("podSets") or ()}
@@ -169,7 +167,8 @@ def _flavors(assigned: Json) -> tuple[str, ...]:
 
 
 def _grant(name: str, assigned: Json, pod_set: Json) -> Grant:
-    """Return the admission of one pod set, with a scheduling gate if Kueue chooses each pod's place in a topology."""
+    """Return Kueue's admission of a pod set. If Kueue places the pods in a topology, the admission adds a scheduling
+    gate to them."""
     count = assigned.get("count")
     annotations: dict[str, str] = {WORKLOAD_ANNOTATION: name}
     gates: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any
 from ... import contract
 from ...build import names
 from ...build.auxiliary import build_data_worker_pod, build_evaluator_pod
-from ...build.pods import build_launcher_pod, build_worker_pod
+from ...build.pods import build_launcher_pod, build_typical_worker_pod
 from ...build.settings import BuildSettings
 from ...spec.job import Job
 from ..base import reduced_template
@@ -28,7 +28,7 @@ JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 
 def workload_name(name: str, uid: str, labels: Mapping[str, str]) -> str:
-    """Return the name of a job's Workload: the one created for it by MultiKueue, or its own."""
+    """Return the name of a job's Workload: the name in MultiKueue's label, or else a name derived from the job."""
     return labels.get(PREBUILT_LABEL) or f"{name}-{uid[:8]}"
 
 
@@ -49,7 +49,7 @@ def build_workload(job: Job, version: str, priority: Mapping[str, Any], settings
 
 
 def kueue_pod_counts(job: Job) -> dict[str, int]:
-    """Return the number of pods in each pod set whose size may change in a queue.
+    """Return the number of pods of each pod set that may change its size while the job waits.
 
     For data workers it is the maximum, because quota cannot be added to a running job.
     """
@@ -61,7 +61,7 @@ def _pod_sets(job: Job, settings: BuildSettings) -> list[Json]:
     workers: Json = {
         "name": "workers",
         "count": job.num_workers,
-        "template": reduced_template(build_worker_pod(job, 1, 0, settings=settings)),
+        "template": reduced_template(build_typical_worker_pod(job, 1, settings=settings)),
     }
     elastic, topology = job.spec.elastic, job.spec.scheduling.topology
     if topology is not None:

@@ -1,4 +1,4 @@
-"""How agent and launcher come into pods whose image does not have them."""
+"""Agent and launcher in pods whose image does not contain them."""
 
 from typing import Any
 
@@ -38,12 +38,12 @@ def pods(made: Job, source: AgentSource | None) -> list[Json]:
 
 
 def volume(pod: Json) -> Json | None:
-    """Where the agent comes from."""
+    """Return the volume that holds the agent."""
     return next((v for v in pod["spec"]["volumes"] if v["name"] == "ringtrain-agent"), None)
 
 
 def program(pod: Json) -> str:
-    """What the kubelet starts."""
+    """Return the program that the kubelet starts."""
     return str(pod["spec"]["containers"][0]["command"][0])
 
 

@@ -151,7 +151,7 @@ def test_both_meet_the_restricted_standard_where_it_is_asked_for(build: str) -> 
 
 
 def test_ports_of_their_templates_are_let_in_as_others() -> None:
-    """Where the installation lets anybody reach ports of templates."""
+    """The network policy admits any peer to template ports if the installation allows it."""
     template = {"spec": {"containers": [{"ports": [{"containerPort": 6006}]}]}}
     settings = BuildSettings(template_ports_from=[{"podSelector": {}}])
     policy = build_network_policy(parsed(evaluator={"template": template}), settings)

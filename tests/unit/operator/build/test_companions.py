@@ -77,7 +77,7 @@ def test_the_installation_may_let_others_in() -> None:
 
 
 def test_each_launcher_has_a_token_of_its_own() -> None:
-    """What its /status asks for is in the pod, where who made the pod can read it, and differs every time."""
+    """Each launcher pod's manifest contains a token of its own for /status; a worker pod has none."""
     one, other = (status_token(build.build_launcher_pod(parsed(), 1)) for _ in range(2))
     assert len(one) >= 32
     assert one != other

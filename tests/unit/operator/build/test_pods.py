@@ -1,4 +1,4 @@
-"""What the builders make of a user's template."""
+"""Pods that the builders make from a user's template."""
 
 import copy
 from typing import Any
@@ -240,7 +240,7 @@ def test_only_our_own_program_has_a_read_only_root() -> None:
 
 
 def test_a_templates_own_security_is_kept() -> None:
-    """What the template says itself stays, and no field is added that the API would refuse beside it."""
+    """The template's security settings stay, and no field is added that the API would refuse next to them."""
     own = {"privileged": True, "capabilities": {"add": ["SYS_PTRACE"]}}
     pod = build_worker_pod(parsed({"securityContext": own}, {"securityContext": {"runAsUser": 0}}), 1, 0)
     assert main(pod)["securityContext"] == main(secured_pod(pod, SECURITY_FIELDS))["securityContext"] == own
@@ -415,7 +415,7 @@ metadata = st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), j
     st.booleans(),
 )
 def test_any_template_is_built_or_refused(container: Json, pod: Json, meta: Json, on_launcher: bool) -> None:
-    """Whatever is in a template, there is a pod or a Invalid, never another exception."""
+    """Any template yields a pod or raises Invalid, never another exception."""
     template = {
         "spec": {"containers": [{"name": "c", "image": "i", "command": ["x"], **container}], **pod},
         "metadata": meta,

@@ -17,7 +17,7 @@ def nested(opening: str, closing: str, innermost: str = "1") -> str:
 
 
 def depth(value: Any) -> int:
-    """How many levels `value` has."""
+    """Return the number of nested levels in `value`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
@@ -33,7 +33,7 @@ def depth(value: Any) -> int:
     ids=["lists", "objects", "mixed", "brackets-in-strings"],
 )
 def test_what_is_too_deep_becomes_null(deep: str) -> None:
-    """What stands beside it is whole."""
+    """The values next to a value that is too deep stay whole."""
     found = decode_api_answer(f'{{"items":[{{"name":"a"}},{{"spec":{deep}}},{{"name":"b","spec":{deep}}}]}}'.encode())
     assert found["items"][0] == {"name": "a"}
     assert found["items"][2]["name"] == "b"

@@ -1,4 +1,4 @@
-"""Which gang schedulers a cluster has, and what a job's groups cost to know."""
+"""Gang schedulers of a cluster, and the API requests that a job's groups cost."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which pods of an elastic job's workers count as confirmed gone."""
+"""Pods of an elastic job's workers that count as confirmed gone."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ def being_deleted(*, node_ready: bool | None = None) -> PodView:
 
 
 def gone_after(*looks: tuple[PodView | None, float]) -> dict[int, int]:
-    """What is known after looks at the pod, each so many seconds after NOW."""
+    """Return the lost incarnations after observations of the pod, each `seconds` after NOW."""
     memory = ReconcileMemory()
     for pod, seconds in looks:
         memory.record_lost_pods([pod] if pod else [], NOW + timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""Which changes of a large job's pods a look takes from watches, and which ask for a list."""
+"""Pod changes of a large job that come from watches, and those that need a list."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def pod(name: str, version: int, status: Json = RUNS, **metadata: str) -> Json:
 
 
 def change(new: Json, event: str | None = "MODIFIED") -> PodChange:
-    """What a watch says of `new`; a list says nothing of what it is like."""
+    """Return the change that a watch reports for `new`; with `event=None`, one from a list, without the object."""
     meta = new["metadata"]
     return PodChange(meta["name"], meta["resourceVersion"], event, None if event is None else new)
 

@@ -1,4 +1,4 @@
-"""What an operator knows of the objects that a job has besides pods."""
+"""The operator's record of a job's objects other than pods."""
 
 import asyncio
 

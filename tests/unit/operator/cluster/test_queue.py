@@ -25,7 +25,7 @@ async def test_a_key_waits_once() -> None:
 
 
 async def test_a_key_has_one_worker() -> None:
-    """What is added while a worker has it comes when that one is done, once."""
+    """A key that is added while a worker processes it is queued once, after that worker is done."""
     queue = even_queue()
     queue.add(A)
     await queue.take()

@@ -1,4 +1,4 @@
-"""What this process knows of versions: its own writing is no news, also when it is heard of during a look."""
+"""Versions that this process knows: its own write is no news, even if its event arrives during a reconcile."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is read of a pod is what the operator decodes of it, no less and no more."""
+"""The operator's decoder covers exactly the fields of a pod that its readers read."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ class Noted(dict[str, Any]):
 
 
 def paths(shape: Any, path: str = "") -> Iterator[str]:
-    """What a TypedDict declares, in all its levels."""
+    """Yield the paths that a TypedDict declares, at all levels."""
     for name, hint in get_type_hints(shape).items():
         yield f"{path}.{name}".removeprefix(".")
         inner = next((one for one in (hint, *get_args(hint)) if is_typeddict(one)), None)
@@ -77,6 +77,7 @@ def pod(role: str = "worker", *, owner: str = "uid-1", **status: Any) -> dict[st
         },
         "spec": {
             "nodeName": "n",
+            "restartPolicy": "Never",
             "containers": [{"name": "train", "image": "i", "env": env}, {"name": "side"}],
             "volumes": [{"name": VOLUME_SECRET, "secret": {"secretName": "s", "optional": False}}, {}],
         },
@@ -100,7 +101,7 @@ PODS = [
 
 
 def objects_read_at(pods: list[dict[str, Any]]) -> tuple[Any, ...]:
-    """What all readers make of pods."""
+    """Return the results of all readers for pods."""
     ours, others = split_owned(pods, "uid-1")
     endpoint = launcher_endpoint(ClusterReading(Observed(), tuple(ours)))
     return tuple(view_pod(one) for one in pods), others, endpoint

@@ -1,4 +1,4 @@
-"""What becomes of a pod's status in the API's words."""
+"""Views of a pod's status as the API reports it."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -51,6 +51,32 @@ def test_a_failed_init_container() -> None:
 
 ENDED = {"terminated": {"exitCode": 1, "reason": "Error"}}
 KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "ended"),
+    [
+        pytest.param({}, {}, True, id="all"),
+        pytest.param({}, {"containerStatuses": [{"name": "train", "state": ENDED}]}, False, id="one-not-reported"),
+        pytest.param({}, {"initContainerStatuses": [{"name": "proxy", "state": {"running": {}}}]}, False, id="sidecar"),
+        pytest.param({"restartPolicy": "OnFailure"}, {}, False, id="restarted-by-its-pod"),
+        pytest.param(
+            {"containers": [{"name": "train", "restartPolicyRules": [{"action": "Restart"}]}, {"name": "side"}]},
+            {},
+            False,
+            id="restarted-by-a-rule",
+        ),
+    ],
+)
+def test_all_containers_have_ended(spec: dict[str, Any], status: dict[str, Any], ended: bool) -> None:
+    """Only if each has been reported as ended, and the kubelet starts none again."""
+    both = [{"name": "train", "state": ENDED}, {"name": "side", "state": KILLED}]
+    pod = {
+        "metadata": {"name": "digits-worker-1"},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "train"}, {"name": "side"}], **spec},
+        "status": {"phase": "Running", "containerStatuses": both, **status},
+    }
+    assert view_pod(pod).end.all_ended == ended
 
 
 @pytest.mark.parametrize(
@@ -157,13 +183,13 @@ def test_words_that_are_not_this_attempts(words: str) -> None:
     ],
 )
 def test_a_report_that_is_none(raw: dict[str, Any]) -> None:
-    """What is not the contract's /status raises what the docstring says."""
+    """A document that breaks the contract of /status raises ValueError, as the docstring of `read_report` says."""
     with pytest.raises(ValueError):
         read_report(raw)
 
 
 def test_the_image_is_that_of_the_container_of_ours() -> None:
-    """Whatever a webhook has put in front of it, in the spec and in what the kubelet says."""
+    """Our container is found even if a webhook puts another before it in the spec and in the reported statuses."""
     main = {"name": "train", "image": "reg/train:1", "imageID": "reg/train@sha256:aa", "state": {"running": {}}}
     main["state"] = {"running": {"startedAt": "2026-01-01T00:00:07Z"}}
     side = {"name": "side", "image": "reg/side:1", "imageID": "reg/side@sha256:bb", "state": main["state"]}

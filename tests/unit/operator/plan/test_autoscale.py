@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringtrain_operator.spec.data_workers import Autoscale, DataWorkers
-from ringtrain_operator.status.model import DataScale
+from ringtrain_operator.status.ledger import DataScale
 from ringtrain_operator.workers.data_workers import (
     FEWER_AFTER_S,
     MORE_AFTER_S,

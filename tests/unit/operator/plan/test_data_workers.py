@@ -25,7 +25,7 @@ def served(replicas: int = 2, autoscale: dict[str, Any] | None = None, **spec: A
 
 
 def input_is(w: World, waited: float | None, *registered: int) -> None:
-    """What the launcher says of its data workers from now on."""
+    """Set the launcher's report on its data workers from now on."""
     w.launcher_says("Running", 12)
     workers = [{"index": i, "pod": w.name(f"data-{i}"), "registered": True} for i in registered]
     w.report["data"] = {"wanted": 2, "registered": len(registered), "workers": workers, "waitFraction": waited}
@@ -70,7 +70,7 @@ def test_the_gang_waits_for_none_of_them() -> None:
 
 @pytest.mark.parametrize("how", ["failed", "ended well", "evicted", "deleted", "gone"])
 def test_one_that_is_lost_is_made_anew_and_nothing_else_changes(w: World, how: str) -> None:
-    """However it went: the attempt, its restarts, and all other pods stay."""
+    """After each kind of loss, the data worker is replaced; the attempt, its restarts and all other pods stay."""
     before = w.uids()
     victim = NAMES[1]
     match how:
@@ -227,7 +227,7 @@ def test_a_wait_that_is_no_number_is_none(w: World, waited: Any) -> None:
 
 
 def test_suspended_there_are_none_and_resumed_they_begin_anew(w: World) -> None:
-    """What had ended before is forgotten."""
+    """A resumed job forgets the data workers that ended before its suspension."""
     for _ in range(3):
         w.pod_ends(NAMES[0], 1)
         w.settle()
@@ -245,7 +245,7 @@ def test_suspended_there_are_none_and_resumed_they_begin_anew(w: World) -> None:
 @pytest.mark.parametrize("policy", ["None", "Running", "All"])
 @pytest.mark.parametrize("code", [0, 1])
 def test_they_end_with_the_job(policy: str, code: int) -> None:
-    """Whatever cleanPodPolicy says: they would serve a job that is over. None is left that runs."""
+    """Data workers end with the job under every cleanPodPolicy: none is left running."""
     w = served(runPolicy={"cleanPodPolicy": policy, "backoffLimit": 0})
     w.launcher_ends(code, unseen=True)
     for index in (0, 1):
@@ -324,7 +324,7 @@ HARMS = ["fail", "evict", "delete", "vanish", "gang fails", "more", "fewer", "ti
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(HARMS), st.integers(0, 3), st.integers(0, 4)), max_size=12))
 def test_left_to_itself_a_job_has_the_data_workers_that_it_wants(story: list[tuple[str, int, int]]) -> None:
-    """Whatever befell them, and wherever the operator died meanwhile; no failure of theirs is ever counted."""
+    """An undisturbed job gets all its data workers, after any losses and operator crashes; none counts as a failure."""
     w = served(runPolicy={"backoffLimit": 1000})
     gang_failures = 0
     for harm, index, writes in story:

@@ -1,9 +1,12 @@
 """Pods that are taken away: restarts that do not count, and pods of dead nodes."""
 
 import json
+from datetime import datetime
 
 import pytest
 from support.planworld import World, condition, running, world
+
+from ringtrain_operator.plan.outcome import ANSWERS_WITHIN_S
 
 
 def test_eviction_does_not_count() -> None:
@@ -141,10 +144,11 @@ def test_a_node_that_is_gone_with_its_pod_is_not_billed_to_the_job(silent: tuple
 
 def test_a_pod_that_does_not_answer_where_nodes_can_not_be_read(silent: tuple[World, str]) -> None:
     """An operator of a few namespaces sees that the kubelet does not end the pod in its time."""
-    w, _ = silent
-    w.run(seconds=20)
-    assert w.status.disruptions == 0
-    w.run(seconds=21)
+    w, name = silent
+    ends = datetime.fromisoformat(w.pods[name]["metadata"]["deletionTimestamp"])
+    due_s = (ends - w.now).total_seconds() + ANSWERS_WITHIN_S
+    assert (w.status.disruptions, w.plan().requeue_after_s) == (0, due_s)
+    w.run(seconds=due_s)
     assert (w.status.restarts, w.status.disruptions) == (0, 1)
 
 
@@ -188,12 +192,31 @@ def test_a_dead_nodes_pods_are_deleted_by_force() -> None:
 
 
 def test_a_live_nodes_pods_are_never_deleted_by_force() -> None:
-    """However long its node takes."""
+    """The operator never force-deletes a pod of a live node whose containers may run, even after hours."""
     w = running()
     w.user_deletes("digits-worker-0")
     w.nodes["node-of-digits-worker-0"] = True
     w.run(hours=3)
     assert "deletionTimestamp" in w.pods["digits-worker-0"]["metadata"]
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_a_pod_whose_containers_have_ended_is_not_waited_for(ends: str) -> None:
+    """It is deleted at once, also if it ends after its deletion was requested; one that runs keeps its grace period."""
+    w = running()
+    if ends == "before":
+        w.pod_ends("digits-worker-0", 75)
+    w.launcher_ends(3, unseen=True)
+    graces = {deletion.ref.name: deletion.grace_s for deletion in w.plan().delete}
+    expected = {"digits-launcher": 0, "digits-worker-0": 0 if ends == "before" else None, "digits-worker-1": None}
+    assert graces == expected
+    w.settle()
+    assert w.pods["digits-worker-1"]["metadata"]["labels"]["ringtrain.dev/attempt"] == "1"
+    for name in {"digits-worker-0", "digits-worker-1"} & w.pods.keys():
+        w.pod_ends(name, 75)
+    w.settle()
+    attempts = {pod["metadata"]["labels"]["ringtrain.dev/attempt"] for pod in w.pods.values()}
+    assert (w.status.attempt, attempts, len(w.pods)) == (2, {"2"}, 3)
 
 
 def test_a_deleted_pod_does_not_count() -> None:

@@ -1,5 +1,7 @@
 """Workers of an elastic job that are lost, added and taken away within one attempt."""
 
+from typing import Any
+
 import pytest
 from support.jobs import job
 from support.planworld import World, condition, elastic, running, settled
@@ -7,7 +9,7 @@ from support.planworld import World, condition, elastic, running, settled
 from ringtrain_operator import contract
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.observe.model import Refusal
-from ringtrain_operator.workers.replacing import LOSSES_OF_A_BAD_NODE, incarnations_of
+from ringtrain_operator.workers.incarnations import LOSSES_OF_A_BAD_NODE, incarnations_of
 
 VICTIM = "digits-worker-1"
 LAUNCHER = "digits-launcher"
@@ -20,7 +22,7 @@ def w() -> World:
 
 
 def incarnation(w: World, name: str = VICTIM) -> int:
-    """Which pod of its name it is."""
+    """Return the incarnation number in the pod's label."""
     return int(w.pods[name]["metadata"]["labels"][contract.LABEL_INCARNATION])
 
 
@@ -37,7 +39,7 @@ def test_first_pods_are_first_incarnations(w: World) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "failed"])
 def test_a_lost_worker_is_made_anew_within_the_attempt(w: World, how: str) -> None:
-    """However it was lost: same attempt, the next incarnation, and no other pod is touched."""
+    """After each kind of loss, the worker gets its next incarnation in the same attempt; no other pod changes."""
     before = w.uids()
     match how:
         case "deleted":
@@ -137,7 +139,7 @@ def lose_launcher(w: World, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "evicted", "gone", "killed", "asked-to-stop"])
 def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> None:
-    """However its pod was lost: the next incarnation, told where the world was; no worker and no counter moves."""
+    """After each kind of loss, the next launcher gets the world's generation; no worker and no counter changes."""
     before = w.uids()
     lose_launcher(w, how)
     status, reason, message = condition(w, "Degraded")
@@ -164,7 +166,7 @@ def test_a_lost_launcher_is_made_anew_within_the_attempt(w: World, how: str) -> 
 
 
 def test_a_launcher_that_does_not_come_back_restarts_the_gang_uncounted(w: World) -> None:
-    """When its agents have waited for startTimeoutSeconds: a new pod that knows nothing by then is none."""
+    """The gang restarts uncounted if no new launcher learns the world within startTimeoutSeconds."""
     lose_launcher(w, "gone")
     w.run(seconds=590)
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2)
@@ -214,6 +216,11 @@ def test_a_launcher_that_is_lost_again_and_again_is_made_after_a_pause(w: World)
         w.pod_runs(LAUNCHER)
         w.world_is(1, 3)
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 4)
+    lose_launcher(w, "gone")
+    assert w.plan().requeue_after_s == 4
+    w.change(runPolicy={"suspend": True})
+    w.go_on()
+    assert (w.pods, w.plan().requeue_after_s) == ({}, None)
 
 
 def test_sums_go_on_over_launchers(w: World) -> None:
@@ -241,7 +248,9 @@ def test_a_killed_launcher_may_come_back_in_its_pod(w: World) -> None:
     w.pod_ends("digits-launcher", 137)
     w.pods["digits-launcher"]["status"]["phase"] = "Running"
     w.report = None
-    w.run(seconds=61)
+    w.run(seconds=59)
+    assert incarnation(w, LAUNCHER) == 1
+    w.run(seconds=1)
     w.go_on()
     assert (w.status.attempt, incarnation(w, LAUNCHER)) == (1, 2), "the kubelet did not: it gets another pod"
 
@@ -432,6 +441,36 @@ def test_degraded_while_the_world_is_too_small(w: World) -> None:
         "attempt 1: generation 2 has 2 ranks",
         "attempt 1: generation 3 has 3 ranks",
     ]
+
+
+def test_degraded_names_one_worker_and_counts_the_others(w: World) -> None:
+    """Of two lost workers the first is named."""
+    w.evict("digits-worker-0")
+    w.evict(VICTIM)
+    w.world_is(2, 1)
+    assert condition(w, "Degraded")[1] == "WorkerLost"
+    assert condition(w, "Degraded")[2].startswith("1 of 3 ranks train: digits-worker-0 ")
+    assert condition(w, "Degraded")[2].endswith("; 1 more worker missing")
+
+
+@pytest.mark.parametrize("tail", [["loading", "gone"], None, "gone"], ids=str)
+def test_a_state_that_was_lost_is_the_jobs_failure(w: World, tail: Any) -> None:
+    """Rank, pod, node and output are those that the launcher reports; an attempt has it once."""
+    lost = {
+        "message": "ranks 1, 2 are lost",
+        "rank": 1,
+        "pod": VICTIM,
+        "node": "node-b",
+        "exitCode": 3,
+        "logTail": tail,
+    }
+    w.world_is(2, 2, stateLost=lost)
+    failure = w.status.failure
+    assert (failure.reason, failure.message, failure.attempt) == ("StateLost", "ranks 1, 2 are lost", 1)
+    assert (failure.rank, failure.pod, failure.node, failure.exit_code) == (1, VICTIM, "node-b", 3)
+    assert failure.log_tail == (("loading", "gone") if isinstance(tail, list) else ())
+    w.run(seconds=60)
+    assert w.status.failure == failure
 
 
 def test_sums_go_on_over_attempts(w: World) -> None:

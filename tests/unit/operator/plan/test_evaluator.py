@@ -27,7 +27,7 @@ def w() -> World:
 
 
 def state(w: World) -> str:
-    """What the status says of it."""
+    """Return the evaluator's state in the status."""
     return w.status.evaluator.state
 
 
@@ -98,15 +98,23 @@ def test_a_refusal_of_its_pod_is_said() -> None:
 
 
 def test_all_its_failures_are_counted(w: World) -> None:
-    """Those of more than an hour ago, too; meanwhile its state is Failed."""
+    """Those of more than an hour ago, too, after which it is made anew at once."""
     for _ in range(3):
         w.pod_ends(NAME, 3)
         w.settle()
-        assert state(w) == ("Pending" if NAME in w.pods else "Failed")
+        assert (state(w), NAME in w.pods) == ("Pending", True)
         w.run(seconds=4000)
         w.pod_runs(NAME)
         w.settle()
     assert (w.status.evaluator.failures, state(w)) == (3, "Running")
+
+
+@pytest.mark.parametrize(("reason", "text"), [("DeadlineExceeded", "DeadlineExceeded"), ("", "Failed")])
+def test_an_end_without_an_exit_code_has_the_pods_reason(w: World, reason: str, text: str) -> None:
+    """Or its phase: a kubelet that never started its container knows no code."""
+    w.pods[NAME]["status"] = {"phase": "Failed", "reason": reason}
+    w.settle()
+    assert w.status.evaluator.message == f"{NAME} ended ({text})"
 
 
 def test_an_end_that_a_clock_ahead_noted_holds_it_back_no_longer(w: World) -> None:

@@ -7,6 +7,7 @@ from support.jobs import job
 from support.planworld import World, condition, running, settled, started, world
 
 from ringtrain_operator.build.names import ObjectRef
+from ringtrain_operator.contract import KILLED_FOR_MEMORY
 from ringtrain_operator.observe.model import Foreign
 from ringtrain_operator.status.model import format_time
 
@@ -142,17 +143,27 @@ def test_an_out_of_memory_kill_is_said() -> None:
     )
 
 
+@pytest.mark.parametrize("known_by", ["pod", "agent"])
 @pytest.mark.parametrize(("limit", "attempts"), [("8Gi", 2), (None, 4)])
-def test_what_is_killed_twice_at_one_memory_limit_is_not_tried_again(limit: str | None, attempts: int) -> None:
-    """Without a limit it was the node's memory: the job has as many attempts as backoffLimit says."""
+def test_what_is_killed_twice_at_one_memory_limit_is_not_tried_again(
+    limit: str | None, attempts: int, known_by: str
+) -> None:
+    """Without a limit it was the node's memory: the job has as many attempts as backoffLimit says.
+
+    The launcher's end, with what the agent has read from the cgroup, is often seen before the pod's.
+    """
+    message = f"rank 0 was killed by SIGKILL: memory 8.0 of 8.0 GiB; {KILLED_FOR_MEMORY}"
     worker = job()["spec"]["worker"]
     if limit:
         worker["template"]["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}}
     w = World(job(worker=worker, runPolicy={"backoffLimit": 3}))
     while w.status.state not in ("Failed", "Succeeded"):
         w.start_gang()
-        w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
-        w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
+        if known_by == "pod":
+            w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
+            w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
+        else:
+            w.launcher_ends(137, reason="RankFailed", pod="digits-worker-0", message=message)
         w.go_on(seconds=10)
         w.settle()
     assert w.status.attempt == attempts

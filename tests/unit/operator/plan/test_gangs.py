@@ -102,6 +102,14 @@ def test_auto_leaves_a_template_its_scheduler() -> None:
     assert {made["spec"]["schedulerName"] for made in w.pods.values()} == {"ours"}
 
 
+def test_a_launcher_with_a_scheduler_of_its_own_has_that_one() -> None:
+    """The scheduler of the gang places only pods whose template names none."""
+    launcher = {"template": {"spec": {"schedulerName": "ours"}}}
+    w = world(gangs("Coscheduling"), launcher=launcher, scheduling={"gang": "Coscheduling"})
+    found = {name: made["spec"]["schedulerName"] for name, made in w.pods.items()}
+    assert (found["digits-launcher"], found["digits-worker-1"]) == ("ours", "scheduler-plugins-scheduler")
+
+
 def test_none_is_none() -> None:
     """gang: None places pods one by one, whatever is there."""
     w = world(gangs("Kubernetes", "Volcano"), scheduling={"gang": "None"})

@@ -11,8 +11,6 @@ from ringtrain_operator.cluster.own_queue import WaitingJobs
 from ringtrain_operator.cluster.queue import JobKey
 from ringtrain_operator.placement.own_queue import PlacementContention
 
-pytestmark = pytest.mark.slow
-
 FITS = st.builds(
     Ask,
     workers=st.integers(1, 4),
@@ -30,6 +28,7 @@ BROKEN_WITHIN_S = 20
 TWICE_BROKEN_WITHIN_S = 30
 
 
+@pytest.mark.slow
 def test_four_jobs_that_hold_parts_of_what_they_need_run_one_after_the_other() -> None:
     """Each fits alone and none beside another: the first runs within seconds, all end, and nothing is counted."""
     for seed in range(5):
@@ -149,7 +148,7 @@ def test_a_gang_behind_one_that_can_not_use_what_is_free_starts_within_seconds()
     assert crowd.seconds < 150
 
 
-@pytest.mark.sampled(one_in=2)
+@pytest.mark.slow
 def test_a_gang_that_others_pass_is_placed_in_the_end() -> None:
     """It wants a whole node, and small jobs that run for 100 s come again and again: for a while none may pass it,
     and that while grows until it is longer than they run."""
@@ -176,13 +175,14 @@ def until(crowd: Crowd, tenants: list[Tenant], idle_s: int) -> None:
 
 
 # Not made smaller: that takes minutes here, and a set of six jobs can be read.
+@pytest.mark.slow
 @settings(
     max_examples=20,
     phases=[Phase.explicit, Phase.generate],
 )
 @given(st.lists(FITS, min_size=2, max_size=6), st.lists(NEVER_FITS, max_size=1), st.integers(0, 1000))
 def test_no_set_of_jobs_waits_for_itself(asks: list[Ask], never: list[Ask], seed: int) -> None:
-    """Whatever comes in whatever order: somebody runs soon whenever a job that fits waits, and all end."""
+    """For any jobs in any order, some job runs soon whenever a job that fits waits, and all that fit end."""
     crowd, nobody_for_s = Crowd([*asks, *never], seed=seed), 0
     fitting = crowd.tenants[: len(asks)]
     while any(not t.status.finished for t in fitting):

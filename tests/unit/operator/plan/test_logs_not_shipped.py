@@ -11,7 +11,7 @@ WHY = "s3://logs/x cannot be written: refused"
 
 
 def shipping(w: World, problem: str | None) -> None:
-    """What the launcher says of its logs from now on."""
+    """Set the launcher's report on its logs from now on."""
     w.launcher_says("Running", 12)
     told = {"uri": "s3://logs/x", "pendingBytes": 70, "problem": problem, "since": 5.0 if problem else None}
     w.report["logs"] = {"lines": 1, "dropped": 0, "shipping": told}

@@ -14,7 +14,7 @@ from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.cluster.observe import split_owned
 from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.spec.base import MOST_WORKERS
-from ringtrain_operator.workers.replacing import MAX_LOSSES
+from ringtrain_operator.workers.incarnations import MAX_LOSSES
 
 # etcd takes 1.5 MiB of an object; 128 KiB leave room for a spec, and for what the API server notes beside.
 STATUS_BYTES_MAX = 128 * 1024
@@ -85,7 +85,7 @@ class Incomparable(dict[str, Any]):
 
 
 def test_pods_are_told_from_others_without_comparing_them() -> None:
-    """Which pods are the job's own is asked of each pod once."""
+    """Each pod's owner is checked once, without a comparison of pods."""
     owner = {"kind": "DistributedTrainingJob", "name": "digits", "controller": True, "uid": "ours"}
     mine = [Incomparable(metadata={"name": f"digits-{i}", "ownerReferences": [owner]}) for i in range(3)]
     other = Incomparable(metadata={"name": "stranger"})
@@ -94,7 +94,6 @@ def test_pods_are_told_from_others_without_comparing_them() -> None:
     assert [(one.ref.name, one.owner) for one in others] == [("stranger", "")]
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 def test_the_largest_status_is_far_from_what_an_object_may_have() -> None:
     """An elastic job of as many workers as the CRD takes, all of which were lost, has a status of bounded size."""

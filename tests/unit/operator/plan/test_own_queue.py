@@ -1,4 +1,4 @@
-"""What a job competes for: its devices, and what the scheduler says that it lacks."""
+"""Resources that a job competes for: its devices, and the shortages that the scheduler reports."""
 
 from datetime import timedelta
 

@@ -28,7 +28,7 @@ def test_suspend_and_resume(w: World) -> None:
 
 
 def test_a_job_that_ends_in_the_second_of_its_suspension_has_ended(w: World) -> None:
-    """Whatever was decided before its end was seen: it has succeeded, and its launcher and logs stay."""
+    """A job whose end is seen after its suspension has succeeded; its launcher and logs stay."""
     w.change(runPolicy={"suspend": True})
     w.launcher_ends(0, unseen=True)
     w.pods_go()
@@ -68,6 +68,17 @@ def test_deadline_counts_waiting() -> None:
     assert not w.pods
 
 
+def test_pods_that_still_run_after_the_end_are_deleted_after_10_s(w: World) -> None:
+    """Until then they may end by themselves."""
+    w.launcher_ends(0)
+    w.run(seconds=9)
+    assert "deletionTimestamp" not in w.pods["digits-worker-0"]["metadata"]
+    w.run(seconds=1)
+    assert "deletionTimestamp" in w.pods["digits-worker-0"]["metadata"]
+    w.pods_go()
+    assert set(w.pods) == {"digits-launcher"}
+
+
 @pytest.mark.parametrize("why", ["suspended", "out-of-time"])
 def test_a_launcher_stays_while_its_workers_may_save(why: str) -> None:
     """As long as the grace period of the workers' pods: it has their last lines, and nothing else may have."""
@@ -93,6 +104,7 @@ def test_the_deadline_leaves_something_to_read() -> None:
     assert condition(w, "Failed")[1] == "DeadlineExceeded"
     failure = w.status.failure
     assert (failure.reason, failure.rank, failure.log_tail) == ("DeadlineExceeded", 1, ("loading",))
+    assert (failure.pod, failure.node) == ("digits-worker-1", "node-b")
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
     w.launcher_ends(143, reason="AgentLost", unseen=True)
@@ -136,7 +148,7 @@ def test_progress_deadline() -> None:
 
 
 def test_the_progress_deadline_counts_from_running() -> None:
-    """However long the launcher waits for its workers, the deadline begins when all ranks are there."""
+    """The deadline begins when all ranks run, even if the launcher waits long for its workers."""
     w = world(progressDeadlineSeconds=20)
     w.pods_run()
     w.launcher_says("Waiting")
@@ -192,7 +204,7 @@ def test_scale() -> None:
     ],
 )
 def test_clean_pod_policy(policy: str, left: set[str]) -> None:
-    """Which pods of a finished job stay."""
+    """cleanPodPolicy decides which pods of a finished job stay."""
     w = running(cleanPodPolicy=policy)
     w.pod_ends("digits-worker-0", 0)
     w.launcher_ends(0)
@@ -224,7 +236,7 @@ def test_time_to_live() -> None:
 
 
 def test_terminal_states_are_sticky(w: World) -> None:
-    """Whatever happens to a finished job or its pods, it stays finished."""
+    """A finished job stays finished after any change to it or its pods."""
     w.launcher_ends(0)
     w.change(runPolicy={"suspend": True}, unseen=True)
     w.pods.clear()
@@ -246,7 +258,7 @@ def test_a_finished_job_is_not_written_again() -> None:
 
 
 def test_a_success_with_a_warning(w: World) -> None:
-    """What the launcher has to say of it is in the condition."""
+    """The condition contains the launcher's warning."""
     w.launcher_ends(0, warning="each ran by itself")
     assert condition(w, "Succeeded")[2] == "all 2 ranks exited 0; each ran by itself"
 

@@ -1,4 +1,4 @@
-"""What holds whatever happens, in whatever order, and wherever the operator dies."""
+"""Invariants that hold for any events, in any order, and for an operator crash at any point."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from support.planworld import World, started
 
 from ringtrain_operator import contract
 from ringtrain_operator.placement.gangs import GangsView
-from ringtrain_operator.workers.replacing import incarnations_of, worker_incarnation_number
+from ringtrain_operator.workers.incarnations import incarnations_of, worker_incarnation_number
 
 pytestmark = pytest.mark.slow
 
@@ -195,7 +195,7 @@ def test_conditions_agree(case: tuple[dict[str, Any], list[tuple[str, int]]]) ->
 @quick
 @given(kinds)
 def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
-    """However often it dies between two writes, a job left to itself then gets all its pods, or has ended."""
+    """After any operator crashes between two writes, an undisturbed job gets all its pods, or has ended."""
     w = after(case[1], **case[0])
     w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT}, unseen=True)
     for _ in range(4):
@@ -211,7 +211,7 @@ def test_a_dead_operator_changes_nothing_but_time(case: tuple[dict[str, Any], li
 @quick
 @given(kinds)
 def test_no_group_is_left_behind(case: tuple[dict[str, Any], list[tuple[str, int]]]) -> None:
-    """However often the operator died: no group but the present attempt's, and pods are in their own attempt's."""
+    """After any operator crashes, only the current attempt's group exists; each pod is in its own attempt's group."""
     w = after(case[1], **case[0])
     w.settle()
     of_attempt = f"{w.job['metadata']['name']}-{w.job['metadata']['uid'][:8]}-"
@@ -254,8 +254,8 @@ def test_what_is_told_of_losses_is_true(history: list[tuple[str, int]]) -> None:
 @quick
 @given(elastic_steps)
 def test_an_elastic_job_left_to_itself_is_complete(history: list[tuple[str, int]]) -> None:
-    """However often the operator died between two writes: the last pod of each worker and the last launcher are
-    there, and no other."""
+    """After any operator crashes between two writes, exactly the last pod of each worker and the last launcher
+    exist."""
     w = after(history, **ELASTIC)
     w.change(runPolicy={"backoffLimit": BACKOFF_LIMIT}, unseen=True)
     for _ in range(4):

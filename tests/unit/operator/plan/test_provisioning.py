@@ -189,7 +189,7 @@ def test_a_label_of_kueue_on_a_job_that_runs_changes_nothing() -> None:
 
 
 def test_the_operator_dies_at_each_write() -> None:
-    """Whatever was written before, the next one ends with one request, and then with pods."""
+    """After a crash at any write, the next operator makes one provisioning request, and then the pods."""
     for writes in range(8):
         w = World(job(scheduling={"provisioning": {"className": CLASS}}), autoscaler=THERE)
         w.apply(w.plan(), writes=writes)

@@ -173,7 +173,7 @@ def test_suspending_a_queued_job_takes_it_out() -> None:
 
 
 def test_a_deleted_workload_stops_the_job() -> None:
-    """Whoever deletes the Workload takes the quota: the job stops, and queues again."""
+    """Deletion of the Workload releases the quota: the job stops, and is queued again."""
     w, kueue = running()
     kueue.workload = None
     w.settle()
@@ -261,8 +261,20 @@ def test_an_elastic_job_that_shrinks_returns_quota() -> None:
     assert kueue.workload["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
 
 
+def test_an_elastic_job_that_grows_beyond_its_quota_waits_for_more() -> None:
+    """Six workers where four were admitted: it is queued again, and nothing is counted."""
+    kueue = PlayedKueue()
+    w = settled(job(workers=4, scheduling=QUEUE, elastic={"maxReplicas": 8}), kueue=kueue)
+    kueue.admit()
+    w.start_gang()
+    w.world_is(1, 4, unseen=True)
+    w.scale(6)
+    w.go_on()
+    assert (w.status.state, w.status.restarts, w.status.disruptions) == ("Queued", 0, 0)
+
+
 def test_without_kueues_workloads_the_pods_are_a_group() -> None:
-    """Where the operator may not write Workloads, pods carry the labels of a group of Kueue's, one an attempt."""
+    """Pods carry the labels of a Kueue pod group, one per attempt, if the operator may not write Workloads."""
     w = settled(job(scheduling=QUEUE))
     assert len(w.pods) == 3
     for pod in w.pods.values():
@@ -280,7 +292,7 @@ def test_a_running_job_stays_as_it_is_when_kueue_comes() -> None:
 
 
 def test_a_running_job_stays_when_kueue_goes() -> None:
-    """What is not known is no reason to stop; pods are made anew when Kueue can be asked again."""
+    """A running job keeps its pods while Kueue cannot be queried; lost pods are replaced once it can."""
     w, _ = running()
     w.kueue = None
     w.settle()

@@ -1,4 +1,4 @@
-"""Where the start of an attempt went: what the status says of it, and what its launcher is told."""
+"""Durations of an attempt's start: in the status, and in the document for its launcher."""
 
 import json
 from dataclasses import replace

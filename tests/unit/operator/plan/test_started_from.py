@@ -1,4 +1,4 @@
-"""What checkpoint an attempt went on from is told once, and stays in the status."""
+"""The checkpoint that an attempt continued from is reported once, and stays in the status."""
 
 from support.jobs import job
 from support.planworld import started

@@ -1,4 +1,4 @@
-"""What a job is made of, when it runs, and when it has succeeded."""
+"""Objects of a job, its start, and its success."""
 
 import json
 from datetime import timedelta
@@ -164,7 +164,7 @@ def test_transition_times_move_only_with_the_status() -> None:
 
 
 def test_every_answer_of_the_launcher_is_written_once(w: World) -> None:
-    """How often it is asked bounds the writes; that is often enough to show a step within five seconds."""
+    """The poll interval bounds the writes; it is short enough to show a step within five seconds."""
     before = w.writes
     for step in range(1, 21):
         w.now += timedelta(seconds=1)
@@ -304,6 +304,16 @@ def test_a_job_that_never_ran_is_corrected() -> None:
     assert w.status.ledger.has_run
 
 
+def test_a_change_during_a_suspension_that_nobody_saw() -> None:
+    """The job was suspended and resumed while no operator looked: its pods are made anew, and an event says why."""
+    w = running()
+    w.change(runPolicy={"suspend": True}, unseen=True)
+    w.change(slotsPerWorker=2, unseen=True)
+    w.change(runPolicy={"suspend": False})
+    told = "the job was suspended, changed and resumed: its pods are deleted; it starts again"
+    assert w.messages("Suspended") == [told]
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_gang_that_ran_between_two_looks_has_run(code: int) -> None:
     """Nobody looked while it did: its end tells, and what the job is made of is fixed from then on."""
@@ -327,7 +337,7 @@ def test_a_job_that_was_refused_is_corrected() -> None:
 
 
 def test_a_correction_is_read_as_strictly_as_the_first_template() -> None:
-    """What is wrong in it is said; it does not come to pods."""
+    """An error in a correction is reported and does not reach the pods."""
     w = world()
     w.pod_waits("digits-worker-0", "ImagePullBackOff", "Back-off pulling image train:1")
     w.settle()
@@ -338,7 +348,7 @@ def test_a_correction_is_read_as_strictly_as_the_first_template() -> None:
 
 
 def test_the_status_says_why_in_one_word() -> None:
-    """What `kubectl get -o wide` shows; an ended job shows no count of workers that it does not want any more."""
+    """`kubectl get -o wide` shows state, reason and workers; an ended job shows no worker count."""
     w = world()
     assert (w.status.state, w.status.reason, w.status.workers) == ("Pending", "WaitingForPods", "0/2")
     w.start_gang()
@@ -369,7 +379,7 @@ def test_a_side_container_that_fails_while_training_goes_on() -> None:
 
 
 def test_a_secret_that_is_there_already_is_not_trusted() -> None:
-    """Whoever made it knows what is in it: the job gets another one, and its pods mount that."""
+    """The creator of an existing Secret knows its content, so the job gets another one, and its pods mount that."""
     w = World(job())
     w.taken_secrets = frozenset({ObjectRef("Secret", "digits-0a1b2c3d")})
     w.settle()
@@ -381,3 +391,21 @@ def test_a_secret_that_is_there_already_is_not_trusted() -> None:
         if "secret" in volume
     }
     assert (len(w.pods), mounted) == (3, {"digits-0a1b2c3d-1"})
+
+
+@pytest.mark.parametrize(("scheduling", "events"), [({"queue": "research"}, 1), ({}, 0)])
+def test_a_queue_without_workloads_of_kueue_is_reported(scheduling: dict[str, str], events: int) -> None:
+    """Without Kueue the labels of the queue have no effect, and the job runs at once."""
+    w = World(job(scheduling=scheduling))
+    w.start_gang()
+    assert w.reasons().count("QueueByLabels") == events
+
+
+@pytest.mark.parametrize(("generation", "observed"), [(3, 3), (None, 1)])
+def test_a_refused_job_has_the_generation_that_was_refused(generation: int | None, observed: int) -> None:
+    """The first one if its file has none."""
+    w = World(job(slotsPerWorker=0))
+    w.job["metadata"]["generation"] = generation
+    w.settle()
+    assert condition(w, "Accepted")[0] == "False"
+    assert w.job["status"]["observedGeneration"] == observed

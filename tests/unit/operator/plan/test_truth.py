@@ -1,4 +1,4 @@
-"""Why a job does not run, in its status."""
+"""Status conditions that explain why a job does not run."""
 
 import pytest
 from support.jobs import job
@@ -16,7 +16,7 @@ from ringtrain_operator.observe.model import Refusal
     ],
 )
 def test_a_refusal_is_said_in_the_apis_words(message: str, reason: str) -> None:
-    """What the API says about a pod it refuses is in the condition."""
+    """The condition contains the API's message on a refused pod."""
     w = World(job())
     w.refusals = (Refusal(ObjectRef("Pod", "digits-worker-1"), 403, "Forbidden", message),)
     w.settle()

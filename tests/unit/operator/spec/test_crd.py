@@ -5,6 +5,8 @@ from typing import Any
 
 from support.documents import documents
 
+from ringtrain_operator.spec.template import TEMPLATES
+
 PATH = Path(__file__).parents[4] / "manifests" / "crd.yaml"
 CRD: dict[str, Any]
 (CRD,) = documents(PATH)
@@ -54,7 +56,7 @@ def test_only_what_is_kubernetes_own_keeps_unknown_fields() -> None:
     """Pod templates, the logs' emptyDir, the template that a job keeps; elsewhere the schema counts."""
     places = open_places(VERSION["schema"]["openAPIV3Schema"], "")
     roots = {path for path in places if not any(path.startswith(f"{other}.") for other in places)}
-    templates = {f".spec.{section}.template" for section in ("worker", "launcher", "dataWorkers", "evaluator")}
+    templates = {f".spec.{path}" for path in TEMPLATES}
     assert roots == {*templates, ".spec.logs.emptyDir", ".status.template.spec"}
 
 

@@ -1,4 +1,4 @@
-"""How many ranks a pod has, from the devices that it asks for: wherever they are written."""
+"""Ranks of a pod, derived from its devices in any of the fields that may name them."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from support.jobs import job
 
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.template import device_count, without_amounts
 
 
 def with_devices(limits: dict[str, Any], requests: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -76,3 +77,27 @@ def test_devices_that_do_not_say_it(made: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match="resources") as caught:
         parse_job(made)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(1, 1), ("8", 8), ("1024", 1024), ("1025", None), ("0", None), ("-1", None), ("01024", None), ("1.5", None)],
+)
+def test_an_amount_of_devices(value: Any, count: int | None) -> None:
+    """A whole number from 1 to 1024, written with at most four digits."""
+    assert device_count(value) == count
+
+
+def test_amounts_are_removed_from_the_first_container_only() -> None:
+    """Other resources and containers stay, and so does the template that was passed."""
+    gpu, both = {"nvidia.com/gpu": 1}, {"limits": {"nvidia.com/gpu": 1, "cpu": 2}, "requests": None, "claims": []}
+    containers = [
+        {"name": "train", "resources": both},
+        {"name": "proxy", "resources": {"limits": gpu}},
+        {"name": "log"},
+    ]
+    template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers}}
+    left = without_amounts(template, gpu)
+    first = {"name": "train", "resources": {"limits": {"cpu": 2}, "claims": []}}
+    assert left == {**template, "spec": {"containers": [first, *containers[1:]]}}
+    assert containers[0]["resources"] == both

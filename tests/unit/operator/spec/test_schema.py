@@ -81,7 +81,7 @@ class _Other(BaseModel):
     ],
 )
 def test_not_understood(annotation: Any, options: dict[str, Any]) -> None:
-    """Whatever it cannot express raises, naming the field."""
+    """An annotation that the schema cannot express raises an error that names the field."""
     with pytest.raises(SchemaUnsupported, match=r"M\.one_field"):
         field(annotation, **options)
 

@@ -122,10 +122,10 @@ def template(job: Any, **more: Any) -> Json:
 
 
 def test_a_job_and_its_template_are_one() -> None:
-    """What is missing in both, or does not fit together, is told as of any job."""
+    """Errors in the combination of job and template, such as a field missing in both, are reported as for any job."""
     known = read_template(template({**train(image="i", command=["python"]), "elastic": {"maxReplicas": 2}}))
     assert parse_job(resolved_job_spec(job(worker={"replicas": 2}), known)).spec.worker.replicas == 2
-    with pytest.raises(Invalid, match=r"spec.worker.replicas: .* greater than elastic.maxReplicas"):
+    with pytest.raises(Invalid, match=r"spec.worker.replicas: .* from elastic.minReplicas to elastic.maxReplicas"):
         parse_job(resolved_job_spec(job(worker={"replicas": 3}), known))
     with pytest.raises(Invalid, match=r"containers\[0\].image: is missing"):
         parse_job(resolved_job_spec(job(worker={"replicas": 3}), read_template(template(train(command=["a"])))))
