@@ -1,1 +1,1 @@
-"""`dtj`, the Python client of jobs, and jobs on this machine."""
+"""Client side of ringtrain: the command `dtj`, the Python API for jobs, and a runner of jobs on this machine."""

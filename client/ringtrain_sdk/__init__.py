@@ -1,4 +1,4 @@
-"""Start, watch and end distributed training jobs from Python, on a cluster or on this machine.
+"""Python API to start, watch and end distributed training jobs, on a cluster or on this machine.
 
     from ringtrain_sdk import Client, LocalBackend
     with Client(LocalBackend()) as client:

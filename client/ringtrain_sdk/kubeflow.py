@@ -1,3 +1,3 @@
-"""Kubeflow's TrainerClient, by the plugin ringtrain-convert: `pip install ringtrain-convert`."""
+"""Kubeflow's TrainerClient for ringtrain's jobs. It needs the plugin: `pip install ringtrain-convert`."""
 
 from ringtrain_convert.kubeflow import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""TorchX's scheduler, by the plugin ringtrain-convert: `pip install ringtrain-convert`."""
+"""TorchX scheduler for ringtrain's jobs. It needs the plugin: `pip install ringtrain-convert`."""
 
 from ringtrain_convert.torchx import *  # noqa: F403

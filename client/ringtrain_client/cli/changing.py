@@ -1,4 +1,4 @@
-"""`dtj delete JOB…`, `dtj suspend JOB…` and `dtj resume JOB…`."""
+"""Commands `dtj delete JOB…`, `dtj suspend JOB…` and `dtj resume JOB…`."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +12,7 @@ from .session import ClusterOptions, cluster_options, complete_job, with_client
 
 
 def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> click.Command:
-    """Return a command with the argument JOB... and the options of a cluster."""
+    """Return a click command that calls `action` with the job names on its command line and the selected cluster."""
     names = click.argument("names", metavar="JOB...", nargs=-1, required=True, shell_complete=complete_job)
     return click.command()(names(cluster_options(action)))
 
@@ -25,7 +25,7 @@ def delete(names: tuple[str, ...], cluster: ClusterOptions) -> None:
 
 @_jobs_command
 def suspend(names: tuple[str, ...], cluster: ClusterOptions) -> None:
-    """Delete the pods of jobs until they are resumed. They continue from their checkpoints."""
+    """Delete the pods of jobs. `dtj resume` creates pods again, which continue from the checkpoints."""
     _change_each_job(cluster, names, AsyncRun.suspend, "suspended")
 
 
@@ -38,7 +38,10 @@ def resume(names: tuple[str, ...], cluster: ClusterOptions) -> None:
 def _change_each_job(
     cluster: ClusterOptions, names: tuple[str, ...], change: Callable[[AsyncRun], Awaitable[None]], done: str
 ) -> None:
-    """Change each job and print it. List jobs that had ended at the end; raise any other refusal at once."""
+    """Call `change` for each job; print the name of each changed job, followed by `done`.
+
+    Raises one OperatorError, after all calls, that names the jobs that cannot be changed because they have ended.
+    """
 
     async def work(client: AsyncClient) -> None:
         ended = []

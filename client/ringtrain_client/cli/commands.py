@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """One line of the table.
+    """One subcommand of `dtj`, imported only when it is called.
 
     `load`: `module:name` of the click command. `help`: help text in the list of commands, at most 60 characters.
     `meant`: names of the command in other tools. `hidden`: whether the list omits the command.
@@ -32,7 +32,7 @@ COMMANDS = (
     LazyCommand("render", f"{_CLI}.render:render", "Print the objects that the operator creates for a job."),
     LazyCommand("resume", f"{_CLI}.changing:resume", "Start suspended jobs again.", ("start",)),
     LazyCommand("submit", f"{_CLI}.submit:submit", "Check jobs and create them.", ("create", "apply")),
-    LazyCommand("suspend", f"{_CLI}.changing:suspend", "Delete jobs' pods until they are resumed.", ("stop",)),
+    LazyCommand("suspend", f"{_CLI}.changing:suspend", "Delete jobs' pods and create none until resumed.", ("stop",)),
     LazyCommand("templates", f"{_CLI}.templates:templates", "List the templates that jobs can name."),
     LazyCommand("tensorboard", f"{_CLI}.tensorboard:tensorboard", "Show a job's metrics in TensorBoard."),
     LazyCommand("ui", f"{_CLI}.ui:ui", "Show a job's page in a browser."),

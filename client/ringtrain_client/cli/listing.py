@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -18,8 +19,9 @@ from ringtrain_operator.spec.training_container import training_container_index
 
 from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
-from ..local.wording import STATE_STYLES, wrapped_text
-from .session import ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
+from ..local.past_runs import repeated_run_names
+from ..local.wording import STATE_STYLES, shown_state, wrapped_text
+from .session import RUNS, ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
 # Short enough for a person, long enough for the API server: a list is one request.
 _POLL_S = 2.0
@@ -28,27 +30,34 @@ _OTHER_COLUMNS = 54
 
 
 @click.command("list")
-@click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of every namespace.")
+@click.option("--all-namespaces", "-A", is_flag=True, help="List the jobs of all namespaces.")
 @click.option("--watch", "-w", is_flag=True, help="Show changes until Ctrl-C.")
-@output_option("table", "wide", "json", "yaml", "name", help="Format; wide: with backend, image and reason.")
+@output_option("table", "wide", "json", "yaml", "name", help="Output format; wide adds backend, image and reason.")
 @local_or_cluster_options
 def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOptions | None) -> None:
     """List jobs with their state and progress."""
-    columns = JobColumns(all_namespaces, output == "wide")
+    columns = JobColumns(all_namespaces, output == "wide", is_local=cluster is None)
     if watch and output not in ("table", "wide"):
         raise click.UsageError(f"--watch shows a table; remove -o {output} or --watch")
     if watch:
-        with suppress(KeyboardInterrupt):
-            with_client(cluster, lambda client: _watch_jobs(client, columns))
-        return
+        with_client(cluster, lambda client: _watch_jobs(client, columns))
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
     if output in ("json", "yaml"):
         print_data(jobs, output)
     elif output == "name":
         for job in jobs:
             click.echo(job["metadata"]["name"])
+    elif not jobs:
+        click.echo(_no_jobs_text(cluster, all_namespaces), err=True)
     else:
         print_jobs(jobs, columns)
+
+
+def _no_jobs_text(cluster: ClusterOptions | None, everywhere: bool) -> str:
+    """Return the message that a list is empty, with a way out."""
+    if cluster is None:
+        return f"No jobs in {RUNS}/; `dtj local FILE` runs a job on this machine."
+    return "No jobs." if everywhere else "No jobs in this namespace; -A lists all namespaces."
 
 
 def print_data(data: Any, form: str) -> None:
@@ -58,14 +67,16 @@ def print_data(data: Any, form: str) -> None:
 
 @dataclass(frozen=True)
 class JobColumns:
-    """Columns of a table of jobs: with the namespace, and with backend, image and reason if `wide`."""
+    """Optional columns of a table of jobs. `wide`: show backend, image and reason. `is_local`: of jobs that ran more
+    than once under runs/, show the names of the runs instead."""
 
     namespace: bool = False
     wide: bool = False
+    is_local: bool = False
 
 
 def print_jobs(jobs: list[Json], columns: JobColumns = JobColumns()) -> None:
-    """Print a table with a line for each of `jobs`."""
+    """Print `jobs` as a table with one row for each job."""
     if not jobs:
         click.echo("No jobs.", err=True)
         return
@@ -74,32 +85,36 @@ def print_jobs(jobs: list[Json], columns: JobColumns = JobColumns()) -> None:
 
 
 def _table_console(columns: JobColumns) -> Console:
-    """Return the console of tables. A wide table, or one in a pipe, does not wrap lines."""
+    """Return the rich console on which tables are printed. In a wide table or in a pipe, lines are not wrapped."""
     console = Console()
     return console if console.is_terminal and not columns.wide else Console(width=1000)
 
 
 def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
-    """Return a table of at most `width` characters. Progress is wrapped first, then long names; nothing is cut."""
+    """Return `jobs` as a table of at most `width` characters. Progress wraps first, then long names."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = [*(["NAMESPACE"] if columns.namespace else []), "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
-    longest = max((sum(map(len, _name_cells(job, columns))) for job in jobs), default=0)
+    runs = repeated_run_names(RUNS) if columns.is_local else {}
+    cells = [_name_cells(job, columns, runs) for job in jobs]
+    longest = max((sum(map(len, one)) for one in cells), default=0)
     breaks = {"PROGRESS", *(("NAMESPACE", "NAME") if longest > width - _OTHER_COLUMNS else ())}
     for name in [*names, *(["BACKEND", "IMAGE", "REASON"] if columns.wide else [])]:
         table.add_column(name, no_wrap=name not in breaks, overflow="fold")
-    for job in jobs:
+    for job, named in zip(jobs, cells, strict=True):
         more = _wide_cells(job) if columns.wide else ()
-        table.add_row(*_name_cells(job, columns), *_job_row(job), *more)
+        table.add_row(*named, *_job_row(job), *more)
     return table
 
 
-def _name_cells(job: Json, columns: JobColumns) -> list[str]:
+def _name_cells(job: Json, columns: JobColumns, runs: Mapping[str, str]) -> list[str]:
+    """Return the cells of namespace and name. `runs`: names to show instead of the job's, by uid."""
     metadata = job["metadata"]
-    return [*([metadata["namespace"]] if columns.namespace else []), metadata["name"]]
+    name = runs.get(str(metadata.get("uid")), metadata["name"])
+    return [*([metadata["namespace"]] if columns.namespace else []), name]
 
 
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
-    """Redraw the table on a terminal; elsewhere print the changed rows."""
+    """Show the jobs until Ctrl-C: on a terminal redraw the table, in a pipe or file print the rows that changed."""
     console = _table_console(columns)
     shown: list[Json] = []
     with Live(console=console) if console.is_terminal else nullcontext() as live:
@@ -115,7 +130,7 @@ async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
 
 def _job_row(job: Json) -> tuple[str | Text, ...]:
     status = job.get("status") or {}
-    state = str(status.get("state") or "Pending")
+    state = shown_state(status.get("state"), status.get("reason"))
     return (
         Text(state, STATE_STYLES.get(state, "")),
         str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
@@ -147,7 +162,7 @@ def job_age(created: str, now: datetime) -> str:
 
 @click.command()
 @job_argument
-@output_option("text", "json", "yaml", help="Format; json and yaml have the lines as a list.")
+@output_option("text", "json", "yaml", help="Output format; json and yaml print the lines as a list.")
 @local_or_cluster_options
 def why(name: str, output: str, cluster: ClusterOptions | None) -> None:
     """Print why a job waits or has failed: its conditions, pods, last warnings and last failure."""

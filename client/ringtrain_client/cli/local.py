@@ -21,7 +21,7 @@ from .templates import template_options
 @click.option("--run-dir", "earlier", type=click.Path(path_type=Path), hidden=True)
 @click.option("--plain", is_flag=True, help="Print lines instead of a panel. Default if the output is not a terminal.")
 @click.option("--ui", is_flag=True, help="Print the link to the job's page first.")
-@click.option("--logs", is_flag=True, help="Print the output of ranks, too.")
+@click.option("--logs", is_flag=True, help="Also print the output of the ranks.")
 @template_options
 def local(
     manifest: Path, runs: Path, earlier: Path | None, plain: bool, ui: bool, logs: bool, templates: LocalTemplates
@@ -29,26 +29,29 @@ def local(
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     The operator's code decides on restarts, deadlines and clean-up. Save a changed MANIFEST while the job runs to
-    change replicas, suspend or resume. Logs are in the run directory, claims in its folder "claims". Exit code: 0
-    if the job succeeded, 1 if it failed, 130 after Ctrl-C.
+    change replicas, suspend or resume. --runs has a folder with the logs of each run, and
+    a folder "claims" for the claims of all jobs. Exit code: 0 if the job succeeded, 1 if it failed, 130 after Ctrl-C.
     """
     if str(manifest) == "-":
-        raise click.UsageError("local reads the job's file again while the job runs; write the job into a file")
-    from ..local.run import run_local
-    from ..local.summary import print_local_summary
-
+        raise click.UsageError(
+            "MANIFEST is -, but dtj local reads the manifest again while the job runs; write the manifest into a file"
+        )
     # SIGHUP: the terminal was closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_dtj_local)
     with errors_reported(f"{manifest}: "):
         try:
+            from ..local.run import run_local
+            from ..local.summary import print_local_summary
+
             status, results = run_local(manifest, earlier or runs, plain, logs, ui, templates)
-        except KeyboardInterrupt:  # before any process was started
+        except KeyboardInterrupt:
+            print(f"{manifest}: stopped before any rank was started")
             sys.exit(130)
     print_local_summary(Console(), status, results)
     sys.exit(130 if results.stopped else 0 if status.is_true("Succeeded") else 1)
 
 
 def _stop_dtj_local(number: int, frame: FrameType | None) -> None:
-    """Stop as after Ctrl-C, so that no process stays."""
+    """Handle a signal such as SIGTERM in the same way as Ctrl-C, so that the job's processes are ended."""
     raise KeyboardInterrupt

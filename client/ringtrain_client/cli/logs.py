@@ -1,7 +1,8 @@
-"""`dtj logs JOB`: the merged output of all ranks, or one rank's whole log."""
+"""Command `dtj logs JOB`: print the merged output of all ranks, or one rank's whole log."""
 
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 
 import click
 
@@ -10,7 +11,7 @@ from ringtrain_operator.reporting import errors_reported
 from ..jobs.launcher_output import WantedLauncherOutput
 from ..jobs.pod_logs import WantedPod, read_pod
 from ..jobs.runs import AsyncClient
-from ..local.past_runs import past_run_pod_lines
+from ..local.past_runs import newest_run, past_run_pod_lines
 from .session import (
     RUNS,
     ClusterAccess,
@@ -32,7 +33,7 @@ from .session import (
     "--follow",
     "-f",
     is_flag=True,
-    help="Print new lines until the job ends, or the attempt of --attempt.",
+    help="Print new lines until the job (or, with --attempt, that attempt) ends.",
 )
 @click.option("--tail", type=click.IntRange(min=0), default=None, help="Start with the last N lines.")
 @click.option(
@@ -56,15 +57,17 @@ def logs(
 ) -> None:
     """Print the output of all ranks, or of one rank.
 
-    While the launcher runs, --rank and --attempt read files in its pod; you need the right to exec there. After its
-    end they read its output if that is complete, else the claim of spec.logs by a short-lived pod; you need the right
-    to create pods. See docs/logs.md.
+    While the launcher runs, --rank and --attempt read files in its pod; you need the right to exec in that pod. When
+    the launcher has ended, they read the output of its pod. If that output is incomplete, a short-lived pod reads the
+    claim of spec.logs; you need the right to create pods. See docs/logs.md.
 
     The output of data workers and the evaluator is in their pods, as long as the pods exist.
     """
     if data_worker is not None or evaluator:
         if rank is not None or attempt is not None or (evaluator and data_worker is not None):
-            raise click.UsageError("use one of --rank/--attempt, --data-worker and --evaluator")
+            raise click.UsageError(
+                "--rank/--attempt, --data-worker and --evaluator cannot be combined; use one of them"
+            )
         _print_pod_logs(WantedPod(name, data_worker, follow, tail), cluster)
         return
     wanted = WantedLauncherOutput(name, rank, attempt, follow, tail)
@@ -86,7 +89,9 @@ def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
                 "--follow works on a cluster only; dtj local --logs prints the output of ranks while the job runs"
             )
         with errors_reported():
-            sys.stdout.buffer.writelines(past_run_pod_lines(RUNS, wanted.name, wanted.pod, wanted.tail))
+            run = newest_run(RUNS, wanted.name)
+            pod = replace(wanted, name=run.name).pod  # `wanted.name` may be the run's folder
+            sys.stdout.buffer.writelines(past_run_pod_lines(run, pod, wanted.tail))
             sys.stdout.buffer.flush()
         return
 

@@ -1,9 +1,13 @@
 """The group `dtj`. A new subcommand is a file with a click command and a line in `cli/commands.py`."""
 
 import difflib
+import errno
 import functools
 import importlib
+import io
+import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class
@@ -19,7 +23,7 @@ def lazy_commands() -> dict[str, LazyCommand]:
 
 
 class _LazyCommandGroup(click.Group):
-    """A group that reads its commands from tables and imports the one that is called."""
+    """Click group that lists the subcommands from a table and imports a subcommand only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(lazy_commands())
@@ -47,6 +51,39 @@ class _LazyCommandGroup(click.Group):
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C ends it silently with exit code 130, unless it handles Ctrl-C itself."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the program. If stdout cannot be written, print one line and exit with code 1."""
+        try:
+            try:
+                return super().main(*args, **options)
+            finally:
+                if sys.stdout:  # None if the shell closed it
+                    sys.stdout.flush()
+        except OSError as exc:
+            if exc.filename is not None or not _is_stdout_lost():
+                raise
+            sys.stdout = io.StringIO()  # the interpreter flushes it at its end
+            if exc.errno != errno.EPIPE:  # a pipe's reader that has read enough, such as head
+                click.echo(f"Error: cannot write to stdout: {exc.strerror}", err=True)
+            sys.exit(1)
+
+
+def _is_stdout_lost() -> bool:
+    """Return whether a line end cannot be written to stdout."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
 
 @click.group(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ringtrain-client", prog_name="dtj")
@@ -63,5 +100,5 @@ def completion(shell: str) -> None:
     """Print the completion script of SHELL. For bash: source <(dtj completion bash)."""
     found = get_completion_class(shell)
     if found is None:
-        raise click.ClickException(f"click has no completion for {shell}")
+        raise click.ClickException(f"the installed version of click cannot complete commands in {shell}; update click")
     click.echo(found(main, {}, "dtj", "_DTJ_COMPLETE").source())

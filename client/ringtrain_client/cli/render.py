@@ -1,4 +1,4 @@
-"""Command `dtj render FILE`: the objects that the operator would create."""
+"""Command `dtj render FILE`: print the objects that the operator would create."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,8 +30,8 @@ _OF_OPERATORS = "--agent-image="
 @click.option(
     "--installation",
     type=click.Path(path_type=Path),
-    help="File with the operator's Deployment, from `helm template` or `kubectl get deployment --output=yaml`. "
-    "Default: the settings of the chart.",
+    help="File with the operator's Deployment, from `helm template` or `kubectl get "
+    "deployment --output=yaml`. Default: the chart's default settings.",
 )
 @template_options
 def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
@@ -47,7 +47,7 @@ def render(manifest: Path, installation: Path | None, templates: LocalTemplates)
 
 
 def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict[str, Any]]:
-    """Return the objects of the job's first attempt.
+    """Return the Kubernetes objects that the operator would create for the job's first attempt.
 
     The Secret has no values and the launcher no token, because every job gets new ones.
     """
@@ -72,7 +72,8 @@ def rendered(job: Job, settings: build.BuildSettings | None = None) -> list[dict
 
 
 def _installation_arguments(path: Path) -> Sequence[str]:
-    """Return the arguments of the operator's container in the file. Raises ManifestUnreadable."""
+    """Return the operator's arguments from the Deployment in the file `path`. Raises ManifestUnreadable if the file
+    has no such Deployment."""
     for found in read_documents(path):
         if not isinstance(found, Mapping) or found.get("kind") != "Deployment":
             continue

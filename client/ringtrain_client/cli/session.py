@@ -1,11 +1,12 @@
-"""Parts of the commands that use a cluster: options that select it, a client, and printed errors."""
+"""Code that the commands for a cluster share: options that select it, a client for it, and error output."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from ringtrain_operator.errors import OperatorError
 from ringtrain_operator.reporting import errors_reported
 
 from ..jobs.session import ClusterAccess as ClusterAccess
@@ -30,7 +32,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Cluster and namespace. An empty value selects the kubeconfig's."""
+    """Cluster and namespace that the user selected. An empty field means the kubeconfig's default."""
 
     namespace: str = ""
     context: str = ""
@@ -38,7 +40,8 @@ class ClusterOptions:
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add kubectl's --namespace, --context and --kubeconfig to a command, in one value `cluster`."""
+    """Decorate a command so that it accepts kubectl's --namespace, --context and --kubeconfig and gets them as one
+    argument `cluster`. Return the command."""
 
     @functools.wraps(command)
     def collected(namespace: str, context: str, kubeconfig: str, **given: Any) -> None:
@@ -49,13 +52,15 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
         ("--context", "Context of the kubeconfig; default: its current one."),
     ):
         collected = click.option(name, default="", help=text)(collected)
-    return click.option("--namespace", "-n", default="", help="Namespace; default: the context's.")(collected)
+    return click.option(
+        "--namespace", "-n", default="", help="Namespace of the jobs; default: the namespace in the kubeconfig."
+    )(collected)
 
 
 def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `cluster_options` and --local to a command. `cluster` is None for the jobs under runs/.
+    """Decorate a command with `cluster_options` and --local. With --local (the jobs under runs/), `cluster` is None.
 
-    Those are selected by --local, and also if runs/ exists and no option or variable names a cluster.
+    `cluster` is also None if runs/ exists and no option, variable or ~/.kube/config names a cluster.
     """
 
     @cluster_options
@@ -71,12 +76,12 @@ def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None
 
 
 def output_option(*formats: str, help: str | None = None) -> Callable[[Command], Command]:
-    """Return the option `--output`; the first of `formats` is the default."""
+    """Return a decorator that adds the option `--output` to a command; the first of `formats` is the default."""
     return click.option("--output", "-o", type=click.Choice(formats), default=formats[0], show_default=True, help=help)
 
 
 def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
-    """Return the result of `work` on the cluster. An error of the API becomes a message and exit code 1."""
+    """Connect to the cluster and return the result of `work`. An API error ends the command with exit code 1."""
     from ringtrain_operator.cluster.api.client import ApiClient
     from ringtrain_operator.cluster.api.connection import ApiConnection
 
@@ -87,12 +92,25 @@ def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaita
                 ClusterAccess(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
             )
 
-    with errors_reported():
+    with errors_reported(), _local_runs_named():
         return asyncio.run(run())
 
 
+@contextmanager
+def _local_runs_named() -> Iterator[None]:
+    """Add the way out to the error of a user without a cluster whose jobs are runs of `dtj local`."""
+    from ringtrain_operator.cluster.api.errors import NoCluster
+
+    try:
+        yield
+    except NoCluster as exc:
+        if not RUNS.is_dir():
+            raise
+        raise OperatorError(f"{exc}; ringtrain ui shows the runs of dtj local") from exc
+
+
 def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Return the result of `work` on the cluster, or on the runs of this directory if `options` is None."""
+    """Call `work` with a client of the cluster, or of the jobs under runs/ if `options` is None. Return its result."""
     from ..jobs.backends import ClusterBackend
     from ..jobs.local_backend import LocalBackend
     from ..jobs.runs import AsyncClient
@@ -112,12 +130,12 @@ def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Aw
         async with AsyncClient(backend()) as client:
             return await work(client)
 
-    with errors_reported():
+    with errors_reported(), _local_runs_named():
         return asyncio.run(run())
 
 
 def complete_job(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names of the namespace's jobs; an empty list if the cluster does not answer."""
+    """Return job names for shell completion; an empty list if the cluster does not answer."""
 
     async def names(client: AsyncClient) -> list[str]:
         return [run.name for run in await client.list()]
@@ -136,5 +154,5 @@ def job_argument(command: Command) -> Command:
 
 
 def optional_job_argument(command: Command) -> Command:
-    """Add the argument [JOB] to a command."""
+    """Add the optional argument [JOB] to a command."""
     return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)

@@ -1,4 +1,4 @@
-"""Command `dtj templates`, and options of commands that merge a file's jobs over templates."""
+"""Command `dtj templates`, and the options by which other commands find the templates that jobs in a file name."""
 
 import functools
 from collections.abc import Callable
@@ -19,15 +19,16 @@ template_files = click.option(
     "of_templates",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="File with templates; not needed for those in the job's file. Maturity: Experimental.",
+    help="File with templates, in addition to those in the job's file. Maturity: Experimental.",
 )
 
 
 def template_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --templates, --server and `cluster_options` to a command, in one value `templates`."""
+    """Decorate a command so that it accepts --templates, --server and `cluster_options` and gets them as one argument
+    `templates`. Return the command."""
 
     @template_files
-    @click.option("--server", is_flag=True, help="Read templates that are not in the files from the cluster.")
+    @click.option("--server", is_flag=True, help="Read a template from the cluster if it is not in a file.")
     @cluster_options
     @functools.wraps(command)
     def collected(of_templates: tuple[Path, ...], server: bool, cluster: ClusterOptions, **given: Any) -> None:
@@ -37,7 +38,8 @@ def template_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> LocalTemplates:
-    """Return the templates of files, and of the cluster unless it is None."""
+    """Return the templates in `files`. A template that the files lack is read from `cluster`, unless `cluster` is
+    None."""
     with errors_reported():
         return LocalTemplates.of_files(
             files, functools.partial(_read_cluster_template, cluster) if cluster is not None else None
@@ -45,7 +47,7 @@ def templates_of(files: tuple[Path, ...], cluster: ClusterOptions | None) -> Loc
 
 
 def _read_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
-    """Return the template that a job names, from the cluster."""
+    """Read the template that a job names from the cluster and return it."""
     from ringtrain_operator.cluster.templates import read_named_template
 
     named = named_template(job)
@@ -77,7 +79,8 @@ def templates(output: str, cluster: ClusterOptions) -> None:
 
 
 async def _listed_templates(session: ClusterAccess) -> list[Json]:
-    """Return the templates of the cluster, then of the namespace; print the kinds that may not be read."""
+    """Return the cluster-wide templates and those of the namespace. Print an error line for a kind that cannot be
+    listed."""
     from ringtrain_operator.cluster.api.errors import Forbidden, NotFound
     from ringtrain_operator.cluster.api.resources import TEMPLATES
 

@@ -1,4 +1,4 @@
-"""Command `dtj tensorboard JOB`: reports of the job's ranks in a TensorBoard on this machine."""
+"""Command `dtj tensorboard JOB`: show what the job's ranks report (loss, metrics) in a TensorBoard on this machine."""
 
 import asyncio
 import shutil
@@ -27,13 +27,20 @@ _PROGRAM = "ringtrain"
 @click.option(
     "--attempt", type=click.IntRange(min=1), default=None, help="Number of the attempt; default: the current one."
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=6006,
+    show_default=True,
+    help="Port of TensorBoard on this machine.",
+)
 @local_or_cluster_options
 def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptions | None) -> None:
     """Show loss and metrics of each rank in a TensorBoard on this machine until Ctrl-C.
 
-    Reports are read in the launcher's pod while it runs (that needs the right to exec there), else from the claim
-    of spec.logs. Needs pip install 'ringtrain[tensorboard]' on this machine, nothing in the job's image.
+    While the launcher runs, reports are read in its pod; you need the right to exec in that pod. Later they are read
+    from the claim of spec.logs. Install 'ringtrain[tensorboard]' with pip on this machine; the job's image needs
+    nothing.
     """
     program = shutil.which(_PROGRAM)
     if program is None:
@@ -58,7 +65,7 @@ async def _copy_event_files(chunks: AsyncGenerator[bytes, None], write: Callable
 
 
 async def _show_tensorboard(session: ClusterAccess, name: str, attempt: int | None, command: list[str]) -> int:
-    """Write reports into a folder like that of the log store, and run the command `ringtrain tensorboard` on it."""
+    """Copy the ranks' reports into a folder and run `command` (`ringtrain tensorboard`) there. Return its exit code."""
     with tempfile.TemporaryDirectory(prefix="dtj-") as folder:
         directory = Path(folder) / session.namespace / name / str(attempt or 1)
         directory.mkdir(parents=True)

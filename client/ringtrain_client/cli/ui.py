@@ -1,6 +1,7 @@
-"""Command `dtj ui [JOB]`: the job's page in a browser, or a list of jobs."""
+"""Command `dtj ui [JOB]`: show the job's page in a browser; without JOB, print a list of jobs."""
 
 import asyncio
+import sys
 
 import click
 
@@ -24,9 +25,9 @@ from .session import (
 @click.option("--open", "opens", is_flag=True, help="Open the link in a browser.")
 @cluster_options
 def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions) -> None:
-    """Print the link to the job's page and forward it until Ctrl-C.
+    """Print the link to the job's page and serve the page until Ctrl-C.
 
-    The link works on this machine, for any program that has it, as long as this command runs. It also shows later
+    The link works on this machine, for any program that has it, as long as this command runs. The page also shows later
     attempts. You need the right to pods/portforward, which Kubernetes' roles edit and admin have. Without JOB, the
     command lists jobs. `ringtrain ui` shows the jobs of `dtj local`.
     """
@@ -47,6 +48,7 @@ def ui(name: str | None, port: int, opens: bool, cluster: ClusterOptions) -> Non
         with_session(cluster, forward)
     except KeyboardInterrupt:
         click.echo("the page is no longer forwarded", err=True)
+        sys.exit(130)
 
 
 def _show_page_link(link: str, opens: bool) -> None:

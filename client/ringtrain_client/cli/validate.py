@@ -1,4 +1,4 @@
-"""Command `dtj validate FILE…`: problems of manifests, found without a cluster."""
+"""Command `dtj validate FILE…`: find the problems of manifests without a cluster."""
 
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
 from ..local.manifest import is_job, jobs_among
-from ..local.references import reference_problems
+from ..local.references import object_problems, reference_problems
 from ..local.templates import LocalTemplates
 from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
 from .templates import template_files, templates_of
@@ -30,8 +30,8 @@ WAY_OUT = "; if your cluster has it, check with --server"
 @click.option(
     "--server",
     is_flag=True,
-    help="Check pod templates against the cluster's Kubernetes version, and read templates that are not in the files "
-    "from the cluster.",
+    help="Check pod templates against the cluster's Kubernetes version. A template that is "
+    "not in FILES is read from the cluster.",
 )
 @template_files
 @cluster_options
@@ -52,7 +52,7 @@ def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ..
 
 
 def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates) -> Iterator[str]:
-    """Yield the problems of a file's jobs and templates; print which ones are valid."""
+    """Yield the problems of the jobs and templates in a file; print a line for each that is valid."""
     try:
         documents = read_documents(path)
         found = templates.add(documents)
@@ -61,6 +61,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # its message already names the file
         yield from (f"{about}{line}" for line in problem_lines(exc))
         return
+    yield from (f"{path}: {text}" for text in object_problems(documents))
     for template in found:
         problems = part_problems(template.spec, schema)
         yield from (f"{path}: {template}: {problem}" for problem in problems)
@@ -88,13 +89,13 @@ def _print_valid(path: Path, job: Job) -> None:
         click.echo(f"{path}: {job.name}: {trains}")
     if job.queue and job.spec.run_policy.suspend:
         click.echo(
-            f"{path}: {job.name}: runPolicy.suspend is true, so it waits for you and does not enter its queue "
-            f"{job.queue}; remove it, or set it to false, to enter the queue"
+            f"{path}: {job.name}: runPolicy.suspend is true, so the job does not enter its queue {job.queue} until you "
+            "remove this field or set it to false"
         )
 
 
 async def _server_schema(session: ClusterAccess) -> PodSchema:
-    """Return the cluster's schema of pods."""
+    """Return the schema of pods that the cluster's API server publishes."""
     from ringtrain_operator.cluster.pod_schema import read_pod_schema
 
     return await read_pod_schema(session.api)

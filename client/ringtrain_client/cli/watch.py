@@ -1,4 +1,4 @@
-"""Command `dtj watch JOB`: the panel of `dtj local` for a job until its end."""
+"""Command `dtj watch JOB`: show the job's state in the panel of `dtj local` until the job ends."""
 
 import asyncio
 import sys
@@ -12,6 +12,7 @@ from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.status.model import JobStatus, parse_status
 
+from ..jobs.errors import DriverLost
 from ..jobs.runs import AsyncClient
 from ..local.driver import JobView, LocalDisplay
 from ..local.panel import PanelDisplay, job_display
@@ -29,24 +30,28 @@ _REDRAW_S = 2.0
 def watch(name: str, plain: bool, cluster: ClusterOptions | None) -> None:
     """Show a job's state and progress until it has ended.
 
-    Ctrl-C ends the display only; the job continues. Exit code: 0 if the job succeeded, 1 if it failed.
+    Ctrl-C ends the display only; the job continues. Exit code: 0 if the job succeeded, 1 if it failed or its
+    spec was rejected.
     The panel has each rank's state if you have the right to pods/portforward.
     """
 
     async def work(client: AsyncClient) -> JobStatus:
         with job_display(plain) as display:
-            return await _show_until_end(client, name, display)
+            try:
+                return await _show_until_end(client, name, display)
+            except DriverLost:  # the stored status is that of the driver's last write
+                return parse_status((await client.backend.get(name)).get("status"))
 
-    try:
-        status = with_client(cluster, work)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    status = with_client(cluster, work)
+    if status.state == "Rejected":  # the display has shown why; only a user can change that
+        sys.exit(1)
     print_local_summary(Console(), status, LocalRunResults(None, {}))
     sys.exit(0 if status.is_true("Succeeded") else 1)
 
 
 async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay) -> JobStatus:
-    """Return the final status. Raises NotFound if the job does not exist or is deleted."""
+    """Show the job on `display` until it ends or is rejected, and return its last status. Raises NotFound if the job
+    does not exist or is deleted."""
     shown: list[JobView] = []
     redrawing = asyncio.create_task(_redraw(client, display, shown))
     try:
@@ -56,7 +61,7 @@ async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay)
                 observed = shown[0].observed if shown else Observed()
                 shown[:] = [JobView(job, status, observed, ())]
                 display.show(shown[0])
-                if status.finished:
+                if status.finished or status.state == "Rejected":
                     return status
     finally:
         redrawing.cancel()
@@ -64,7 +69,10 @@ async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay)
 
 
 async def _redraw(client: AsyncClient, display: LocalDisplay, shown: list[JobView]) -> None:
-    """Show the newest view repeatedly. On a terminal, also read each rank's state from the launcher and show it."""
+    """Show the view in `shown`, a list of one view or none, repeatedly until this task is cancelled.
+
+    On a terminal, first add each rank's state to the view; the state is read from the launcher.
+    """
     while True:
         await asyncio.sleep(_REDRAW_S)
         if not shown:

@@ -1,1 +1,1 @@
-"""Operations on jobs, on a cluster or on this machine. `dtj` and `ringtrain_sdk` both call them."""
+"""Operations on jobs, on a cluster or on this machine. `dtj` and `ringtrain_sdk` call them."""

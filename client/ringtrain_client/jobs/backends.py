@@ -37,7 +37,7 @@ SCRIPT_VOLUME = "script"
 
 
 class Backend(Protocol):
-    """Interface of a place that runs jobs.
+    """Interface of a backend, which is a place that runs jobs.
 
     Methods raise OperatorErrors, among them NotFound, AlreadyExists, Forbidden and Invalid.
     """
@@ -46,7 +46,8 @@ class Backend(Protocol):
         """Return the namespace of the jobs."""
 
     def inside(self, namespace: str) -> Backend:
-        """Return a backend for the jobs of `namespace`. It shares this one's connections and closes with it."""
+        """Return a backend for the jobs of `namespace`. The new backend shares the connections of this one, and closes
+        with it."""
 
     def command_of(self, script: Script) -> list[str]:
         """Return the command that starts `script` in a rank's container."""
@@ -55,38 +56,38 @@ class Backend(Protocol):
         """Raise Invalid with every problem of the job's manifest."""
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Create a job and return it as stored. Its ranks find `script` where `command_of` points."""
+        """Create a job and return it as stored. Its ranks find `script` at the path in `command_of(script)`."""
 
     async def get(self, name: str) -> Json:
         """Return the current job."""
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """Return all jobs, the newest first. `everywhere`: return the jobs of all namespaces."""
+        """Return the jobs of this backend's namespace, or of all namespaces if `everywhere`."""
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
-        """Change the spec by a merge patch and return the changed job."""
+        """Apply `spec` as a merge patch to the spec of the job `name`; return the changed job."""
 
     async def delete(self, name: str) -> None:
         """Delete the job and its pods."""
 
     def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """Yield the current job, and the job after each change. End when the job is deleted."""
+        """Yield the job now, and the changed job after each change. End when the job is deleted."""
 
     def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
         """Yield the requested log in chunks."""
 
     async def causes(self, name: str) -> list[str]:
-        """Return the chain of causes of the job's state, a line each; the job's own conditions come first."""
+        """Return the causes of the job's state, one per line, from the job's own conditions down to the root cause."""
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
-        """Return the present report of the job's launcher, with each rank's state; None if it is not available."""
+        """Return the current report of the job's launcher, with each rank's state; None if it is not available."""
 
     async def close(self) -> None:
         """Close connections and release all resources."""
 
 
 class ClusterBackend:
-    """Jobs on a cluster.
+    """Backend that runs jobs on a cluster.
 
     The cluster is the kubeconfig's cluster, or the cluster in which this program runs as a pod. An empty argument
     selects the kubeconfig's value. Connections belong to the event loop that first uses them.
@@ -110,7 +111,7 @@ class ClusterBackend:
         self._schema: PodSchema | None = None
 
     async def session(self) -> ClusterAccess:
-        """Return the API server's client and the namespace; connect at the first call."""
+        """Return the API server's client and the namespace. The first call connects."""
         if self._session is None:
             connection = ApiConnection.from_env(os.environ, self._kubeconfig, self._context)
             api = ApiClient(connection, user_agent=self._user_agent)
@@ -133,7 +134,7 @@ class ClusterBackend:
         return ["python", f"{SCRIPT_DIR}/{script.name}"]
 
     async def schema(self) -> PodSchema:
-        """Return the cluster's schema of pod templates, or the packaged one if the cluster does not offer its own."""
+        """Return the cluster's schema of pod templates, or the packaged one if the cluster offers none."""
         from ringtrain_operator.cluster.pod_schema import read_pod_schema
 
         if self._schema is None:
@@ -144,7 +145,7 @@ class ClusterBackend:
         return self._schema
 
     async def check(self, job: Json) -> None:
-        """Raise Invalid with every problem of the job, also by the cluster's schema of pods."""
+        """Raise Invalid with every problem of the job's manifest, including those by the cluster's schema of pods."""
         session = await self.session()
         meta = {"namespace": session.namespace, **job["metadata"]}
         whole = await merge_job_template(session.api, {**job, "metadata": meta})
@@ -153,7 +154,7 @@ class ClusterBackend:
         parse_job(whole.job, schema=await self.schema())
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Create a job, and a ConfigMap with its script, which is deleted together with the job."""
+        """Create a job. `script` is stored in a ConfigMap, which is deleted together with the job."""
         session = await self.session()
         name = job["metadata"].get("name") or ""
         if script is not None:
@@ -176,12 +177,12 @@ class ClusterBackend:
         return await session.api.get(JOBS, session.namespace, name)
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """Return all jobs, ordered by name."""
+        """Return the jobs of this backend's namespace, or of all namespaces if `everywhere`, ordered by name."""
         session = await self.session()
         return await session.api.select(JOBS, None if everywhere else session.namespace)
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
-        """Change the spec by a merge patch and return the changed job."""
+        """Apply `spec` as a merge patch to the spec of the job `name`; return the changed job."""
         session = await self.session()
         try:
             return await session.api.patch(JOBS, session.namespace, name, {"spec": dict(spec)})
@@ -189,29 +190,29 @@ class ClusterBackend:
             raise _with_fields(exc) from exc
 
     async def delete(self, name: str) -> None:
-        """Delete the job. Its pods and its script are deleted with it."""
+        """Delete the job. Its pods and its script are deleted with the job."""
         session = await self.session()
         await session.api.delete(JOBS, session.namespace, name)
 
     async def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """Yield the current job, and the job after each change. End when the job is deleted."""
+        """Yield the job now, and the changed job after each change. End when the job is deleted."""
         session = await self.session()
         async with aclosing(changes_of(session.api, session.namespace, name)) as jobs:
             async for job in jobs:
                 yield job
 
     async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """Yield the requested log from the launcher's output or from the log store."""
+        """Yield the requested log: from the launcher's output, or from the storage that spec.logs names."""
         async with aclosing(read_attempts(await self.session(), wanted)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def causes(self, name: str) -> list[str]:
-        """Return the causes found in the job, its pods and their events."""
+        """Return the causes of the job's state, found in the job, its pods and their events, one per line."""
         return await read_causes(await self.session(), name)
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
-        """Return the launcher's present report; None without the right to forward a port of its pod."""
+        """Return the launcher's current report; None also if the user may not forward a port of its pod."""
         return await read_launcher_report(await self.session(), name)
 
     async def close(self) -> None:
@@ -227,7 +228,7 @@ async def _create_job(api: ApiClient, namespace: str, job: Json) -> Json:
         return await api.create(JOBS, namespace, job)
     except AlreadyExists as exc:
         raise AlreadyExists(
-            f"{namespace}/{name} exists already; delete it (dtj delete {name}) or give this one another name"
+            f"{namespace}/{name} exists already; delete that job (dtj delete {name}) or choose another name"
         ) from exc
     except NotFound as exc:
         raise NotFound(f"{exc}: is the operator installed, and does the namespace {namespace} exist?") from exc
@@ -236,7 +237,7 @@ async def _create_job(api: ApiClient, namespace: str, job: Json) -> Json:
 
 
 def _with_fields(exc: Unprocessable) -> OperatorError:
-    """Return Invalid with the fields that the API server names; `exc` itself if it names none."""
+    """Convert an API server's rejection to Invalid with the fields that it names; return `exc` if it names none."""
     return Invalid([Problem(path, message) for path, message in exc.fields]) if exc.fields else exc
 
 
@@ -245,7 +246,7 @@ def _script_map_name(name: str) -> str:
 
 
 def _config_map(job: Json, script: Script) -> Json:
-    """Return a ConfigMap with the script. The job owns it, so both are deleted together."""
+    """Return a ConfigMap with the script. It is owned by the job, so it is deleted together with the job."""
     meta = job["metadata"]
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
     metadata = {"name": _script_map_name(meta["name"]), "ownerReferences": [{**owner, "controller": True}]}

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _ClientEventLoop:
-    """An event loop in a separate thread.
+    """Event loop in a separate thread, in which blocking clients run coroutines.
 
     A notebook's own loop is already running, so it cannot be used for waiting.
     """
@@ -35,7 +35,7 @@ class _ClientEventLoop:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop and return its result.
 
-        Ctrl-C cancels `work`. A call of `close` from another thread cancels it, too, and raises RuntimeError here.
+        Ctrl-C cancels `work`. If another thread calls `close`, `work` is cancelled and this method raises RuntimeError.
         """
         with self._lock:
             if self.closed:
@@ -51,7 +51,8 @@ class _ClientEventLoop:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield the items of `items` as they arrive. `items` must not yield None, which marks the end."""
+        """Yield the values of the asynchronous generator `items`. The generator must not yield None, which marks the
+        end."""
 
         async def following() -> T | None:
             return await anext(items, None)
@@ -64,7 +65,7 @@ class _ClientEventLoop:
                 self.run(items.aclose())
 
     def close(self) -> None:
-        """Stop the thread and cancel all calls of other threads that wait for it."""
+        """Stop the loop's thread and cancel the calls of other threads that still run in the loop."""
         with self._lock:
             self.closed = True
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
@@ -82,7 +83,7 @@ async def _cancel_others() -> None:
 
 
 def _with_signature_of(method: Callable[..., Any], blocking: Callable[P, T], returns: Any) -> Callable[P, T]:
-    """Return `blocking` with the name, docstring and arguments of `method`, which it runs."""
+    """Return `blocking`, which runs `method`, with the name, docstring and arguments of `method`."""
     functools.update_wrapper(blocking, method)
     blocking.__qualname__ = method.__qualname__.removeprefix("Async")
     signature = inspect.signature(method).replace(return_annotation=returns)
@@ -93,7 +94,7 @@ def _with_signature_of(method: Callable[..., Any], blocking: Callable[P, T], ret
 def _blocking_method(
     method: Callable[Concatenate[AsyncRun, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Run, P], T]:
-    """Return a method of `Run` that waits for the result of `method`."""
+    """Convert an asynchronous method to a method of `Run` that waits for its result."""
 
     def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._loop.run(method(self._run, *args, **kwargs))
@@ -104,7 +105,7 @@ def _blocking_method(
 def _blocking_iterator(
     method: Callable[Concatenate[AsyncRun, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Run, P], Iterator[T]]:
-    """Return a method of `Run` that yields the items of `method`."""
+    """Convert an asynchronous generator method to a method of `Run` that yields the same values."""
 
     def blocking(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._loop.iterate(method(self._run, *args, **kwargs))
@@ -115,7 +116,7 @@ def _blocking_iterator(
 def _blocking_lookup(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncRun]],
 ) -> Callable[Concatenate[Client, P], Run]:
-    """Return a method of `Client` that waits for the job that `method` returns."""
+    """Convert an asynchronous method that finds or starts a job to a method of `Client` that returns its `Run`."""
 
     def blocking(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Run:
         return Run(self._loop.run(method(self._client, *args, **kwargs)), self._loop)
@@ -155,7 +156,7 @@ class Run:
 
 
 class Runs(list[Run]):
-    """A list of jobs that is printed, or shown in a notebook, as a table."""
+    """List of jobs, which prints as a table and is shown as a table in a notebook."""
 
     def __str__(self) -> str:
         return snapshot_text_table([run.snapshot() for run in self])
@@ -165,7 +166,7 @@ class Runs(list[Run]):
 
 
 class Client:
-    """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
+    """Client that starts and finds jobs on a cluster, or with LocalBackend() on this machine; a context manager.
 
     Without a backend, jobs run on the kubeconfig's cluster, or on the cluster in which this program runs as a pod.
     """

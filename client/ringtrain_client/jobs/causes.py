@@ -13,11 +13,13 @@ from ringtrain_operator.cluster.templates import read_named_template
 from ringtrain_operator.errors import Invalid
 from ringtrain_operator.observe.pods import main_container, pull_of, view_pod
 from ringtrain_operator.spec.job import is_ours
-from ringtrain_operator.status.model import EndedPod, Incarnations, format_time, parse_status
+from ringtrain_operator.status.ledger import EndedPod, Incarnations
+from ringtrain_operator.status.model import format_time, parse_status
 from ringtrain_operator.status.progress import last_started, start_durations, start_status
 from ringtrain_operator.status.situation import counted
-from ringtrain_operator.workers.replacing import avoidance_text, avoided_nodes
+from ringtrain_operator.workers.incarnations import avoidance_text, avoided_nodes
 
+from ..local.wording import shown_state
 from .following import ENDED, state_of
 from .queue_place import queue_place_text
 from .session import ClusterAccess, Json
@@ -29,7 +31,7 @@ PODS_SHOWN = 10
 
 
 async def read_causes(session: ClusterAccess, name: str) -> list[str]:
-    """Return the causes of a job on a cluster, a line each. Raises NotFound."""
+    """Return the lines that explain the state of a job on a cluster. Raises NotFound if the job does not exist."""
     job = await session.api.get(JOBS, session.namespace, name)
     pods = await session.api.select(PODS, session.namespace, labels=f"{contract.LABEL_JOB}={name}")
     uids = {o["metadata"]["uid"] for o in (job, *pods)}
@@ -41,7 +43,7 @@ async def read_causes(session: ClusterAccess, name: str) -> list[str]:
 
 
 async def _template_causes(session: ClusterAccess, job: Json) -> list[str]:
-    """Return a line if the job's template has changed or was deleted since the job was accepted.
+    """Return a line if the job's template was changed or deleted since the job was accepted; otherwise an empty list.
 
     The list is empty once the job has ended.
     """
@@ -62,7 +64,8 @@ async def _template_causes(session: ClusterAccess, job: Json) -> list[str]:
 
 
 async def _unreached_launcher_lines(session: ClusterAccess, job: Json, pods: list[Json]) -> list[str]:
-    """Return the agents' last log lines that report an unreachable launcher, while the gang is incomplete."""
+    """Return the agents' last log lines that report an unreachable launcher, if the job waits for agents or the
+    launcher."""
     running = _job_condition(job.get("status") or {}, "Running")
     if running.get("reason") not in ("WaitingForAgents", "WaitingForLauncher"):
         return []
@@ -93,7 +96,7 @@ def _job_condition(status: Json, kind: str) -> Json:
 def explain_job(
     job: Json, pods: list[Json], events: list[Json], unreached: Sequence[str] = (), place: str = ""
 ) -> Iterator[str]:
-    """Yield the causes of the job's state, beginning with the job's own message and ending with the root cause.
+    """Yield the causes of the job's state, one per line: first the job's own message, last the root cause.
 
     `unreached`: lines of agents that cannot reach the launcher. `place`: the job's place in its queue.
     """
@@ -103,7 +106,7 @@ def explain_job(
         yield f"{name} has no status yet: no operator has processed it"
         yield from _unseen_job_causes(job)
         return
-    yield f"{name} is {state}"
+    yield f"{name} is {shown_state(state, status.get('reason'))}"
     conditions = list(_condition_causes(status))
     yield from (f"  {line}" for line in conditions)
     if place:
@@ -120,7 +123,7 @@ def explain_job(
 
 
 def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
-    """Yield the durations of the phases of the present attempt's start, which may not be complete yet."""
+    """Yield a line with the duration of each phase of the current attempt's start, as far as they are known."""
     parsed = parse_status({name: status[name] for name in ("attempt", "start", "ledger") if name in status})
     start = parsed.start
     if start is None or start.attempt != parsed.attempt:
@@ -147,7 +150,7 @@ def _unseen_job_causes(job: Json) -> Iterator[str]:
 
 
 def _condition_causes(status: Json) -> Iterator[str]:
-    """Yield the conditions that report a problem."""
+    """Yield a line for each of the job's conditions that reports a problem."""
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
     for condition in status.get("conditions") or []:
@@ -162,7 +165,7 @@ def _condition_causes(status: Json) -> Iterator[str]:
 
 
 def _limited_pod_lines(pods: list[str]) -> list[str]:
-    """Return the first PODS_SHOWN lines and the number of the others: a large job may have a thousand waiting pods."""
+    """Return the first PODS_SHOWN lines of `pods` and a line that counts the rest, which may be a thousand pods."""
     more = len(pods) - PODS_SHOWN
     return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
 
@@ -188,7 +191,7 @@ def _pod_causes(pods: list[Json]) -> Iterator[str]:
 
 
 def _failure_cause(status: Json, conditions: str) -> Iterator[str]:
-    """Yield the last failure. Leave out its message if it is part of `conditions`, which the user has already seen."""
+    """Yield lines about the last failure. Its message is omitted if the user has already seen it in `conditions`."""
     failure = status.get("failure")
     if not failure:
         return
@@ -201,8 +204,7 @@ def _failure_cause(status: Json, conditions: str) -> Iterator[str]:
 
 
 def _loss_causes(status: Json) -> Iterator[str]:
-    """Yield the workers that an elastic job lost without a restart, and the nodes that the job avoids because of
-    these losses."""
+    """Yield lines about workers that an elastic job lost without a restart, and about nodes that it avoids."""
     world = status.get("elastic") or {}
     if world.get("lostWorkers"):
         seconds = world.get("lastRecoverySeconds")
@@ -220,7 +222,7 @@ def _loss_causes(status: Json) -> Iterator[str]:
 
 
 def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
-    """Yield messages on time lost to data workers, on auxiliary pods that have ended, and on the evaluator."""
+    """Yield lines about the time that ranks wait for input, about ended data workers, and about the evaluator."""
     data, evaluator = status.get("dataWorkers") or {}, status.get("evaluator") or {}
     waited = data.get("waitFraction")
     if waited:
@@ -238,7 +240,7 @@ def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
 
 
 def _warning_causes(events: list[Json]) -> Iterator[str]:
-    """Yield the newest warnings among `events`."""
+    """Yield a line for each of the newest warnings among `events`."""
     warnings = [e for e in events if e.get("type") == "Warning"]
     warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
     for event in warnings[-EVENTS_SHOWN:]:

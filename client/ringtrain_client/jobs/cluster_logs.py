@@ -45,13 +45,13 @@ _FIRST_WAIT_S = 1.0
 
 
 class NoSuchRank(OperatorError):
-    """The job has fewer ranks than the requested one. The message has the number of ranks."""
+    """Error: the requested rank does not exist. The message has the job's number of ranks."""
 
 
 async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-    """Yield the requested log.
+    """Yield the requested log of a job on a cluster in chunks of bytes.
 
-    With --follow and without --attempt, continue with the logs of later attempts until the job ends.
+    With --follow and without --attempt, continue with the logs of later attempts until the job ends or is suspended.
     """
     incomplete: LogsIncomplete | None = None
     while True:
@@ -76,7 +76,7 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
 
 
 async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> int:
-    """Return the job's present attempt. Raises NoSuchRank if the requested rank does not exist."""
+    """Return the number of the job's current attempt. Raises NoSuchRank if the requested rank does not exist."""
     job = await session.api.get(JOBS, session.namespace, wanted.name)
     status = job.get("status") or {}
     try:
@@ -94,7 +94,7 @@ async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> i
 
 
 async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-    """Return the chunks of the log from its present location.
+    """Return the requested log's chunks, read from the launcher's output or from the log store (spec.logs).
 
     Raises LogsElsewhere, or LogsIncomplete after the lines that were found.
     """
@@ -113,7 +113,7 @@ async def _find_launcher_output(session: ClusterAccess, wanted: WantedLauncherOu
 async def _live_launcher_output(
     session: ClusterAccess, wanted: WantedLauncherOutput, pod: Json, job: Json, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the output of a running launcher. If it ends meanwhile, report the lines that its node has dropped.
+    """Yield the output of a running launcher. If it ends meanwhile, report the lines that its node has deleted.
 
     With `follow`, read again if the connection breaks or ends before the launcher has ended.
     """
@@ -160,7 +160,7 @@ async def _live_launcher_output(
 async def _missing_launcher_lines(
     session: ClusterAccess, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
 ) -> MissingLauncherOutput:
-    """Return the lines that the launcher, which has ended, wrote and that were not shown."""
+    """Return how many requested lines of the ended launcher are missing among the lines `shown` to the user."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound:
@@ -171,9 +171,9 @@ async def _missing_launcher_lines(
 async def _launcher_pod_state(
     session: ClusterAccess, pod: Json, outage: ClientApiOutage, within_s: float
 ) -> Literal["ended", "gone", "runs"]:
-    """Return the state of a pod. A running pod is observed for `within_s` seconds.
+    """Wait up to `within_s` seconds for the pod's end. Return "ended", "gone" (deleted) or "runs".
 
-    Wait if the API server is unreachable.
+    While the API server is unreachable, wait longer.
     """
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     while True:
@@ -193,7 +193,8 @@ async def _launcher_pod_state(
 async def _output_from_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, pod: Json
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the log store's file. If the launcher ends meanwhile, read the rest from its new location."""
+    """Yield the requested file of the launcher's log store. If that fails, yield the output of the launcher while it
+    runs, or the result of `read_ended` if it has ended."""
     main, printed, found = main_container(pod), PrintedLauncherOutput(), attempt_of_pod(pod)
     container, program = main["name"], main["command"][0]
     command = wanted.command(program, wanted.attempt or found, follow=wanted.follow)
@@ -227,7 +228,7 @@ async def _output_from_log_store(
 
 
 async def _has_ended_within(session: ClusterAccess, name: str, within_s: float = _ENDS_WITHIN_S) -> bool:
-    """Return whether the pod has ended, or ends within `within_s` seconds."""
+    """Return whether the pod has ended or ends within `within_s` seconds; False if it does not exist."""
     give_up_at = time.monotonic() + within_s
     while True:
         try:
@@ -242,12 +243,12 @@ async def _has_ended_within(session: ClusterAccess, name: str, within_s: float =
 
 
 def is_running(pod: Json) -> bool:
-    """Return whether commands can run in the pod."""
+    """Return whether commands can be executed in the pod."""
     return (pod.get("status") or {}).get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -> AsyncGenerator[bytes, None]:
-    """Yield the content of the log store's metrics.jsonl, and new lines while the attempt runs.
+    """Yield what the ranks reported (metrics.jsonl in the log store), and new lines while the attempt runs.
 
     Raises LogsElsewhere if no launcher, no claim and no object store has the file.
     """
@@ -266,8 +267,8 @@ async def read_reports(session: ClusterAccess, name: str, attempt: int | None) -
         chunks = read_log_store(session, wanted, job, attempt or present, PrintedLauncherOutput())
     else:
         raise LogsElsewhere(
-            f"no running launcher of {name} has reports of the attempt, and spec.logs names neither a claim nor "
-            "a uri that stores them; set one of them to read reports at any time"
+            f"no running launcher of {name} has reports of the attempt, and spec.logs stores "
+            "reports neither on a claim nor at a uri; set spec.logs to read reports at any time"
         )
     async with aclosing(chunks) as stream:
         async for chunk in stream:

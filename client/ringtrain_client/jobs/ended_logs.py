@@ -1,4 +1,4 @@
-"""Log of an attempt whose launcher has ended: its output if that is complete, else the log store.
+"""Log of an attempt whose launcher has ended: the launcher's output if it is complete, otherwise the log store.
 
 When no launcher runs, a temporary pod reads the job's log store. The pod is always deleted afterwards.
 """
@@ -47,15 +47,15 @@ _CHUNK = 1 << 20
 
 
 class LogsIncomplete(OperatorError):
-    """Ranks' lines are no longer in the launcher's output. The message has their number and location."""
+    """Error: lines of ranks are missing in the launcher's output. The message says how many, and where they are."""
 
 
 class LogsElsewhere(OperatorError):
-    """The requested log is not in a pod. The message has its location."""
+    """Error: no pod has the requested log. The message says where the log is stored, or why it is not stored."""
 
 
 def attempt_of_pod(pod: Json) -> int:
-    """Return the attempt of a launcher's pod."""
+    """Return the number of the attempt to which a launcher's pod belongs."""
     return int(pod["metadata"].get("labels", {}).get(contract.LABEL_ATTEMPT) or 0)
 
 
@@ -68,8 +68,8 @@ async def read_ended(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the log of the requested attempt without the part that was already `printed`.
 
-    `pod`: the launcher's, None if it does not exist. Raises LogsIncomplete after the lines that were found, or
-    LogsElsewhere if there are none.
+    `pod`: the launcher's pod; None if it does not exist. Raises LogsIncomplete after the lines that were found, or
+    LogsElsewhere if no lines were found.
     """
     attempt = wanted.attempt or (attempt_of_pod(pod) if pod else _present_attempt(job))
     own = pod if pod and attempt_of_pod(pod) == attempt else None
@@ -98,7 +98,7 @@ async def read_ended(
             raise LogsElsewhere(f"{text}; run dtj why {wanted.name} for the reason")
         if attempt > _present_attempt(job):
             raise LogsElsewhere(
-                f"--attempt {attempt}: {wanted.name} has had {counted(_present_attempt(job), 'attempt')}"
+                f"--attempt {attempt}: {wanted.name} has only {counted(_present_attempt(job), 'attempt')}"
             )
         if own:
             found = f"the output of {wanted.pod} cannot be read"
@@ -115,7 +115,7 @@ async def read_ended(
 
 
 def _is_output_short(missing: MissingLauncherOutput | None) -> bool:
-    """Return whether lines are missing from the launcher's output, may be missing, or there is no output."""
+    """Return whether the launcher's output is absent or may lack lines."""
     return missing is None or bool(missing) or missing.is_guess
 
 
@@ -126,9 +126,10 @@ async def _store_output(
     stored: IO[bytes],
     printed: PrintedLauncherOutput,
 ) -> tuple[MissingLauncherOutput | None, str]:
-    """Write the launcher's output into `stored` and return the missing lines.
+    """Write the launcher's output into `stored`.
 
-    Returns None and the reason if the node does not answer.
+    Returns a pair: the lines that are missing in the output, and an empty text. If the output cannot be read, returns
+    None and the reason.
     """
     shown = ShownLauncherOutput()
     try:
@@ -150,7 +151,7 @@ async def _store_output(
 async def read_log_store(
     session: ClusterAccess, wanted: WantedLauncherOutput, job: Json, attempt: int, printed: PrintedLauncherOutput
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the log store's file of an attempt, without the part that was already `printed`."""
+    """Yield an attempt's log from the log store, without the part that was already `printed`."""
     skip = printed.size
     async with log_reader(session, parse_job(job, templates=False), _present_attempt(job)) as (reader, program):
         command = wanted.command(program, attempt, follow=False)
@@ -167,23 +168,24 @@ def _present_attempt(job: Json) -> int:
 
 
 def _has_not_begun(job: Json, attempt: int) -> bool:
-    """Return whether the present attempt has not had a launcher yet. It has a number before it has pods."""
+    """Return whether `attempt` is the current one and has no launcher yet. An attempt has a number before it has
+    pods."""
     return attempt == _present_attempt(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
 
 
 def _has_attempt_ended(job: Json, attempt: int) -> bool:
-    """Return whether the attempt writes no more lines."""
+    """Return whether the attempt has ended, so that its log gets no more lines."""
     return 0 < attempt < _present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
 
 
 def log_claim_of(job: Json) -> str:
-    """Return the name of the claim that stores the job's logs, or an empty string."""
+    """Return the name of the PersistentVolumeClaim that stores the job's logs; empty if there is none."""
     claim = (resolved_job_spec(job)["spec"].get("logs") or {}).get("persistentVolumeClaim") or {}
     return str(claim.get("claimName") or "")
 
 
 def uri_of(job: Json) -> str:
-    """Return the uri in an object store to which the job's logs are copied, or an empty string."""
+    """Return the object store's URI to which the job's logs are copied; empty if there is none."""
     return str((resolved_job_spec(job)["spec"].get("logs") or {}).get("uri") or "")
 
 
@@ -193,7 +195,7 @@ def has_log_storage(job: Json) -> bool:
 
 
 def storage_text(job: Json, attempt: int | None) -> str:
-    """Return a sentence about the location of an attempt's log after its pods are deleted."""
+    """Return a sentence that says where an attempt's log is after its pods are deleted."""
     meta = job["metadata"]
     folder = f"{meta['namespace']}/{meta['name']}/{attempt or 1}/"
     claim = log_claim_of(job)
@@ -217,7 +219,7 @@ _POLL_S = 0.2
 
 
 class ReaderNotStarted(OperatorError):
-    """The pod that reads the log store does not run. The message has the reason."""
+    """Error: the pod that reads the log store does not start. The message has the reason."""
 
 
 @contextlib.asynccontextmanager
@@ -239,7 +241,8 @@ async def log_reader(session: ClusterAccess, job: Job, attempt: int) -> AsyncIte
 
 
 async def _agent_image(session: ClusterAccess, job: Job) -> str:
-    """Return the image with the job's agent, which the operator recorded; empty: the image of the job's pods."""
+    """Return the image from which the operator adds the agent; empty if it is unknown, or if the image of the job's
+    pods contains the agent."""
     try:
         service = await session.api.get(SERVICES, job.namespace, job.name)
     except (NotFound, Forbidden):
@@ -248,7 +251,8 @@ async def _agent_image(session: ClusterAccess, job: Job) -> str:
 
 
 async def _delete_reader(session: ClusterAccess, namespace: str, name: str) -> None:
-    """Delete the pod. It may not exist, because its creation may have been refused."""
+    """Delete the pod that reads the log store. It is no error if the pod does not exist, because its creation may have
+    been refused."""
     try:
         await session.api.delete(PODS, namespace, name)
     except NotFound:
@@ -258,7 +262,7 @@ async def _delete_reader(session: ClusterAccess, namespace: str, name: str) -> N
 
 
 async def _delete_ended_readers(session: ClusterAccess, job: Job) -> None:
-    """Delete ended reader pods of this job that an earlier dtj could not delete because it was killed."""
+    """Delete ended pods that read this job's log store and that a killed dtj has left behind."""
     with contextlib.suppress(ApiError):
         for pod in await session.api.select(PODS, job.namespace, labels=f"{LABEL_READER}={job.name}"):
             if view_pod(pod).phase in ("Succeeded", "Failed"):
@@ -266,7 +270,8 @@ async def _delete_ended_readers(session: ClusterAccess, job: Job) -> None:
 
 
 async def _await_log_reader(session: ClusterAccess, namespace: str, name: str) -> None:
-    """Wait until the pod runs. Raises ReaderNotStarted."""
+    """Wait until the pod that reads the log store runs. Raises ReaderNotStarted if it ends, is deleted or takes too
+    long."""
     began, reported = time.monotonic(), ""
     while True:
         try:
@@ -286,7 +291,7 @@ async def _await_log_reader(session: ClusterAccess, namespace: str, name: str) -
 
 
 def _wait_reason(pod: PodView) -> str:
-    """Return the reason for which the pod does not run."""
+    """Return the reason why the pod that reads the log store does not run yet."""
     reason = pod.wait.reason or pod.state.reason or pod.end.reason
     message = pod.wait.message or pod.state.message or pod.end.message
     return ": ".join(filter(None, (reason, message))) or f"it is {pod.phase}, without a reason"

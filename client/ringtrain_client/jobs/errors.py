@@ -1,4 +1,4 @@
-"""Errors of a job, in addition to the API server's (cluster/api/errors.py). The tree:
+"""Errors of operations on jobs, as a class tree. Errors of the API server are in cluster/api/errors.py.
 
 OperatorError
 ├── JobFailed         the job failed or was rejected; the message is the chain of causes
@@ -17,7 +17,7 @@ from ringtrain_operator.status.model import Failure, JobStatus
 
 
 class JobFailed(OperatorError):
-    """The job failed. `causes`: the lines of `dtj why`. `failure`: the rank that failed first, if one did."""
+    """Error: the job failed. `causes`: the lines of `dtj why`. `failure`: the rank that failed first, if one did."""
 
     def __init__(self, name: str, status: JobStatus, causes: Sequence[str]) -> None:
         self.name = name
@@ -28,16 +28,16 @@ class JobFailed(OperatorError):
 
 
 class JobEnded(OperatorError):
-    """The job has ended. The message has its state and an alternative."""
+    """Error: the operation is impossible because the job has ended. The message has its state."""
 
 
 class Timeout(OperatorError, TimeoutError):
-    """The timeout has passed. The message has the job's state and the reason for it."""
+    """Error: the job did not reach the awaited state within the timeout. The message has its state and the reason."""
 
 
 class DriverLost(OperatorError):
-    """The process that drove this job on this machine has ended or was killed."""
+    """Error: the process that drives the job on this machine has ended or was killed, so the job cannot continue."""
 
 
 class ScriptUnusable(OperatorError):
-    """The training code cannot be sent. The message has the reason and a solution."""
+    """Error: the function or file with the training code cannot be sent. The message has the reason and a solution."""

@@ -1,4 +1,4 @@
-"""Waits for a job's state by a watch, across lost connections and restarts of the API server."""
+"""Functions that wait for a job's state by a watch, across lost connections and restarts of the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_S = 1.0
 
 
 class ClientApiOutage:
-    """Tolerate a temporary outage of an API server that has answered before."""
+    """Waits between retries while an API server, which has answered before, cannot be reached."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -31,7 +31,7 @@ class ClientApiOutage:
         self._since = None
 
     async def wait(self, exc: ApiError) -> None:
-        """Wait a moment. Raises `exc` if it is not an outage, or if the outage has lasted for five minutes."""
+        """Wait before the next try. Raises `exc` if it does not mean an outage, or after five minutes of outage."""
         if not isinstance(exc, Unreachable | ServerError | TooManyRequests):
             raise exc
         self._since = self._since or time.monotonic()
@@ -41,14 +41,15 @@ class ClientApiOutage:
 
 
 def state_of(job: dict[str, Any]) -> str:
-    """Return the state that the operator gave a job; `Pending` if the job has no state yet."""
+    """Return the state in the job's status; `Pending` if the operator has not set one yet."""
     return str((job.get("status") or {}).get("state") or "Pending")
 
 
 async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerator[Json, None]:
-    """Yield the current job, and the job after each change. End when that job is deleted.
+    """Yield the job now, and the changed job after each change. End if that job does not exist or is deleted.
 
-    Raises ApiError if the first answer is one, or if the API server is unreachable for five minutes.
+    Raises any other ApiError. After the first read, raises an error about an unreachable API server only after five
+    minutes.
     """
     uid: str | None = None
     outage = ClientApiOutage()
@@ -80,9 +81,11 @@ async def changes_of(api: ApiClient, namespace: str, name: str) -> AsyncGenerato
 
 
 async def next_attempt(api: ApiClient, namespace: str, name: str, attempt: int) -> int | None:
-    """Wait for a later attempt whose launcher has output. Return its number, or None if the job ends or is suspended.
+    """Wait until an attempt after `attempt` has a started launcher. Return its number; None if the job ends, is
+    suspended or is deleted first.
 
-    An attempt that ended before it was observed is skipped. Raises ApiError as `changes_of` does.
+    An attempt that ended before it was observed is skipped. Raises any other ApiError, but an error about an
+    unreachable API server only after five minutes.
     """
     outage = ClientApiOutage()
     while True:

@@ -1,4 +1,4 @@
-"""Ranks' lines in the output of a job's launcher. A node stores only the newest part of the output."""
+"""Output of a job's launcher, in which all ranks' lines are merged. A node stores only its newest part."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _MARK = re.compile(rb"\[(\d{1,9})\] ")
 
 @dataclass(frozen=True)
 class WantedLauncherOutput:
-    """The user's request. `attempt`: number of the attempt, or None for the current attempt. `reports`: whether to
-    read the ranks' reports instead of the log."""
+    """Log that the user requests. `attempt`: number of the attempt; None for the current attempt. `rank`: None for all
+    ranks. `tail`: number of last lines; None for all lines. `reports`: read the ranks' reports instead of their output.
+    """
 
     name: str
     rank: int | None
@@ -35,9 +36,9 @@ class WantedLauncherOutput:
         return f"{self.name}-launcher"
 
     def command(self, program: str, attempt: int, *, follow: bool) -> list[str]:
-        """Return the command that prints the log where the log store is mounted.
+        """Return the command that prints the requested log in a pod that mounts the log store.
 
-        `program`: path of the container's `ringtrain`.
+        `program`: path of the container's `ringtrain`. `follow`: whether the command waits for new lines.
         """
         options = [f"--attempt={attempt}"]
         options += [f"--rank={self.rank}"] if self.rank is not None else []
@@ -49,7 +50,7 @@ class WantedLauncherOutput:
 
 @dataclass
 class PrintedLauncherOutput:
-    """The part that the user has already seen. As in the launcher, a single carriage return also ends a line.
+    """Number of lines and bytes of a log that the user has already seen. A single carriage return ends a line, too.
 
     `last`: the last line with its prefix, if the lines came from the launcher's output.
     """
@@ -68,12 +69,13 @@ class PrintedLauncherOutput:
 
 
 class OutputChanged(OperatorError):
-    """The output differs from that read before: its node has rotated the file, or the output is a new one."""
+    """Error: the launcher's output was replaced since it was read, for example because its node rotated the file."""
 
 
 @dataclass
 class ShownLauncherOutput:
-    """Lines that an output had: the number for each rank, and the number of requested lines."""
+    """Counts of the lines that were found in a launcher's output. `by_rank`: number of lines of each rank. `wanted`:
+    number of lines of the requested ranks. `last`: the last line that was new to the user, with its prefix."""
 
     by_rank: Counter[int] = field(default_factory=Counter)
     wanted: int = 0
@@ -82,7 +84,7 @@ class ShownLauncherOutput:
 
 @dataclass(frozen=True)
 class MissingLauncherOutput:
-    """Lines that the launcher wrote and its output lacks. `is_guess`: the launcher did not report their number."""
+    """Number of lines that are missing in a launcher's output. `is_guess`: the launcher did not report this number."""
 
     lines: int = 0
     written: int = 0
@@ -105,7 +107,7 @@ async def launcher_output(
     shown: ShownLauncherOutput,
     printed: PrintedLauncherOutput,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the requested lines without those printed before: all lines with prefixes, or one rank's without.
+    """Yield the requested lines that were not printed before. The lines of a single rank have no prefix.
 
     `shown` counts the lines. The last lines of one rank (`tail`) are yielded at the end.
     """
@@ -123,7 +125,10 @@ async def launcher_output(
             shown.wanted += 1
             if shown.wanted <= printed.lines:
                 if shown.wanted == printed.lines and printed.last and line != printed.last:
-                    raise OutputChanged(f"the output of {wanted.pod} has changed since it was read")
+                    raise OutputChanged(
+                        f"the output of {wanted.pod} has changed since its last lines were read; read it from "
+                        "the beginning"
+                    )
                 continue
             shown.last = line
             if mark and wanted.tail is not None:
@@ -137,7 +142,7 @@ async def launcher_output(
 def missing_lines(
     pod: Json, attempt: int, wanted: WantedLauncherOutput, shown: ShownLauncherOutput
 ) -> MissingLauncherOutput:
-    """Return the lines that the ended launcher reports and that were not `shown`. A node deletes the oldest."""
+    """Return how many lines of the ended launcher were not `shown`: its node deletes the oldest lines of its output."""
     if wanted.tail is not None and shown.wanted >= wanted.tail:
         return MissingLauncherOutput()
     termination = termination_of(view_pod(pod), attempt)

@@ -18,7 +18,7 @@ _ANSWER_S = 5.0
 
 
 class _Answer(ApiForwardEnds):
-    """Connection's local end that collects the answer and sends nothing after the request."""
+    """Local end of a forwarded connection, which collects the launcher's answer to one request."""
 
     def __init__(self) -> None:
         self.answered = False
@@ -36,7 +36,7 @@ class _Answer(ApiForwardEnds):
 
 
 async def read_launcher_report(session: ClusterAccess, name: str) -> LauncherReport | None:
-    """Return the report of the running launcher; None if none runs or answers, or the user has no right to read it."""
+    """Return the running launcher's report; None if no launcher answers, or if the user may not read it."""
     pod_name, answer = f"{name}-launcher", _Answer()
     try:
         pod = await session.api.get(PODS, session.namespace, pod_name)

@@ -1,4 +1,4 @@
-"""Jobs on this machine. A separate process drives each job; its pods are process groups; `plan` decides."""
+"""Backend for jobs on this machine. One driver process per job runs the operator's `plan` and the job's processes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _CHUNK = 1 << 20
 
 
 class LocalBackend:
-    """Jobs on this machine. A pod is a process group with an agent, as if each pod had a node.
+    """Backend that runs jobs on this machine. Each pod is a process group with an agent, as if it had its own node.
 
     `runs`: the directory of the runs, as for `dtj local`. `templates`: files with templates that jobs can name. Images
-    are ignored: `python` is the interpreter of this program. Jobs that this backend has started end when it is
-    closed and when the program ends.
+    are ignored: in a job's command, `python` means the interpreter of this program. Jobs that this backend has started
+    end when it is closed and when the program ends.
     """
 
     def __init__(self, runs: str | Path = "runs", *, templates: Sequence[str | Path] = ()) -> None:
@@ -58,15 +58,15 @@ class LocalBackend:
         self._drivers: dict[Path, subprocess.Popen[bytes]] = {}
 
     async def place_of(self) -> str:
-        """Return the namespace of jobs that name none."""
+        """Return the namespace of jobs whose manifest names none."""
         return "default"
 
     def inside(self, namespace: str) -> LocalBackend:
-        """Return this backend: the namespace does not matter on this machine."""
+        """Return this backend, because jobs on this machine are not separated by namespace."""
         return self
 
     def command_of(self, script: Script) -> list[str]:
-        """Return the command: a file runs at its own path, a function's script in the run's directory."""
+        """Return the command that runs `script`: a file at its own path, a function's source in the run's directory."""
         return ["python", str(script.path)] if script.path is not None else ["python", script.name]
 
     async def check(self, job: Json) -> None:
@@ -74,13 +74,13 @@ class LocalBackend:
         parse_job(self._templates.merged_with_template(job))
 
     async def create(self, job: Json, script: Script | None = None) -> Json:
-        """Start a process that drives the job. Return the job as stored."""
+        """Start a process that drives the job; return the job as stored."""
         name = job["metadata"].get("name") or ""
         await self.check(job)
         job = self._templates.merged_with_template(job)
         with suppress(NotFound):
             if driver_of(self._run(name).directory) is not None:
-                raise AlreadyExists(f"{name} runs here already; delete it or give this one another name")
+                raise AlreadyExists(f"{name} runs on this machine already; delete that job or choose another name")
         directory = new_directory(self._runs, name)
         try:
             if script is not None and script.path is None:
@@ -99,11 +99,12 @@ class LocalBackend:
         return _with_driver_state(self._run(name))
 
     async def select(self, *, everywhere: bool = False) -> list[Json]:
-        """Return all jobs, the newest first."""
+        """Return all jobs, the newest first. `everywhere` has no effect."""
         return [_with_driver_state(run) for run in past_runs(self._runs)]
 
     async def patch(self, name: str, spec: Mapping[str, Any]) -> Json:
-        """Change the manifest that the driver follows."""
+        """Apply `spec` as a merge patch to the job's manifest, which the process that drives the job reads again;
+        return the changed job."""
         run = self._run(name)
         path = run.directory / MANIFEST_FILE
         if driver_of(run.directory) is None:
@@ -111,7 +112,9 @@ class LocalBackend:
         try:
             job = json.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
-            raise OperatorError(f"{name} was started by dtj local: edit its manifest file instead") from exc
+            raise OperatorError(
+                f"{name} was started by dtj local; change the manifest file with which you started the job"
+            ) from exc
         changed = {**job, "spec": merged_spec_maps(job["spec"], spec)}
         problems = update_problems(parse_job(changed).spec, parse_job(job).spec, run.job.get("status"))
         if problems:
@@ -120,13 +123,14 @@ class LocalBackend:
         return {**run.job, "spec": changed["spec"]}
 
     async def delete(self, name: str) -> None:
-        """End the job's processes and remove it from the list. Its logs stay in its directory."""
+        """End the job's processes and remove the job from the list. Its logs stay in its directory."""
         run = self._run(name)
         await self._end_driver(run.directory)
         (run.directory / JOB_FILE).unlink(missing_ok=True)
 
     async def changes(self, name: str) -> AsyncGenerator[Json, None]:
-        """Yield the current job, and the job after each change. Raises DriverLost if its driver ends before the job."""
+        """Yield the job now, and the changed job after each change. Raises DriverLost if the process that drives the
+        job ends before the job."""
         shown, run = None, self._run(name)
         while True:
             driver = driver_of(run.directory)  # before job.json, so that the driver's last write is not missed
@@ -134,15 +138,15 @@ class LocalBackend:
                 job = json.loads((run.directory / JOB_FILE).read_text(encoding="utf-8"))
             except OSError:
                 return
+            if driver is None and state_of(job) not in ENDED:
+                raise DriverLost(f"{name} has no driver process any more: it was ended or killed; see {run.directory}")
             if job != shown:
                 shown = job
                 yield job
-            if driver is None and state_of(job) not in ENDED:
-                raise DriverLost(f"{name} has no driver process any more: it was ended or killed; see {run.directory}")
             await asyncio.sleep(POLL_S)
 
     async def logs(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """Yield the requested log from the launcher's files."""
+        """Yield the requested log from the files of the run."""
         run = self._run(wanted.name)
         if wanted.follow:
             _check_rank(run.job, wanted)  # without follow, the error lists the existing logs
@@ -163,15 +167,15 @@ class LocalBackend:
                 await asyncio.sleep(POLL_S)
 
     async def causes(self, name: str) -> list[str]:
-        """Return the causes in the job's status."""
+        """Return the causes of the job's state from its status, one per line."""
         return list(explain_job(await self.get(name), [], []))
 
     async def launcher_report(self, name: str) -> LauncherReport | None:
-        """Return None: only the job's driver knows the address of its launcher."""
+        """Return None, because only the process that drives the job knows its launcher's address."""
         return None
 
     async def close(self) -> None:
-        """End the running jobs that this backend has started."""
+        """End all running jobs that were started by this backend."""
         directories = [path for path, process in self._drivers.items() if process.poll() is None]
         await asyncio.gather(*map(self._end_driver, directories))
         for process in self._drivers.values():
@@ -185,7 +189,7 @@ class LocalBackend:
             raise NotFound(str(exc)) from exc
 
     def _driver_state(self, directory: Path) -> tuple[bool, int]:
-        """Return whether more output may follow, and the present attempt."""
+        """Return a pair: whether the run's log may still grow, and the number of the job's current attempt."""
         driver = driver_of(directory)
         try:
             job = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
@@ -194,7 +198,7 @@ class LocalBackend:
         return driver is not None and state_of(job) not in ENDED, _attempt(job)
 
     async def _end_driver(self, directory: Path) -> None:
-        """End the run's driver, which ends its pods."""
+        """End the run's driver process, which ends the job's pods."""
         pid = driver_of(directory)
         if pid is None:
             return
@@ -204,7 +208,7 @@ class LocalBackend:
         while driver_of(directory) is not None:
             if time.monotonic() > give_up_at:
                 raise OperatorError(
-                    f"process {pid}, which drives {directory.name}, did not end within {_ENDS_WITHIN_S:g} s"
+                    f"the driver process {pid} of {directory.name} did not end within {_ENDS_WITHIN_S:g} s; kill it"
                 )
             await asyncio.sleep(POLL_S)
         if directory in self._drivers:
@@ -212,21 +216,26 @@ class LocalBackend:
 
 
 def _with_driver_state(run: PastLocalRun) -> Json:
-    """Return the run's job. Without a driver, a job that has not ended is Failed since the driver's last write."""
+    """Return the run's job. Its state is Failed if its driver process has ended before the job did.
+
+    Its progress is then left out: the stored one is older than the logs, from which `ringtrain list` computes it.
+    """
     if state_of(run.job) in ENDED or driver_of(run.directory) is not None:
         return run.job
     with suppress(OSError, ValueError):  # it may have ended between the two looks
         file = run.directory / JOB_FILE
-        job: Json = json.loads(file.read_text(encoding="utf-8"))
+        job: Json = {**json.loads(file.read_text(encoding="utf-8")), "metadata": run.job["metadata"]}
         if state_of(job) in ENDED:
             return job
         at = format_time(datetime.fromtimestamp(file.stat().st_mtime, UTC))
-        return {**job, "status": ended_status(job.get("status") or {}, "DriverLost", "its driver was killed", at)}
+        stored = {k: v for k, v in (job.get("status") or {}).items() if k not in ("progress", "progressSummary")}
+        message = "its driver was killed; ringtrain list shows its last step"
+        return {**job, "status": ended_status(stored, "DriverLost", message, at)}
     return run.job
 
 
 def _with_script(job: Json, script: Script, directory: Path) -> Json:
-    """Write the script to the run's directory and return the job with its path in the command."""
+    """Write the script to the run's directory; return the job with the script's path in its command."""
     file = directory / "script" / script.name
     file.parent.mkdir()
     file.write_text(script.text, encoding="utf-8")
@@ -243,7 +252,8 @@ def _attempt(job: Json) -> int:
 
 
 def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
-    """Raise NoSuchRank if the job never has the requested rank."""
+    """Raise NoSuchRank if the job cannot have the requested rank, even at its maximum size. Do nothing if an attempt is
+    requested."""
     parsed = parse_job(job, templates=False)
     size = parsed.max_agents * parsed.spec.slots
     if wanted.rank is not None and wanted.rank >= size and wanted.attempt is None:
@@ -251,7 +261,7 @@ def _check_rank(job: Json, wanted: WantedLauncherOutput) -> None:
 
 
 def _open_log(run: PastLocalRun, wanted: WantedLauncherOutput, attempt: int, *, required: bool) -> BinaryIO | None:
-    """Open the log. Returns None if it does not exist yet; raises NotFound instead if it is `required`."""
+    """Open the requested log file. If it does not exist: return None, or raise NotFound if it is `required`."""
     try:
         return run.log(wanted.rank, attempt).open("rb")
     except (NoSuchRun, OSError) as exc:

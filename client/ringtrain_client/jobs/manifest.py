@@ -1,4 +1,4 @@
-"""Builds a job's manifest from the arguments of one call."""
+"""Construction of a job's manifest from the arguments of a Python call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTAINER = "train"
 
 @dataclass(frozen=True)
 class Training:
-    """Training code and its resources.
+    """Training code of a job, and the resources that the job gets.
 
     `spec` is merged over the spec made from the other fields: mappings are merged, other values are replaced. The
     result is merged over `template`, a name or a templateRef, which may define the `image`. In `command` and `env` a
@@ -43,7 +43,7 @@ def unique_job_name(stem: str) -> str:
 
 
 def escape_references(value: Any) -> Any:
-    """Return `value` with `$` escaped, so that the kubelet leaves the text unchanged. Other types stay as they are."""
+    """Return a string with each `$` escaped, so that the kubelet does not expand it. Other types are unchanged."""
     return value.replace("$", "$$") if isinstance(value, str) else value
 
 
@@ -89,7 +89,7 @@ def merged_spec_maps(below: Mapping[str, Any], above: Mapping[str, Any]) -> Json
 
 
 def _checked_text(name: str, value: object) -> str:
-    """Return `value` if it is a string. Raises Invalid."""
+    """Return `value` if it is a string. Otherwise raise Invalid, which names the variable `name`."""
     if not isinstance(value, str):
         raise Invalid([Problem(f"env[{name}]", f"is {shown(value)}, expected a string")])
     return value

@@ -1,4 +1,4 @@
-"""Serves the page of a job's launcher on a local port, across all attempts of the job."""
+"""Local web server that shows the page of a job's launcher, across all attempts of the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKEN = re.compile(rb"\b[0-9a-f]{64}\b")
 
 @dataclass
 class _ClientPageForward:
-    """Forward requests to the running launcher.
+    """Forwarder of a browser's requests to the running launcher of a job.
 
     A request must contain a known token: the link's, or a launcher's token in its cookie. The token is replaced by the
     present launcher's.
@@ -51,7 +51,7 @@ class _ClientPageForward:
                 await writer.wait_closed()
 
     async def _forward(self, head: bytes, ends: ApiForwardEnds) -> None:
-        """Check the token of the request, replace it and forward the request."""
+        """Check the token in a request, replace it by the current launcher's token, and forward the request."""
         shown = {
             token
             for token in _TOKEN.findall(head)
@@ -73,7 +73,7 @@ class _ClientPageForward:
                 await ends.write(_unavailable_response(self.name, exc).encode())
 
     async def launcher_endpoint(self) -> tuple[int, bytes]:
-        """Return the port of the present launcher and its page's token. Raises NotFound if no launcher runs."""
+        """Return the status port of the current launcher and the token of its page. Raises NotFound if none runs."""
         pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
         if (pod.get("status") or {}).get("phase") != "Running":
             raise NotFound(f"no launcher of {self.name} runs")
@@ -84,7 +84,7 @@ class _ClientPageForward:
 
 def _unavailable_response(name: str, why: ApiError) -> str:
     # Browsers reload the page: the launcher, or the next attempt's, may be starting.
-    """Return an HTTP response that asks the browser to reload the page."""
+    """Return an HTTP response with the error `why` of the launcher, which makes the browser reload the page."""
     text = f"the launcher of {name} cannot be reached: {why}; this page tries again\n"
     head = (
         "HTTP/1.0 503 Service Unavailable",
@@ -97,7 +97,7 @@ def _unavailable_response(name: str, why: ApiError) -> str:
 
 @asynccontextmanager
 async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> AsyncGenerator[str]:
-    """Serve the page of job `name` within the block; yield its link.
+    """Serve the page of job `name` on a local port while the block runs; yield the link to it.
 
     `port`: port on this machine; 0 selects a free port. Raises NotFound if the job does not exist, JobEnded if no
     launcher will run.

@@ -1,4 +1,4 @@
-"""Output of the pod of a data worker or an evaluator. It is not in the launcher's log, which has only ranks' output."""
+"""Output of the pod of a data worker or evaluator. The launcher's log does not contain it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .session import ClusterAccess
 
 
 class NoSuchPod(OperatorError):
-    """The job does not have the requested pod now. The message lists its auxiliary pods."""
+    """Error: the requested data worker or evaluator has no pod now. The message lists those that have a pod."""
 
 
 @dataclass(frozen=True)
 class WantedPod:
-    """The requested output: of data worker `index` of the job `name`, or of its evaluator (None)."""
+    """Pod whose output is requested: data worker `index` of the job `name`, or its evaluator if `index` is None."""
 
     name: str
     index: int | None
@@ -36,7 +36,7 @@ class WantedPod:
 
 
 async def read_pod(session: ClusterAccess, wanted: WantedPod) -> AsyncGenerator[bytes, None]:
-    """Yield the output of the pod's main container, as its node stores it. Raises NoSuchPod."""
+    """Yield the output of the pod's main container, as its node stores it. Raises NoSuchPod if there is no such pod."""
     try:
         pod = await session.api.get(PODS, session.namespace, wanted.pod)
     except NotFound as exc:

@@ -1,4 +1,4 @@
-"""Place of a waiting job in its queue. `dtj why` reads it from Kueue with the user's rights.
+"""Place of a waiting job in its queue, which `dtj why` reads from Kueue with the user's rights.
 
 The operator does not read it: the place of every waiting job changes whenever any job starts or ends.
 """
@@ -22,7 +22,8 @@ MOST_PAGES = 20
 
 
 async def queue_place_text(session: ClusterAccess, job: Json) -> str:
-    """Return a text with the job's place, counted from 1; empty if it does not wait or the place is unknown."""
+    """Return a text with the job's place in Kueue's queue, counted from 1; empty if the place is unknown or the job
+    waits in no queue."""
     name, queue = _workload_name(job), queue_of_live_job(job)
     if not name or not queue:
         return ""
@@ -50,7 +51,7 @@ async def _read_queue_place(session: ClusterAccess, path: str, name: str, queue:
 
 
 def _workload_name(job: Json) -> str:
-    """Return the name of the Workload or PodGroup that waits for the job; empty if none does."""
+    """Return the name of the Workload or PodGroup that waits in Kueue for the job; empty if none waits."""
     status = job.get("status") or {}
     queued_as = (status.get("ledger") or {}).get("queuedAs")
     if queued_as == "Workload" and status.get("state") == "Queued":

@@ -1,4 +1,4 @@
-"""Asynchronous client: `AsyncClient` starts and finds jobs, `AsyncRun` is one job."""
+"""Asynchronous client for jobs: `AsyncClient` starts and finds them, `AsyncRun` is one job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_IMAGE = "local"
 
 
 class Options(TypedDict, total=False):
-    """Arguments of `train` in addition to the code.
+    """Arguments of `AsyncClient.train` in addition to the training code.
 
     `image`: container image of the ranks, with Python and the imported packages. Required on a cluster unless the
     template sets the image; ignored on this machine.
@@ -90,7 +90,7 @@ class AsyncRun:
         return snapshot_of(await self.job())
 
     async def metrics(self) -> Progress | None:
-        """Return step, loss, speed and the job's own metrics as last reported; None before the first report."""
+        """Return the last reported step, loss, speed and the job's own metrics; None before the first report."""
         return (await self.status()).progress
 
     async def why(self) -> Why:
@@ -99,7 +99,7 @@ class AsyncRun:
         return Why(tuple(await self._backend.causes(self.name)), status.failure)
 
     async def watch(self) -> AsyncGenerator[Snapshot, None]:
-        """Yield the current job, and the job after each change, until it has ended.
+        """Yield a summary of the job now and after each change, until the job has ended.
 
         Raises NotFound if it is deleted.
         """
@@ -111,12 +111,12 @@ class AsyncRun:
         raise NotFound(f"{self.namespace}/{self.name} was deleted")
 
     async def wait(self, timeout: float | None = None, *, until: str = "", show: bool = False) -> JobStatus:
-        """Wait until the job has succeeded, or is in the state `until`. Return its status.
+        """Wait until the job has succeeded, or has reached the state `until`. Return its status.
 
-        `timeout`: seconds to wait, or None for no limit except the job's own deadlines. `show`: display the progress: a
-        table that changes in a notebook, else lines on stderr. Raises JobFailed with the first cause, also if the job
-        is Rejected, which only a user can change. Raises Timeout; NotFound if the job is deleted; JobEnded if it ends
-        before it reaches `until`.
+        `timeout`: seconds to wait, or None for no limit except the job's own deadlines. `show`: display the progress as
+        a table that changes (in a notebook) or as lines on stderr. Raises JobFailed with the causes, also if the job is
+        Rejected, which only a user can change. Raises Timeout after `timeout`, NotFound if the job is deleted, and
+        JobEnded if the job ends before it reaches `until`.
         """
         display, last = default_display() if show else None, "Pending"
         try:
@@ -134,11 +134,11 @@ class AsyncRun:
         if last in ("Failed", "Rejected"):
             raise JobFailed(f"{self.namespace}/{self.name}", await self.status(), (await self.why()).lines)
         if until:
-            raise JobEnded(f"{self.namespace}/{self.name} is {last}, and was never seen {until}")
+            raise JobEnded(f"{self.namespace}/{self.name} has ended ({last}) and was never observed in state {until}")
         return await self.status()
 
     async def _timeout_text(self, timeout: float | None, state: str, until: str) -> str:
-        """Return an error message with the job's state and its causes."""
+        """Return the message of a Timeout, with the job's state and its causes."""
         wanted = until or "at its end"
         text = f"{self.namespace}/{self.name} is {state} and not {wanted} after {timeout:g} s"
         try:
@@ -147,19 +147,20 @@ class AsyncRun:
             return text
 
     async def scale(self, workers: int) -> None:
-        """Change the number of workers. Raises Invalid with the field, or JobEnded."""
+        """Change the number of workers. Raises Invalid for an invalid number, JobEnded if the job has ended."""
         await self._patch({"worker": {"replicas": workers}})
 
     async def suspend(self) -> None:
-        """Delete the job's pods until it is resumed; it then continues from its checkpoint. Raises JobEnded."""
+        """Delete the job's pods. `resume()` continues the job from its checkpoint. Raises JobEnded if the job has
+        ended."""
         await self._patch({"runPolicy": {"suspend": True}})
 
     async def resume(self) -> None:
-        """Let a suspended job run again. Raises JobEnded."""
+        """Let a suspended job run again. Raises JobEnded if the job has ended."""
         await self._patch({"runPolicy": {"suspend": False}})
 
     async def _patch(self, spec: Json) -> None:
-        """Patch the spec of a job that has not ended. Raises JobEnded."""
+        """Apply a merge patch to the job's spec. Raises JobEnded if the job has ended."""
         state = state_of(await self.job())
         if state in ENDED:
             raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); submit it again to run it again")
@@ -172,10 +173,10 @@ class AsyncRun:
     async def logs(
         self, rank: int | None = None, *, follow: bool = False, attempt: int | None = None, tail: int | None = None
     ) -> AsyncGenerator[str, None]:
-        """Yield the lines of a rank, or of all ranks as the launcher merged them, without line ends.
+        """Yield the lines of rank `rank`, or the merged lines of all ranks (None), without line ends.
 
-        `follow`: until the job ends, across restarts. `attempt`: the number of one attempt. `tail`: begin with the last
-        lines.
+        `follow`: continue with new lines until the job ends, across restarts. `attempt`: number of the attempt whose
+        lines are read; None: the current one. `tail`: begin with the last `tail` lines.
         """
         async with aclosing(self.log_chunks(WantedLauncherOutput(self.name, rank, attempt, follow, tail))) as chunks:
             rest = b""
@@ -187,19 +188,21 @@ class AsyncRun:
                 yield rest.decode(errors="replace")
 
     def log_chunks(self, wanted: WantedLauncherOutput) -> AsyncGenerator[bytes, None]:
-        """Yield the log as bytes, in chunks of any size."""
+        """Yield the requested log as bytes, in chunks of any size."""
         return self._backend.logs(wanted)
 
 
 class AsyncClient:
-    """Start and find jobs on a cluster, or on this machine with LocalBackend(). A context manager.
+    """Client that starts and finds jobs on a cluster, or with LocalBackend() on this machine; a context manager.
 
     Without a backend, jobs run on the kubeconfig's cluster, or on the cluster in which this program runs as a pod.
     """
 
     def __init__(self, backend: Backend | None = None, *, namespace: str = "") -> None:
         if backend is not None and namespace:
-            raise ValueError("give the namespace to the backend: ClusterBackend(namespace=...)")
+            raise ValueError(
+                "backend and namespace are both set; pass backend=ClusterBackend(namespace=...) without namespace"
+            )
         self.backend: Backend = backend or ClusterBackend(namespace)
 
     async def __aenter__(self) -> Self:
@@ -215,14 +218,17 @@ class AsyncClient:
         await self.backend.close()
 
     async def train(self, code: Code, **options: Unpack[Options]) -> AsyncRun:
-        """Start a job that runs `code` once per rank: a Python file, or a function, which is sent as source.
+        """Start a job that runs `code` once per rank, and return it. `code` is a Python file, or a function, which is
+        sent as source.
 
         `options`: see Options. A file is stored in a ConfigMap that the job owns, so its limit is 1 MiB. Raises
         ScriptUnusable if the code cannot be sent, Invalid with each wrong field, AlreadyExists, Forbidden.
         """
         if unknown := sorted(options.keys() - Options.__annotations__.keys()):
             hint = spelling_hint(unknown[0], Options.__annotations__)
-            raise TypeError(f"train() has no argument {unknown[0]!r}; {hint or 'anything of the spec goes into spec='}")
+            raise TypeError(
+                f"train() has no argument {unknown[0]!r}; {hint or 'pass other fields of the job as spec='}"
+            )
         template, image = options.get("template") or "", options.get("image") or ""
         if not image and not template:
             if not isinstance(self.backend, LocalBackend):
@@ -248,33 +254,37 @@ class AsyncClient:
         return self._run(await self.backend.create(job, script))
 
     def _command(self, code: Code, options: Options) -> tuple[Script | None, list[str]]:
-        """Return the script to send, None for one in the image, and the command of the ranks. Raises ScriptUnusable."""
+        """Return the script to send (None if it is in the image) and the ranks' command. Raises ScriptUnusable for
+        invalid code or arguments."""
         args, kwargs = options.get("args", ()), options.get("kwargs") or {}
         in_image = options.get("in_image", False)
         if not isinstance(code, str | Path):
             if in_image:
-                raise ScriptUnusable("in_image is for a script's path; a function is sent by its source")
+                raise ScriptUnusable(
+                    "in_image=True needs the path of a script, not a function; a function is sent to the "
+                    "cluster as source code"
+                )
             script = function_script(code, args, kwargs)
             return script, self.backend.command_of(script)
         wrong = next((arg for arg in args if not isinstance(arg, str)), None)
         if kwargs or wrong is not None or isinstance(args, str):
             problem = "kwargs are for a function" if kwargs else f"args is {shown(args)}"
-            raise ScriptUnusable(f"{problem}; a script takes a list of strings, as on its command line")
+            raise ScriptUnusable(f"{problem}; to a script, pass args=[...], a list of strings, and no kwargs")
         if in_image:
             return None, ["python", str(code), *args]
         script = read_script(code)
         return script, [*self.backend.command_of(script), *args]
 
     async def submit(self, manifest: Mapping[str, Any] | str | Path) -> AsyncRun:
-        """Start the job of a manifest: a mapping, or a file with one job. Raises Invalid with each wrong field."""
+        """Create the job of a manifest (a mapping, or a file with one job). Raises Invalid with each wrong field."""
         return self._run(await self.backend.create(_load_one_job(manifest)))
 
     async def get(self, name: str) -> AsyncRun:
-        """Return the job of this name. Raises NotFound."""
+        """Return the job `name`. Raises NotFound if it does not exist."""
         return self._run(await self.backend.get(name))
 
     async def of(self, name: str) -> AsyncRun:
-        """Return the job of this name without a check that it exists. If not, the result's methods raise NotFound."""
+        """Return the job `name` without a check that it exists. If it does not, its methods raise NotFound."""
         return AsyncRun(self.backend, name, await self.backend.place_of())
 
     async def list(self) -> list[AsyncRun]:
@@ -287,7 +297,8 @@ class AsyncClient:
 
 
 def _load_one_job(manifest: Mapping[str, Any] | str | Path) -> Json:
-    """Return the one job of a manifest or file. Raises Invalid or ManifestUnreadable."""
+    """Return the one job in a manifest or in a file. Raises Invalid for an invalid job, ManifestUnreadable for a file
+    without one job."""
     if isinstance(manifest, Mapping):
         if named_template(manifest) is None:  # with a template, the backend checks the merged job
             parse_job(manifest, templates=False)  # the backend knows which pod templates its cluster takes

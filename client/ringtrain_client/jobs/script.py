@@ -1,4 +1,4 @@
-"""Training code as text: a file, or the source of a function. Nothing is pickled."""
+"""Training code that is sent to a job as text: a file, or the source of a function. Nothing is pickled."""
 
 from __future__ import annotations
 import __future__
@@ -37,7 +37,8 @@ class Script:
 
 
 def read_script(path: str | Path) -> Script:
-    """Return the script in a file of this machine. Raises ScriptUnusable."""
+    """Return the script in a file of this machine. Raises ScriptUnusable if the file cannot be read, is too large or
+    has an unsuitable name."""
     file = Path(path)
     if not _KEY.fullmatch(file.name):
         raise ScriptUnusable(f"{file}: the file's name may have letters, digits, '-', '_' and '.' only")
@@ -45,13 +46,13 @@ def read_script(path: str | Path) -> Script:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-        hint = "a script that the image has is named with in_image=True"
+        hint = "if the script is in the image, pass its path with in_image=True"
         raise ScriptUnusable(f"{file}: {reason}; {hint}") from exc
     return _checked(Script(file.name, text, file.resolve()))
 
 
 def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Script:
-    """Return a script that defines `func` from its source and calls it. Raises ScriptUnusable.
+    """Return a script that defines `func` from its source and calls it. Raises ScriptUnusable if that is impossible.
 
     The function must not depend on its module: it imports what it uses in its body. Arguments are JSON values.
     """
@@ -70,21 +71,24 @@ def function_script(func: Callable[..., object], args: Sequence[Any], kwargs: Ma
 
 
 def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
-    """Return the function's `def`, and the statements that define it. Raises ScriptUnusable."""
+    """Return a function's `def` as syntax tree, and its source text. Raises ScriptUnusable if `func` cannot be sent as
+    source."""
     name = getattr(func, "__name__", type(func).__name__)
     if not inspect.isfunction(func):
         raise ScriptUnusable(f"{name} is a {type(func).__name__}; pass a function defined with def, or a file")
     if name == "<lambda>":
-        raise ScriptUnusable("a lambda has no name to call it by; pass a function defined with def")
+        raise ScriptUnusable("a lambda cannot be sent, because it has no name; pass a function defined with def")
     if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
         raise ScriptUnusable(f"{name} is a coroutine or a generator; pass a plain function")
     if hasattr(func, "__wrapped__"):
         raise ScriptUnusable(
-            f"{name} is decorated, and its decorator is not in its source; pass the undecorated function"
+            f"{name} is decorated, but only the function's own source can be sent; pass the undecorated function"
         )
     if func.__closure__:
         variables = ", ".join(func.__code__.co_freevars)
-        raise ScriptUnusable(f"{name} uses {variables} of the function around it; pass them with args or kwargs")
+        raise ScriptUnusable(
+            f"{name} uses {variables} of the enclosing function; pass their values with args or kwargs"
+        )
     try:
         source = inspect.getsource(func)
         indented = source[:1].isspace()
@@ -96,7 +100,7 @@ def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
         message = f"the source of {name} cannot be read ({exc}); define it in a file or in a notebook's cell"
         raise ScriptUnusable(message) from exc
     if not isinstance(node, ast.FunctionDef):
-        raise ScriptUnusable(f"{name} has no def statement of its own; pass a function defined with def")
+        raise ScriptUnusable(f"{name} is not defined by a def statement; pass a function defined with def")
     if node.decorator_list:
         raise ScriptUnusable(
             f"{name} is decorated with {ast.unparse(node.decorator_list[0])}; pass the undecorated function"
@@ -104,7 +108,7 @@ def _definition(func: Callable[..., object]) -> tuple[ast.FunctionDef, str]:
     if not _is_source_of(func.__code__, source):
         file = func.__code__.co_filename
         message = f"the source of {name} in {file} has changed since it was imported"
-        raise ScriptUnusable(f"{message}; import it anew")
+        raise ScriptUnusable(f"{message}; import the module again")
     return node, source
 
 
@@ -123,7 +127,7 @@ def _is_source_of(code: CodeType, source: str) -> bool:
 
 
 def _is_same_code(one: object, other: object) -> bool:
-    """Return whether two code objects, or two constants, compute the same."""
+    """Return whether two code objects (or two constants) have the same names, constants and operations."""
     if not isinstance(one, CodeType) or not isinstance(other, CodeType):
         return type(one) is type(other) and repr(one) == repr(other)
     if (one.co_names, one.co_varnames) != (other.co_names, other.co_varnames):
@@ -135,14 +139,20 @@ def _is_same_code(one: object, other: object) -> bool:
 
 
 def _code_operations(code: CodeType) -> list[tuple[str, str]]:
-    """Return the arithmetic operations. The rest of the bytecode depends on the module, such as on its imports."""
+    """Return the arithmetic and comparison instructions of `code` as pairs of name and argument.
+
+    Other instructions are omitted because they also depend on the code's module.
+    """
     kinds = ("BINARY", "COMPARE", "CONTAINS", "IS", "UNARY")
     found = [(step.opname, step.argrepr) for step in dis.get_instructions(code)]
     return [step for step in found if step[0].startswith(kinds)]
 
 
 def _check_names(definition: ast.FunctionDef, source: str, around: Mapping[str, Any]) -> None:
-    """Raise ScriptUnusable if the function uses names of its module, which the script does not have."""
+    """Raise ScriptUnusable if the function uses names of its module, which the sent script does not contain.
+
+    `around`: values of the module by name.
+    """
     table = symtable.symtable("from __future__ import annotations\n" + source, definition.name, "exec")
     used = {name for inner in _scopes(table) for name in _global_names(inner)}
     own = {definition.name, "annotations", "__name__", "__file__"}
@@ -162,26 +172,29 @@ def _scopes(table: symtable.SymbolTable) -> list[symtable.SymbolTable]:
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
-    """Return the global names that a scope uses."""
+    """Return the global names that the code of a scope uses."""
     top = table.get_type() == "module"
     return {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
 
 
 def _as_json(what: str, value: Any) -> str:
-    """Return `value` as JSON. Raises ScriptUnusable unless JSON reads back an equal value."""
+    """Return `value` as JSON. Raises ScriptUnusable, with `what` as name of the value, unless JSON reads back an equal
+    value."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError) as exc:
-        raise ScriptUnusable(f"{what}: {exc}; a function's arguments are JSON values") from exc
+        raise ScriptUnusable(f"{what} cannot be written as JSON: {exc}; pass only JSON values") from exc
     if json.loads(text) != value:
-        raise ScriptUnusable(f"{what} is {shown(value)}, which JSON reads back as {shown(json.loads(text))}")
+        raise ScriptUnusable(
+            f"{what} is {shown(value)}, but JSON changes it to {shown(json.loads(text))}; pass only JSON values"
+        )
     return text
 
 
 def _checked(script: Script) -> Script:
-    """Return the script if it fits into a ConfigMap. Raises ScriptUnusable."""
+    """Return `script` if it fits into a ConfigMap. Otherwise raise ScriptUnusable."""
     size = len(script.text.encode())
     if size > MAX_BYTES:
         message = f"{script.name} has {size} bytes; expected at most {MAX_BYTES}"
-        raise ScriptUnusable(f"{message}: put it into the image and name it with in_image=True")
+        raise ScriptUnusable(f"{message}: put the script into the image, and pass its path with in_image=True")
     return script

@@ -16,7 +16,7 @@ _log = logging.getLogger("ringtrain_sdk")
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """Connection to a cluster. `tell` is called with messages for the user that are not errors."""
+    """Connection to a cluster: the API server's client and a namespace. `tell`: prints a message to the user."""
 
     api: ApiClient
     namespace: str

@@ -1,4 +1,4 @@
-"""Views of jobs: lines for a terminal, tables for a notebook, and displays that follow a job."""
+"""Presentation of jobs: lines for a terminal, tables for a notebook, and displays that follow a running job."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any, Protocol
 
 from ringtrain_operator.status.model import Failure, JobStatus, parse_status
 
-from ..local.wording import progress_numbers
+from ..local.wording import progress_numbers, shown_state
 from .session import Json
 
-_COLOURS = {"Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e", "Running": "#0969da"}
+_RED = "#cf222e"
+_COLOURS = {"Succeeded": "#1a7f37", "Failed": _RED, "Killed": _RED, "Rejected": _RED, "Running": "#0969da"}
 
 
 @dataclass(frozen=True)
 class Why:
-    """Chain of causes, the job's own conditions first, and the rank that failed first, if one did."""
+    """Causes of a job's state, the job's own conditions first, and the failure of the rank that failed first."""
 
     lines: tuple[str, ...]
     failure: Failure | None = None
@@ -40,16 +41,16 @@ class Snapshot:
 
     @property
     def state(self) -> str:
-        """State in one word; Pending if the operator has not set one yet."""
+        """State of the job in one word; Pending if the operator has not set one yet."""
         return str(self.status.state or "Pending")
 
     def cells(self) -> tuple[str, ...]:
-        """Return name, state, workers, restarts, progress, and reported numbers."""
+        """Return the job's row of a table: name, state, workers, restarts, progress, and reported numbers."""
         progress = self.status.progress
         reported = progress_numbers(progress.model_dump(by_alias=True)) if progress is not None else []
         return (
             self.name,
-            self.state,
+            shown_state(self.status.state, self.status.reason),
             self.status.workers or "-",
             str(self.status.restarts),
             self.status.progress_summary or "-",
@@ -86,7 +87,7 @@ def snapshot_table(snapshots: Iterable[Snapshot]) -> str:
 def _snapshot_row(snapshot: Snapshot) -> str:
     """Return the HTML row of one job."""
     name, state, workers, restarts, summary, reported = map(html.escape, snapshot.cells())
-    colour = _COLOURS.get(snapshot.state, "inherit")
+    colour = _COLOURS.get(state, "inherit")
     progress = snapshot.status.progress
     bar = ""
     if progress is not None and progress.total_steps:
@@ -104,13 +105,13 @@ class StatusDisplay(Protocol):
 
 
 class TextDisplay:
-    """Print a line for each change."""
+    """Display that prints a line for each change."""
 
     def __init__(self) -> None:
         self._printed = ""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print the line if it has changed."""
+        """Print a line about `snapshot`, unless it is equal to the last printed line."""
         line = str(snapshot)
         if line != self._printed:
             self._printed = line
@@ -118,7 +119,7 @@ class TextDisplay:
 
 
 class NotebookDisplay:
-    """Table that is updated in place, in the notebook cell that created it."""
+    """Display of a job as a table that is updated in the notebook cell that created it."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
@@ -133,7 +134,7 @@ class NotebookDisplay:
 
 
 def default_display() -> StatusDisplay:
-    """Return a table in a notebook, else lines on stderr."""
+    """Return a display of a job's progress: a table in a notebook, otherwise lines on stderr."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):

@@ -1,1 +1,1 @@
-"""A cluster of one machine: pods are process groups, and the same `plan` drives them."""
+"""Jobs on one machine without a cluster: pods are process groups, and the operator's `plan` decides."""

@@ -1,4 +1,4 @@
-"""One job and its objects on this machine. Plans are applied here, and their effects are observed."""
+"""Stand-in for the API server on this machine: stores one job and its objects, and applies plans to them."""
 
 import base64
 import http.client
@@ -28,7 +28,7 @@ STATUS_TIMEOUT_S = 1.0
 
 @dataclass
 class LocalCluster:
-    """The API server's role: stores the job and its objects, and passes pods to the runner.
+    """Stand-in for the API server, which stores a job and its objects and passes its pods to a process runner.
 
     `store`: called with the job whenever its status changes. `page_secret`: shared by all launchers of the job, so that
     one link shows all attempts. `contents`: contents of the ConfigMaps and Secrets in the job's file.
@@ -51,7 +51,7 @@ class LocalCluster:
         return found
 
     def observe(self) -> Observed:
-        """Return the existing pods and objects, and the launcher's report."""
+        """Return the current pods and objects of the job, and its launcher's report."""
         pods = tuple(view_pod(pod) for pod in self.runner.pods())
         self._record_lost_pods(pods)
         running = any(pod.id.role == "launcher" and pod.phase == "Running" for pod in pods)
@@ -65,13 +65,13 @@ class LocalCluster:
         )
 
     def launcher_message(self) -> Mapping[str, Any]:
-        """Return the termination message of the current attempt's launcher; empty if it has not ended."""
+        """Return the termination message of the current attempt's launcher; empty while it runs."""
         attempt = parse_status(self.status).attempt
         views = (view_pod(pod) for pod in self.runner.pods())
         return next((termination_of(view, attempt) for view in views if view.id.role == ROLE_LAUNCHER), {})
 
     def apply(self, plan: Plan) -> bool:
-        """Apply a plan, the status first. Return whether the job itself was deleted."""
+        """Write the plan's status, delete pods, then create objects. Return whether the job itself was deleted."""
         if plan.status is not None:
             self.job["status"] = plan.status
             self.store(self.job)
@@ -92,7 +92,8 @@ class LocalCluster:
         self.objects[ObjectRef(obj["kind"], obj["metadata"]["name"])] = obj
 
     def _with_launcher_variables(self, pod: Pod) -> Pod:
-        """Add variables of a local launcher: it writes the attempt's page if the page plugin is installed."""
+        """Return a launcher's pod with variables by which it writes its page (if that plugin is installed) and with its
+        token."""
         more = {ENV_LOG_REPORT: IF_INSTALLED, **({ENV_STATUS_TOKEN: self.page_secret} if self.page_secret else {})}
         first, *others = pod["spec"]["containers"]
         env = [entry for entry in first.get("env") or () if entry["name"] not in more]
@@ -108,9 +109,10 @@ class LocalCluster:
         }
 
     def _request_workers(self, url: str, headers: dict[str, str], report: LauncherReport) -> None:
-        """Send the number of workers to an elastic job's launcher, unless this launcher process already received it.
+        """Send the wanted number of workers and the lost pods to an elastic job's launcher.
 
-        A failed request is repeated at the next observation.
+        Nothing is sent if this launcher process has received the same values before. A failed request is repeated at
+        the next observation.
         """
         lost = {str(worker): number for worker, number in self._lost.items()}
         wanted = (parse_status(self.status).ledger.attempt_workers, lost, report.start_time)
@@ -123,7 +125,7 @@ class LocalCluster:
             self._last_request = wanted
 
     def _record_lost_pods(self, pods: tuple[PodView, ...]) -> None:
-        """Record which workers' pods of an elastic job have ended. A pod that no longer exists has ended."""
+        """Record which worker pods of an elastic job have ended or no longer exist."""
         living = {p.id.index: p.id.incarnation for p in pods if p.id.role == "worker" and not p.finished}
         for worker, number in self._started.items():
             if living.get(worker) != number:
@@ -135,7 +137,8 @@ class LocalCluster:
         return next(map(status_token, launchers), "")
 
     def _read_launcher_report(self) -> tuple[LauncherReport | None, str]:
-        """Return the launcher's answer to /status, or None and the reason."""
+        """Return the launcher's /status report, or None and the reason (empty if the launcher does not listen yet).
+        Also send the wanted number of workers to the launcher."""
         url = self.runner.status_url
         try:
             headers = {"Authorization": f"Bearer {self._status_token()}"}

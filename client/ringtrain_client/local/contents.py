@@ -1,4 +1,4 @@
-"""Contents of ConfigMaps and Secrets on this machine: the job's own Secret, and those in the job's file."""
+"""Contents of ConfigMaps and Secrets for a local job: those in the job's file, and the job's own Secret."""
 
 import base64
 import re
@@ -11,6 +11,8 @@ Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
 """Maps kind and name to a mapping of keys to bytes."""
 
 KINDS: Final = ("ConfigMap", "Secret")
+# As the API server checks them: a key is the name of a file.
+_KEY = re.compile(r"(?!\.\.|\.$)[-._A-Za-z0-9]{1,253}")
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
@@ -38,7 +40,7 @@ def read_contents(documents: Sequence[Any], namespace: str) -> dict[tuple[str, s
 
 
 def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:
-    """Return bytes by key as the API server stores them, and the problems. `stringData` overrides `data`."""
+    """Return an object's values as bytes by key, and its problems. `stringData` overrides `data`, as in the API."""
     plain = "data" if document["kind"] == "ConfigMap" else "stringData"
     contents, problems = {}, []
     for field in ("binaryData", "data") if document["kind"] == "ConfigMap" else ("data", "stringData"):
@@ -47,23 +49,30 @@ def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], li
             problems.append(Problem(field, f"is {shown(entries)}; expected a mapping of names to strings"))
             continue
         for key, value in entries.items():
+            if not _KEY.fullmatch(str(key)):
+                expected = "expected letters, digits, '-', '_' and '.', at most 253"
+                problems.append(Problem(f"{field}[{shown(key)}]", f"is not a valid key; {expected}"))
             if not isinstance(value, str):
                 problems.append(Problem(f"{field}.{key}", f"is {shown(value)}; expected a string: put it in quotes"))
                 continue
             try:
                 contents[str(key)] = value.encode() if field == plain else _from_base64(value)
             except ValueError:  # not ASCII, or not base64
-                way_out = "; stringData takes plain text" if field == "data" else ""
-                problems.append(Problem(f"{field}.{key}", f"is not base64{way_out}"))
+                # A Secret's value is not printed.
+                text = "is not base64; stringData" if field == "data" else f"is {shown(value)}, not base64; data"
+                problems.append(Problem(f"{field}.{key}", f"{text} takes plain text"))
     return contents, problems
 
 
 def _from_base64(text: str) -> bytes:
-    return base64.b64decode("".join(text.split()), validate=True)
+    return base64.b64decode(text.replace("\n", "").replace("\r", ""), validate=True)  # the API ignores no other space
 
 
 def contents_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> Mapping[str, bytes] | None:
-    """Return the contents that `reference` names; None if it is optional and absent. Raises LocalUnsupported."""
+    """Return the contents of the ConfigMap or Secret (`kind`) that `reference` names.
+
+    If the object is absent, return None for an optional reference and raise LocalUnsupported for a required one.
+    """
     name = str(reference.get("name", reference.get("secretName")))
     found = contents.get((kind, name))
     if found is None and not reference.get("optional"):
@@ -87,13 +96,16 @@ def value_of(kind: str, reference: Mapping[str, Any], contents: Contents) -> str
 
 
 def variables_from(sources: Iterable[Mapping[str, Any]], contents: Contents) -> dict[str, str]:
-    """Return the variables of a container's `envFrom`; later sources override. Raises LocalUnsupported."""
+    """Return the variables of a container's `envFrom`; later sources override earlier ones. Raises LocalUnsupported if
+    one is required and absent, or needs a cluster."""
     variables = {}
     for source in sources:
         kind = "ConfigMap" if "configMapRef" in source else "Secret"
         reference = source.get("configMapRef") or source.get("secretRef")
         if not reference:
-            raise LocalUnsupported(f"envFrom: {shown(dict(source))} needs a cluster")
+            raise LocalUnsupported(
+                f"envFrom {shown(dict(source))} needs a cluster; dtj local supports configMapRef and secretRef"
+            )
         for key, value in (contents_of(kind, reference, contents) or {}).items():
             name = f"{source.get('prefix') or ''}{key}"
             if _VARIABLE.fullmatch(name):  # a kubelet skips other names, too
@@ -102,7 +114,8 @@ def variables_from(sources: Iterable[Mapping[str, Any]], contents: Contents) -> 
 
 
 def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[str, bytes]:
-    """Return the files of a volume of `kind`: bytes by path. Raises LocalUnsupported."""
+    """Return the files of a ConfigMap or Secret volume: contents by path. Raises LocalUnsupported if the object or a
+    key is required and absent."""
     found = contents_of(kind, source, contents)
     if found is None:
         return {}
@@ -119,5 +132,5 @@ def files_of(kind: str, source: Mapping[str, Any], contents: Contents) -> dict[s
 
 
 def _found_keys(found: Mapping[str, bytes]) -> str:
-    """Return the sorted keys as a text for error messages."""
+    """Return the existing keys as a text for an error message."""
     return ", ".join(sorted(found)) or "none"

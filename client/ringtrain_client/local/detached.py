@@ -1,4 +1,4 @@
-"""Driver of a local job in a separate process, so that the program can continue meanwhile.
+"""Separate process that drives a local job, so that the program that started it can continue.
 
 Usage: `python -m ringtrain_client.local.detached RUN_DIR CLAIMS_DIR`. A run's directory has the job as an API server
 would store it (job.json), the manifest that the driver follows (manifest.json), and a lock of the driver.
@@ -12,10 +12,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.status.model import format_time, parse_status
 
 from .cluster import LocalCluster
 from .driver import LocalDriver
@@ -24,6 +28,7 @@ from .orphans import die_with_parent
 from .past_runs import JOB_FILE, write_job
 from .plain import PlainLocalDisplay
 from .process import LocalProcessRunner
+from .summary import ended_status
 
 MANIFEST_FILE = "manifest.json"
 LOCK_FILE = "driver.lock"
@@ -31,7 +36,8 @@ OUTPUT_FILE = "driver.log"
 
 
 def start_driver(run_dir: Path, claims_dir: Path) -> subprocess.Popen[bytes]:
-    """Start a process that drives the job in `run_dir`. The driver dies with the calling thread."""
+    """Start and return a process that drives the job in `run_dir`. The process is killed when the calling thread
+    ends."""
     command = [sys.executable, "-m", "ringtrain_client.local.detached", str(run_dir), str(claims_dir)]
     with (run_dir / LOCK_FILE).open("w") as lock, (run_dir / OUTPUT_FILE).open("ab") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the child inherits the lock
@@ -71,20 +77,37 @@ def locked_run(run_dir: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def failure_stored(cluster: LocalCluster) -> Iterator[None]:
+    """Store the job as Failed, with the error's message, if an exception of the block ends the driver before the job
+    has ended."""
+    try:
+        yield
+    except Exception as exc:
+        if not parse_status(cluster.status).finished:
+            is_refusal = isinstance(exc, OperatorError)
+            reason, text = ("CannotRun", str(exc)) if is_refusal else ("DriverFailed", f"{type(exc).__name__}: {exc}")
+            cluster.job["status"] = ended_status(cluster.status, reason, text, format_time(datetime.now(UTC)))
+            with contextlib.suppress(OSError):  # of a full disk, for example; `exc` is the first cause
+                cluster.store(cluster.job)
+        raise
+
+
 def write_manifest(run_dir: Path, job: dict[str, Any]) -> None:
-    """Write the manifest. The driver reads it again after each change."""
+    """Write the job's manifest to the run's directory. The driver reads it again after each change."""
     write_job(run_dir, job, MANIFEST_FILE)
 
 
 def drive_run(run_dir: Path, claims_dir: Path) -> None:
-    """Drive the run to its end. Leaves no process behind."""
+    """Run the job in `run_dir` until it ends. No process is left behind."""
     file = LocalManifestFile(run_dir / MANIFEST_FILE)
     file.seen = ()  # it may have been changed since the job was written
     job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
     runner = LocalProcessRunner(run_dir, claims_dir)
     try:
         cluster = LocalCluster(job, runner, store=partial(write_job, run_dir))
-        LocalDriver(cluster, PlainLocalDisplay(sys.stdout, None), file).run()
+        with failure_stored(cluster):
+            LocalDriver(cluster, PlainLocalDisplay(sys.stdout, None), file).run()
     finally:
         runner.close()
 

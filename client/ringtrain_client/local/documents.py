@@ -1,4 +1,4 @@
-"""Reads and writes YAML files with the types of JSON, by the rules of kubectl."""
+"""Reader and writer of YAML files with the types of JSON, by the rules of kubectl."""
 
 import math
 import re
@@ -33,8 +33,9 @@ def read_documents(path: Path) -> list[Any]:
 
     A List, as `kubectl get` prints several objects, is replaced by its items.
 
-    Raises ManifestUnreadable with the file, the line and the problem: no file, no YAML, a number or a string that JSON
-    does not have, a duplicate key, a kind that is no string, or a document that is deeper or larger than any manifest.
+    Raises ManifestUnreadable with the file, the line and the problem: a file that does not exist or is not YAML, a
+    number or a string that JSON cannot represent, a duplicate key, a kind that is not a string, or a document that is
+    deeper or larger than any manifest.
     """
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
@@ -42,13 +43,13 @@ def read_documents(path: Path) -> list[Any]:
     except (OSError, ValueError) as exc:
         raise ManifestUnreadable(f"{path}: {getattr(exc, 'strerror', None) or exc}") from exc
     if len(content) > MAX_BYTES:
-        raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; no manifest is so large")
+        raise ManifestUnreadable(f"{path}: has more than {MAX_BYTES >> 20} MiB; expected a smaller file")
     try:
         read = [one for document in yaml.load_all(content, Loader=_ManifestLoader) for one in _document_items(document)]
     except _NotJson as exc:
         raise ManifestUnreadable(f"{path}: {exc}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ManifestUnreadable(f"{path}: not YAML: {exc}") from exc
+        raise ManifestUnreadable(f"{path}: {_yaml_error_text(exc, content)}") from exc
     for kind in (one.get("kind") for one in read if isinstance(one, dict)):
         if not isinstance(kind, str | None):
             raise ManifestUnreadable(f"{path}: kind: is {shown(kind)}; expected a text, such as DistributedTrainingJob")
@@ -60,8 +61,28 @@ def write_documents(documents: Iterable[Any]) -> str:
     return yaml.dump_all(documents, Dumper=_ManifestDumper, sort_keys=False)
 
 
+def _yaml_error_text(error: yaml.YAMLError | UnicodeDecodeError, content: bytes) -> str:
+    """Return one line about why `content` is not YAML, with the line of the error."""
+    if isinstance(error, UnicodeDecodeError | yaml.reader.ReaderError):
+        return "not YAML: it has characters that are not text in UTF-8"
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return "not YAML"
+    lines = content.decode(errors="replace").splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if mark.line >= len(lines):
+        problem = "the file ends before a quote or bracket is closed"
+    elif line[mark.column : mark.column + 1] == "\t":
+        problem = "the line has a tab; YAML is indented with spaces"
+    elif isinstance(error, yaml.composer.ComposerError) and (alias := re.match(r"\*[^\s,\]}]+", line[mark.column :])):
+        problem = f"{alias[0]} is not defined; put the value in quotes if it begins with *"
+    else:
+        problem = f"found {shown(line.strip())}; check indentation, quotes and colons here and in the line before"
+    return f"line {mark.line + 1}, column {mark.column + 1}: not YAML: {problem}"
+
+
 def _document_items(document: Any) -> list[Any]:
-    """Return the items of a List, or a list with the document itself."""
+    """Return the items of a document of kind List; for any other document a list with the document itself."""
     if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
         items: list[Any] = document["items"]
         return items
@@ -69,7 +90,7 @@ def _document_items(document: Any) -> list[Any]:
 
 
 class _NotJson(yaml.YAMLError):
-    """YAML that is not JSON. The message has line and column."""
+    """Error: a YAML value is not valid JSON. The message has line and column."""
 
     def __init__(self, mark: yaml.Mark, problem: str) -> None:
         super().__init__(f"line {mark.line + 1}, column {mark.column + 1}: {problem}")
@@ -84,42 +105,42 @@ class _ManifestLoader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node. Raises if it is nested too deeply."""
+        """Compose the next node of a document. Raises if it is nested too deeply."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise _NotJson(self.get_mark(), f"is nested more than {MAX_DEPTH} levels deep")
+            raise _NotJson(self.get_mark(), f"the document is nested more than {MAX_DEPTH} levels deep")
         try:
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """Return the document as values. Raises if its anchors make it endless or too large."""
+        """Return the value of a whole document. Raises if its anchors make it endless or too large."""
         _check_size(node)
         return super().construct_document(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the value of `node`. Raises unless JSON has its type."""
+        """Return the value of `node`. Raises if JSON has no such type."""
         if node.tag not in _JSON_TAGS:
-            raise _error_at(node, f"has the tag {node.tag}; expected a type of JSON")
+            raise _error_at(node, f"the value has the tag {node.tag}; expected a type of JSON")
         try:
             made = super().construct_object(node, deep)
         except (ValueError, LookupError) as exc:
             raise _error_at(
-                node, f"is {_node_text(node)}; expected a value of type {node.tag.rpartition(':')[2]}"
+                node, f"the value is {_node_text(node)}; expected a value of type {node.tag.rpartition(':')[2]}"
             ) from exc
         return _checked_node(node, made)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping with unique string keys. `<<` adds keys that the mapping does not define."""
+        """Return a mapping with unique string keys. A merge key `<<` adds only keys that are not defined."""
         if not isinstance(node, yaml.MappingNode):
-            raise _error_at(node, "has the tag of a mapping but is not a mapping")
+            raise _error_at(node, "the value has the tag of a mapping but is not a mapping")
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _error_at(key, "is a key of a mapping; expected a string")
+                raise _error_at(key, "a key is a list or a mapping; expected a string")
             if key.value in seen:
-                raise _error_at(key, f"{_node_text(key)} appears twice in one mapping")
+                raise _error_at(key, f"the key {_node_text(key)} appears twice in one mapping")
             seen.add(key.value)
         self.flatten_mapping(node)
         # YAML reads some keys as a number or a boolean (1, on); JSON's keys are strings.
@@ -127,10 +148,10 @@ class _ManifestLoader(yaml.SafeLoader):
 
 
 def _scalar_types() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Return the types of plain scalars by first character, by the rules of kubectl (go-yaml).
+    """Return regular expressions for the types of unquoted scalars, by first character, as in kubectl (go-yaml).
 
-    They are PyYAML's, except that y and n are booleans, dates and 12:30:45 are strings, and underscores in numbers are
-    ignored.
+    The expressions are PyYAML's, except that y and n are booleans, dates and 12:30:45 are strings, and underscores in
+    numbers are ignored.
     """
     whole = r"0_*[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0_*[bB]_*[01][01_]*|0_*[oO]_*[0-7][0-7_]*|0[0-7_]*|[1-9][0-9_]*"
     part = r"(?:\._*[0-9][0-9_]*|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?_*[0-9][0-9_]*)?"
@@ -156,7 +177,7 @@ def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node).replace("_", "")
     sign, digits = (-1 if text.startswith("-") else 1), text.lstrip("+-")
     if len(digits) > 80:  # before int() works on it; 64 binary digits fit
-        raise _error_at(node, f"is a number of {len(digits)} digits; JSON's whole numbers have at most 64 bits")
+        raise _error_at(node, f"the number has {len(digits)} digits; JSON's whole numbers have at most 64 bits")
     if digits.isdigit() and digits.startswith("0"):
         digits = f"0o{digits}"
     return sign * int(digits, 0)
@@ -171,7 +192,7 @@ class _ManifestDumper(yaml.SafeDumper):
     """PyYAML's safe dumper. It quotes strings that kubectl, PyYAML or YAML 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True: write every value out instead of an alias."""
+        """Return True, so that repeated values are written in full instead of as YAML aliases."""
         return True
 
 
@@ -181,31 +202,34 @@ _ManifestDumper.yaml_implicit_resolvers = {
 
 
 def _checked_node(node: yaml.Node, made: Any) -> Any:
-    """Return `made`. Raises if JSON or a process cannot represent it."""
+    """Return `made`, the value of `node`. Raises for texts and numbers that JSON or a process cannot represent."""
     if isinstance(made, str) and (found := _NOT_TEXT.search(made)):
-        raise _error_at(node, f"has the character {found.group(0)!r}, which strings in a manifest cannot have")
+        raise _error_at(
+            node, f"the string has the character {found.group(0)!r}, which strings in a manifest cannot have"
+        )
     if isinstance(made, float) and not math.isfinite(made):
-        raise _error_at(node, f"is {_node_text(node)}; expected a finite number")
+        raise _error_at(node, f"the number is {_node_text(node)}; expected a finite number")
     if isinstance(made, int) and made not in _INT64:
-        raise _error_at(node, f"is {_node_text(node)}; JSON's whole numbers have at most 64 bits")
+        raise _error_at(node, f"the number is {_node_text(node)}; JSON's whole numbers have at most 64 bits")
     return made
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise if the document, with its anchors expanded, is endless or has more than MAX_VALUES values."""
+    """Raise if the document, with its anchors expanded, contains itself, is too deep or has more than MAX_VALUES
+    values."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node, depth: int) -> int:
         if id(node) in sizes:
             if sizes[id(node)] == 0:
-                raise _error_at(node, "contains itself by its own anchor")
+                raise _error_at(node, "the value contains an alias of itself")
             return sizes[id(node)]
         if depth > MAX_DEPTH:
-            raise _error_at(node, f"is nested more than {MAX_DEPTH} levels deep with its anchors expanded")
+            raise _error_at(node, f"the document is nested more than {MAX_DEPTH} levels deep with its anchors expanded")
         sizes[id(node)] = 0
         total = 1 + sum(size(inner, depth + 1) for inner in _inner_nodes(node))
         if total > MAX_VALUES:
-            raise _error_at(node, f"has more than {MAX_VALUES:,} values with its anchors expanded")
+            raise _error_at(node, f"the document has more than {MAX_VALUES:,} values with its anchors expanded")
         sizes[id(node)] = total
         return total
 
@@ -220,11 +244,11 @@ def _inner_nodes(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _error_at(node: yaml.Node, problem: str) -> _NotJson:
-    """Return an error with the line and column of `node`."""
+    """Return an error about `node` with its line and column."""
     return _NotJson(node.start_mark, problem)
 
 
 def _node_text(node: yaml.Node) -> str:
-    """Return the quoted text of `node`, at most 40 characters of it."""
+    """Return the text of `node` in quotes for an error message, at most 40 characters of it."""
     text = str(node.value)
     return repr(text if len(text) <= 40 else f"{text[:37]}…")

@@ -1,4 +1,4 @@
-"""Control loop of a local job: observe, plan, apply, show, until the job and its processes have ended."""
+"""Control loop of a local job: observe, plan, apply and show, until the job and its processes have ended."""
 
 import time
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ LINGER_S = 15.0
 
 @dataclass(frozen=True)
 class JobView:
-    """Data of a display."""
+    """State of a job at one moment, as input of a display."""
 
     job: dict[str, Any]
     status: JobStatus
@@ -37,7 +37,7 @@ class LocalDisplay(Protocol):
 
 @dataclass
 class LocalDriver:
-    """Drive one job from its manifest to its end. A saved change of `manifest` takes effect."""
+    """Driver of one local job until its end. It follows changes of the job's manifest."""
 
     cluster: LocalCluster
     display: LocalDisplay
@@ -58,7 +58,7 @@ class LocalDriver:
             time.sleep(INTERVAL_S)
 
     def step(self) -> bool:
-        """Observe, plan, apply and show until the plan is empty. Return whether the job was deleted."""
+        """Observe, plan, apply and show until there is nothing more to do. Return whether the job was deleted."""
         self.cluster.job = self.manifest.refresh(self.cluster.job)
         events = self._refusal_events()
         while True:
@@ -71,7 +71,7 @@ class LocalDriver:
                 return deleted
 
     def _refusal_events(self) -> tuple[PlannedEvent, ...]:
-        """Return an event for a refused change of the manifest, once for each refusal."""
+        """Return an event if the last change of the manifest was refused, once for each refusal."""
         new = self.manifest.refusal != self._reported_refusal
         self._reported_refusal = self.manifest.refusal
         if not (new and self._reported_refusal):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.contract import KIND
-from ringtrain_operator.errors import Invalid, ManifestUnreadable, Problem
+from ringtrain_operator.errors import Invalid, ManifestUnreadable, Problem, spelling_hint
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.spec.parse import parse_job, update_problems
 from ringtrain_operator.status.model import format_time
@@ -30,12 +30,12 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
     """Return the jobs of a file. Raises ManifestUnreadable if the file has no job."""
     jobs = [doc for doc in documents if is_job(doc)]
     if not jobs:
-        raise ManifestUnreadable(f"{path}: has no {KIND}, but {_kinds_text(documents)}")
+        raise ManifestUnreadable(f"{path}: {_no_job_text(documents)}")
     return jobs
 
 
 # Kinds that `dtj convert` converts to jobs.
-_CONVERTED = frozenset({"MPIJob", "TrainJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob"})
+_CONVERTED = frozenset({"MPIJob", "TrainJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob", "JobSet", "Job"})
 
 
 def _name_of(document: dict[str, Any]) -> str:
@@ -43,15 +43,27 @@ def _name_of(document: dict[str, Any]) -> str:
     return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
 
-def _kinds_text(documents: list[Any]) -> str:
-    """Return the kinds and names of documents for an error message."""
-    objects = [doc for doc in documents if isinstance(doc, dict) and doc.get("kind")]
+def _no_job_text(documents: list[Any]) -> str:
+    """Return what a file without a job has instead, for an error message."""
+    present = [doc for doc in documents if doc is not None]
+    objects = [doc for doc in present if isinstance(doc, dict)]
+    if not present:
+        return f"the file is empty; expected a {KIND}"
     if not objects:
-        return "nothing with a kind"
+        return f"the file has {'a list' if isinstance(present[0], list) else 'plain text'}; expected a {KIND}"
+    if not any(doc.get("kind") for doc in objects):
+        return f"kind is missing; expected kind: {KIND}"
+    return f"has no {KIND}, but {_kinds_text([doc for doc in objects if doc.get('kind')])}"
+
+
+def _kinds_text(objects: list[dict[str, Any]]) -> str:
+    """Return the kinds and names of objects for an error message."""
     named = (f"{doc['kind']} {_name_of(doc)}".strip() for doc in objects[:5])
     more = f" and {len(objects) - 5} more" if len(objects) > 5 else ""
-    way = "; dtj convert converts it to a job" if any(doc["kind"] in _CONVERTED for doc in objects) else ""
-    return f"{', '.join(named)}{more}{way}"
+    kinds = [str(doc["kind"]) for doc in objects]
+    convert = "dtj convert converts it to a job" if _CONVERTED.intersection(kinds) else ""
+    hint = convert or next(filter(None, (spelling_hint(kind, [KIND]) for kind in kinds)), "")
+    return "; ".join(filter(None, [f"{', '.join(named)}{more}", hint]))
 
 
 def load_merged_jobs(path: Path, templates: LocalTemplates) -> list[dict[str, Any]]:
@@ -73,12 +85,12 @@ def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, A
     jobs = load_merged_jobs(path, templates or LocalTemplates())
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
-        raise ManifestUnreadable(f"{path}: has {len(jobs)} jobs ({names}); put the one to run into a file of its own")
+        raise ManifestUnreadable(f"{path}: has {len(jobs)} jobs ({names}); put the job to run into a separate file")
     return as_stored(jobs[0])
 
 
 def as_stored(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the job of a manifest as an API server would store it. Raises Invalid."""
+    """Return the job of a manifest as an API server would store it. Raises Invalid for an invalid job."""
     parsed = parse_job(job)
     if not is_ours(parsed.spec.managed_by):
         message = f"is {parsed.spec.managed_by!r}, a controller that is not on this machine; remove it"
@@ -96,7 +108,7 @@ def as_stored(job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class LocalManifestFile:
-    """A manifest on disk that is followed while its job runs.
+    """The user's manifest file, which is read again while its job runs.
 
     `refusal`: the reason for which the present file has no effect, or an empty string. `templates`: the templates that
     existed when the job started.
@@ -112,7 +124,7 @@ class LocalManifestFile:
         self.seen = _manifest_file_version(self.path)
 
     def refresh(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return `job` with the file's spec if the file was saved since.
+        """Return `job`, with the spec of the manifest file if the file has changed since the last call.
 
         A change that admission would refuse, such as one of an immutable field, has no effect.
         """
@@ -136,7 +148,7 @@ class LocalManifestFile:
 
 
 def _manifest_file_version(path: Path) -> tuple[int, ...]:
-    """Return a value that differs after every save. Times alone are too coarse for two quick saves."""
+    """Return a value that changes with every save of the file. Times alone are too coarse for two quick saves."""
     try:
         found = path.stat()
     except OSError:

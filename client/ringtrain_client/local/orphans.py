@@ -1,4 +1,4 @@
-"""Ends processes that outlive their pod's first process, as the end of a container does.
+"""Functions that end the processes that a pod's first process leaves behind, as the end of a container does.
 
 Linux only. On other systems, a pod's process group is killed, and processes that left the group are not found.
 """
@@ -25,13 +25,13 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """Kill this process when its parent dies. Called in a child before exec."""
+    """Make the kernel kill this process when its parent dies. Called in a child before exec."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class LocalOrphanWatcher:
-    """A process that cleans up if this one is killed.
+    """Process that ends a local job's processes if the driver (the process that created it) is killed.
 
     It ends all processes whose environment has `variables()`, and removes `folder`.
     """
@@ -60,11 +60,14 @@ class LocalOrphanWatcher:
         )
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that mark the processes to end."""
+        """Return environment variables that mark a process as one of the job, so that the watcher can find it."""
         return {self._VARIABLE: self._folder}
 
     def close(self) -> None:
-        """End the watcher: all processes have ended. May be called again."""
+        """Stop the watcher, which then kills and removes nothing. Call this after the job's processes have ended.
+
+        Safe to call again.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):  # the watcher was killed, or close was called before
             os.write(self._process.stdin.fileno(), b".")
@@ -73,7 +76,7 @@ class LocalOrphanWatcher:
 
 
 def watch_local_driver(marker: str, folder: str) -> None:
-    """Wait for a byte on stdin, which means that all has ended. Clean up if stdin closes without it."""
+    """Wait for a byte on stdin. If stdin closes without one, kill the processes with `marker` and remove `folder`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read(1):

@@ -1,4 +1,4 @@
-"""Panel of `dtj local` and `dtj watch`, redrawn in place: a progress bar, numbers and every rank's state."""
+"""Panel that `dtj local` and `dtj watch` redraw in place: a progress bar, numbers and every rank's state."""
 
 import contextlib
 import sys
@@ -26,12 +26,16 @@ from .wording import (
     progress_numbers,
     progress_of,
     ranks_of,
+    shown_state,
 )
 
 
 @contextlib.contextmanager
 def job_display(plain: bool, tail: PastLocalRunTail | None = None) -> Iterator[LocalDisplay]:
-    """Show a job during the block: a panel on a terminal, lines elsewhere or if `plain`."""
+    """Yield a display for a job: a panel on a terminal; lines if `plain` or if stdout is not a terminal.
+
+    `tail`: reader of the ranks' output, which is printed, too.
+    """
     console = Console()
     if plain or not console.is_terminal:
         yield PlainLocalDisplay(sys.stdout, tail)
@@ -46,7 +50,7 @@ RANKS_SHOWN = 32
 
 
 class PanelDisplay:
-    """Shows a job in `live`, which owns the terminal's lower lines. `tail`: output of ranks to print."""
+    """Display of a job in `live`, the lower part of the terminal. `tail`: output of ranks to print above it."""
 
     def __init__(self, live: Live, tail: PastLocalRunTail | None) -> None:
         self._live = live
@@ -67,7 +71,7 @@ class PanelDisplay:
 
 
 class StepPace:
-    """Duration of a step of an attempt, from the first observed step to the newest."""
+    """Estimate of a job's remaining time from the mean duration of the steps observed in this attempt."""
 
     def __init__(self) -> None:
         self._attempt = 0
@@ -98,7 +102,7 @@ def render_live_display(view: JobView, now: datetime, seconds_left: float | None
         _live_ranks(view),
     )
     body = [part for part in parts if part is not None]
-    state = str(view.status.state)
+    state = shown_state(view.status.state, view.status.reason)
     title = Text.assemble((job_name(view), "bold"), "  ", (state, f"bold {STATE_STYLES.get(state, 'white')}"))
     return Panel(
         Group(*body),

@@ -1,10 +1,10 @@
-"""Files of ended runs of `dtj local`: each run's job with its last status, and its logs."""
+"""Files that runs of `dtj local` leave behind: each run's job with its last status, and its logs."""
 
 import json
 import os
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,27 @@ JOB_FILE = "job.json"
 
 
 class NoSuchRun(OperatorError):
-    """The local run does not exist, or it has no such log. The message lists the existing ones."""
+    """Error: the local run, or the requested log in it, does not exist. The message lists the existing ones."""
 
 
 @dataclass(frozen=True)
 class PastLocalRun:
-    """One run: its directory, and the job as an API server would store it."""
+    """One run of `dtj local`: its directory, and its job as an API server would store it."""
 
     directory: Path
     job: dict[str, Any]
 
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.job["metadata"]["name"])
+
     def log(self, rank: int | None, attempt: int | None) -> Path:
-        """Return the path of the log of a rank, or of all ranks (None). Raises NoSuchRun."""
+        """Return the path of the log of a rank, or of all ranks (None). Raises NoSuchRun if there is no such log."""
         folder = self._attempt(attempt)
         if not folder.is_dir():
             others = ", ".join(sorted(one.name for one in folder.parent.glob("*/"))) or "none"
-            raise NoSuchRun(f"there are no logs of attempt {folder.name}; attempts in {folder.parent}: {others}")
+            raise NoSuchRun(f"attempt {folder.name} has no logs; {folder.parent} has logs of attempts: {others}")
         path: Path = folder / ("job.log" if rank is None else f"rank-{rank:04d}.log")
         if not path.is_file():
             existing = ", ".join(sorted(p.name for p in folder.glob("*.log"))) or "no log"
@@ -44,7 +49,7 @@ class PastLocalRun:
         return folder
 
     def pod_log(self, pod: str) -> Path:
-        """Return the path of the output of a pod that outlives attempts. Raises NoSuchRun."""
+        """Return the path of the output of a data worker or evaluator. Raises NoSuchRun if there is none."""
         path = self.directory / "pods" / f"{pod}.log"
         if not path.is_file():
             existing = ", ".join(sorted(p.name for p in path.parent.glob("*.log"))) or "nothing"
@@ -69,25 +74,47 @@ def past_runs(runs: Path) -> list[PastLocalRun]:
             continue  # the run is being removed, or the file is not a job
         if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
             found.append(PastLocalRun(path.parent, job))
-    return sorted(found, key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
+    found.sort(key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
+    return list(_with_distinct_uids(found))
+
+
+def _with_distinct_uids(runs: Iterable[PastLocalRun]) -> Iterator[PastLocalRun]:
+    """Yield the runs. A run whose folder is a copy of another run's folder gets a uid of its own."""
+    known = set()
+    for run in runs:
+        uid = run.job["metadata"].get("uid")
+        if uid in known:
+            metadata = {**run.job["metadata"], "uid": f"{uid}-{run.directory.name}"}
+            run = replace(run, job={**run.job, "metadata": metadata})
+        known.add(uid)
+        yield run
 
 
 def newest_run(runs: Path, name: str) -> PastLocalRun:
-    """Return the newest run of the job `name`. Raises NoSuchRun."""
+    """Return the newest run of the job `name`, or else the run in the folder `name`, as `ringtrain list` names runs.
+
+    Raises NoSuchRun if there is none.
+    """
     found = past_runs(runs)
-    for run in found:
-        if run.job["metadata"]["name"] == name:
-            return run
-    names = ", ".join(sorted({run.job["metadata"]["name"] for run in found})) or "none"
+    for run in (*(one for one in found if one.name == name), *(one for one in found if one.directory.name == name)):
+        return run
+    names = ", ".join(sorted({run.name for run in found})) or "none"
     raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
 
 
-def past_run_pod_lines(runs: Path, name: str, pod: str, tail: int | None) -> Iterator[bytes]:
-    """Yield the lines, or the last `tail` lines, that a pod of the newest run of `name` wrote.
+def repeated_run_names(runs: Path) -> dict[str, str]:
+    """Return the names of the folders, by the jobs' uids, of all runs under `runs` of jobs that ran more than once."""
+    found = past_runs(runs)
+    counts = Counter(run.name for run in found)
+    return {str(run.job["metadata"].get("uid")): run.directory.name for run in found if counts[run.name] > 1}
 
-    They are unchanged bytes, of all processes of the pod. Raises NoSuchRun.
+
+def past_run_pod_lines(run: PastLocalRun, pod: str, tail: int | None) -> Iterator[bytes]:
+    """Yield all lines, or the last `tail` lines, of a data worker's or evaluator's output.
+
+    The lines are unchanged bytes, and come from all processes of the pod. Raises NoSuchRun.
     """
-    yield from _past_run_lines(newest_run(runs, name).pod_log(pod), tail)
+    yield from _past_run_lines(run.pod_log(pod), tail)
 
 
 def _past_run_lines(path: Path, tail: int | None) -> Iterator[bytes]:
@@ -100,14 +127,14 @@ def _past_run_lines(path: Path, tail: int | None) -> Iterator[bytes]:
 
 @dataclass
 class PastLocalRunTail:
-    """Reads new lines of `<root>/<attempt>/job.log`. `root`: the job's directory in the log store."""
+    """Reader of the lines that are appended to `<root>/<attempt>/job.log`. `root`: the job's directory of logs."""
 
     root: Path
     attempt: int = 0
     offset: int = 0
 
     def lines(self, attempt: int) -> list[str]:
-        """Return whole lines that are new since the last call, first those left of the previous attempt."""
+        """Return the complete lines written since the last call, first the unread ones of the previous attempt."""
         if attempt == self.attempt:
             return self._new_lines()
         left = self._new_lines()

@@ -1,4 +1,4 @@
-"""Directories and ports of a local job: files that stay in the run directory, and files that are removed at the end."""
+"""Directories and ports of a local job: which files stay after a run, and which are removed at its end."""
 
 import os
 import random
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*")
 
 @dataclass(frozen=True)
 class LocalPorts:
-    """Ports of the job's launcher, reserved by open sockets.
+    """Ports of a local job's launcher, reserved by open sockets.
 
     All other processes register their port with the launcher.
     """
@@ -48,22 +48,22 @@ class LocalPorts:
 
 @dataclass(frozen=True)
 class LocalPlaces:
-    """Directories that one `dtj local` does not remove: the run's directory, and the directory of claims, which
-    outlive the run."""
+    """Directories that stay after a local run: the run's own directory, and the directory of claims, which later runs
+    use again."""
 
     run_dir: Path
     claims_dir: Path
 
     def pod_log(self, pod: str, attempt: str = "") -> Path:
-        """Return the path of a pod's output: one file per attempt, or one for a pod that outlives attempts."""
+        """Return the path of the file with a pod's output: one per attempt, or a single one if `attempt` is empty."""
         return self.run_dir / "pods" / (f"{pod}.{attempt}.log" if attempt else f"{pod}.log")
 
     @cached_property
     def ports(self) -> LocalPorts:
-        """Free ports for the launcher.
+        """Reserve two free ports for the launcher, at the first access.
 
-        All attempts use the same ones, as a launcher's name on a cluster stays the same.
-        Data workers that outlive an attempt find the next attempt's launcher there.
+        All attempts use the same ports, as a launcher keeps its name on a cluster. So data workers that outlive an
+        attempt find the next attempt's launcher.
         """
         return LocalPorts((_bound_socket(), _bound_socket()))
 
@@ -90,13 +90,15 @@ def volume_directory(volume: dict[str, Any], places: LocalPlaces, pod_dir: Path,
         return _written_volume(directory, files_of(_FILES[kinds[0]], volume[kinds[0]] or {}, contents))
     else:
         source = {kind: value for kind, value in volume.items() if kind != "name"}
-        raise LocalUnsupported(f"volume {name!r}: {shown(source)} needs a cluster")
+        raise LocalUnsupported(
+            f"volume {name!r} has the source {shown(source)}, which needs a cluster; dtj local cannot provide it"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     return directory.resolve()
 
 
 def _written_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files that only this user can read, and return their directory."""
+    """Write files that only this user can read into a new directory of a volume and return the directory."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     for path, content in files.items():
         target = directory.joinpath(*(_directory_name(part, "the path of a key") for part in str(path).split("/")))
@@ -108,7 +110,7 @@ def _written_volume(directory: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def _directory_name(value: object, subject: str) -> str:
-    """Return `value` if it is a plain file name. Raises LocalUnsupported with `subject` otherwise."""
+    """Return `value` if it is a plain file name. Otherwise raise LocalUnsupported, which names `subject`."""
     if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 253:
         raise LocalUnsupported(f"{subject} is {shown(value)}; expected letters, digits, '-', '_' and '.'")
     return value

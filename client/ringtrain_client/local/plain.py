@@ -1,32 +1,35 @@
-"""Display for pipes and files: a line for each change, and now and then the progress."""
+"""Display of a job for a pipe or file: a line for each change, and at intervals the progress."""
 
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from .driver import JobView
 from .past_runs import PastLocalRunTail
-from .wording import job_name, local_state_reason, progress_numbers, progress_of
+from .wording import job_name, local_state_reason, progress_numbers, progress_of, shown_state
 
-# Pause between two lines about progress only.
-PROGRESS_INTERVAL_S = 5.0
+# Longest pause between two lines about progress only. The pauses grow from one second, as those of `ringtrain run`.
+LONGEST_PAUSE_S = 60.0
 
 
 class PlainLocalDisplay:
-    """Writes lines to `out`. `tail`: output of ranks to write in addition."""
+    """Display that writes a line to `out` for each change. `tail`: output of ranks to write, too."""
 
-    def __init__(self, out: TextIO, tail: PastLocalRunTail | None) -> None:
+    def __init__(self, out: TextIO, tail: PastLocalRunTail | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
+        self._clock = clock
         self._tail = tail
         self._shown_state = ("", "")
         self._step: object = None
         self._next_progress = 0.0
+        self._pause_s = 1.0
 
     def show(self, view: JobView) -> None:
-        """Write the changes since the last call."""
+        """Write what has changed in the job since the last call."""
         for event in view.events:
             if event.reason == "ChangeRefused":  # other events also change the state
                 self._line(f"{event.reason}: {event.message}")
-        now = (str(view.status.state), local_state_reason(view.status))
+        now = (shown_state(view.status.state, view.status.reason), local_state_reason(view.status))
         if now != self._shown_state and not view.status.finished:  # the summary shows the end
             self._shown_state = now
             attempt = "" if now[1].startswith("attempt ") else f" (attempt {view.status.attempt})"
@@ -37,10 +40,11 @@ class PlainLocalDisplay:
 
     def _show_progress(self, view: JobView) -> None:
         progress = progress_of(view)
-        if not progress or progress.get("step") == self._step or time.monotonic() < self._next_progress:
+        if not progress or progress.get("step") == self._step or self._clock() < self._next_progress:
             return
         self._step = progress.get("step")
-        self._next_progress = time.monotonic() + PROGRESS_INTERVAL_S
+        self._next_progress = self._clock() + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
         total = progress.get("totalSteps")
         steps = f"step {self._step}/{total}" if total else f"step {self._step}"
         self._line(", ".join([steps, *(f"{label} {text}" for label, text in progress_numbers(progress))]))

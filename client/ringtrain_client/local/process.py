@@ -1,4 +1,4 @@
-"""Pods as process groups of this machine, started, observed and ended as by a kubelet."""
+"""Runner of pods as process groups of this machine, in place of a kubelet."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from typing import Any
 
 from ringtrain_operator import contract
 from ringtrain_operator.errors import LocalUnsupported
-from ringtrain_operator.spec.job import DEFAULT_GRACE_S
+from ringtrain_operator.spec.parts import DEFAULT_GRACE_S
 from ringtrain_operator.status.model import format_time
 
 from .contents import Contents
@@ -35,7 +35,7 @@ _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
 
 @dataclass
 class _LocalPod:
-    """A pod and its process. `status`: the newest status, in the kubelet's format."""
+    """A pod and its first process. `status`: newest status, in the format of Kubernetes."""
 
     pod: Pod
     marker: str
@@ -59,7 +59,7 @@ class _LocalPod:
 
 
 class LocalProcessRunner:
-    """Runs pods as process groups and reports their status, as a kubelet does.
+    """Runner that starts pods as process groups and reports their status, as a kubelet does.
 
     Not thread-safe; `close` must be called.
     """
@@ -72,7 +72,7 @@ class LocalProcessRunner:
         adopt_orphans()
 
     def start(self, pod: Pod, contents: Contents) -> None:
-        """Run `pod` in its own process group.
+        """Start `pod` as a process group.
 
         A pod that cannot start becomes a failed pod. In the first attempt, LocalUnsupported is raised instead, because
         no later attempt could start either.
@@ -96,7 +96,7 @@ class LocalProcessRunner:
         local.status = _pod_status(pod, "Running", {"running": {"startedAt": format_time(datetime.now(UTC))}})
 
     def pods(self) -> list[Pod]:
-        """Return every pod with its present status, without deleted pods that have ended."""
+        """Return all pods with their current status. Pods that were deleted and have ended are left out."""
         for name, local in list(self._pods.items()):
             self._reap(local)
             if local.kill_at is not None and not local.running:
@@ -104,7 +104,7 @@ class LocalProcessRunner:
         return [{**local.pod, "status": local.status} for local in self._pods.values()]
 
     def delete(self, name: str, grace_s: int | None) -> None:
-        """Send SIGTERM now and SIGKILL after the grace period (None: the grace period of the pod's spec)."""
+        """Delete a pod: send SIGTERM now, and SIGKILL after the grace period (None: the one in the pod's spec)."""
         local = self._pods[name]
         own = local.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
         grace = own if grace_s is None else grace_s
@@ -123,7 +123,7 @@ class LocalProcessRunner:
         return f"http://127.0.0.1:{self._places.ports.status}/status"
 
     def close(self) -> None:
-        """End all pods and remove everything but logs and claims. Ctrl-C ends the pods at once."""
+        """End all pods; remove everything except logs and claims. Ctrl-C shortens the grace period to zero."""
         grace_s = CLOSING_GRACE_S
         while True:
             try:
@@ -146,7 +146,7 @@ class LocalProcessRunner:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def end_launchers(self, give_up_at: float) -> None:
-        """Let launchers end their ranks and record the stop, as on Ctrl-C in `ringtrain run`.
+        """Send SIGINT to the launchers, which end their ranks and record the stop; wait at most until `give_up_at`.
 
         If all pods got SIGTERM at once, a launcher could take the end of its agents for a failure.
         """
@@ -161,7 +161,10 @@ class LocalProcessRunner:
             time.sleep(0.05)
 
     def _reap(self, local: _LocalPod) -> None:
-        """Reap the pod's first process if it ended, and its descendants; kill it after its grace period."""
+        """Handle the end of a pod's first process: kill the pod's other processes and update the pod's status.
+
+        If the process still runs, kill it once its grace period is over. If it has ended before, restart it when due.
+        """
         process = local.process
         if process is None:
             self._restart_if_due(local)
@@ -189,7 +192,7 @@ class LocalProcessRunner:
         shutil.rmtree(local.directory, ignore_errors=True)
 
     def _restart_if_due(self, local: _LocalPod) -> None:
-        """Restart the process of a pod whose backoff has ended."""
+        """Restart a pod's process when its backoff has ended."""
         if local.restart_at is None or time.monotonic() < local.restart_at or local.kill_at is not None:
             return
         assert local.command is not None
@@ -233,7 +236,7 @@ def _terminated_state(code: int, reason: str, message: str) -> dict[str, Any]:
 
 
 def _termination_message(command: LocalPodCommand, code: int) -> str:
-    """Return the termination message, or the end of the log if the process failed without one."""
+    """Return a pod's termination message; if it failed without one, the end of its log."""
     with contextlib.suppress(OSError):
         message = command.termination_path.read_bytes()[: contract.TERMINATION_MESSAGE_MAX_BYTES]
         if message:

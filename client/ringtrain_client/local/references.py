@@ -1,12 +1,14 @@
-"""References between the objects of one file: ConfigMaps and Secrets that a job names."""
+"""Check that the ConfigMaps and Secrets that a job refers to match those in the same file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ringtrain_operator.errors import spelling_hint
+from ringtrain_operator.contract import KIND
+from ringtrain_operator.errors import found_text, shown, spelling_hint
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import containers_of
+from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
 
 from .contents import KINDS, read_contents
 
@@ -16,11 +18,13 @@ _REFERENCES = (("configMap", "ConfigMap"), ("secret", "Secret"))
 
 
 def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
-    """Yield references of the job's pods that do not match `documents`, and whether each is certainly wrong.
+    """Yield a pair for each reference that does not match `documents`: whether the problem is certain, and a text.
 
-    Certain: an object in another namespace, and a missing key. Uncertain: a name similar to an object of the file.
-    Other names may exist in the cluster and are no problems. Raises Invalid.
+    A problem is certain if the object in `documents` is in another namespace or lacks a key. It is uncertain if no
+    object has the name but one has a similar name. Other names may exist in the cluster and are not reported. Raises
+    Invalid.
     """
+    yield from ((True, text) for text in (*_default_container_problems(job), *_image_problems(job)))
     here = read_contents(documents, job.namespace)
     elsewhere = {
         (doc["kind"], str(metadata.get("name"))): metadata.get("namespace")
@@ -35,12 +39,62 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
         elif (kind, name) in elsewhere:
             where = f"is in namespace {elsewhere[kind, name]}, the job in {job.namespace}"
             yield True, f"{kind} {name} of this file {where}: its pods see those of their own namespace"
-        elif hint := spelling_hint(name, [other for found, other in here if found == kind]):
+        elif hint := spelling_hint(name, [other for kept, other in here if kept == kind]):
             yield False, f"{kind} {name} is not in this file; {hint}"
 
 
+def object_problems(documents: Sequence[Any]) -> Iterator[str]:
+    """Yield a text for each ConfigMap or Secret that the API server would refuse for its kind, version or name, and for
+    each job that has the name of an earlier one."""
+    jobs = set()
+    for document in documents:
+        if not isinstance(document, Mapping):
+            continue
+        metadata, kind = document.get("metadata"), str(document.get("kind"))
+        metadata = metadata if isinstance(metadata, Mapping) else {}
+        name = metadata.get("name")
+        if kind == KIND and name is not None:
+            key = (str(metadata.get("namespace") or "default"), str(name))
+            if key in jobs:
+                yield f"{name}: appears twice; give one of the jobs another name"
+            jobs.add(key)
+        meant = next((one for one in KINDS if one.lower() == kind.lower()), None)
+        if meant is None:
+            continue
+        if kind != meant:
+            yield f"kind: is {shown(kind)}; did you mean {meant}?"
+        if document.get("apiVersion") != "v1":
+            version = found_text(document.get("apiVersion"))
+            yield f"{meant} {name or ''}".strip() + f": apiVersion: {version}; expected 'v1'"
+        if not name:
+            yield f"{meant}: metadata.name: is missing"
+
+
+def _default_container_problems(job: Job) -> Iterator[str]:
+    """Yield a text for each pod template whose annotation names a container that it does not have."""
+    for path, template in templates_of(job.spec).items():
+        wanted = ((template.get("metadata") or {}).get("annotations") or {}).get(DEFAULT_CONTAINER)
+        names = [str(container.get("name")) for container in containers_of(template)]
+        if wanted is not None and wanted not in names:
+            yield f"{path}: annotation {DEFAULT_CONTAINER} is {shown(wanted)}; expected one of {', '.join(names)}"
+
+
+def _image_problems(job: Job) -> Iterator[str]:
+    """Yield a text for each image that the API server accepts and no node can pull."""
+    for path, template in templates_of(job.spec).items():
+        for container in (*containers_of(template, "initContainers"), *containers_of(template)):
+            image = str(container.get("image") or "")
+            first, *rest = image.partition("@")[0].split("/")
+            # As in Docker, a first part with a dot, a port or upper-case letters is a registry if more parts follow.
+            is_registry = rest and (first != first.lower() or first == "localhost" or set(first) & set(".:"))
+            repository = "/".join(rest if is_registry else [first, *rest]).partition(":")[0]
+            if len(image.split()) > 1 or repository != repository.lower():
+                where = f"{path}: image of container {container.get('name')}"
+                yield f"{where} is {shown(image)}; expected no space and a repository in lower case"
+
+
 def _required_references(job: Job) -> Iterator[tuple[str, str, set[str]]]:
-    """Yield kind, name and keys of the objects that the templates require."""
+    """Yield kind, name and needed keys of each ConfigMap and Secret that the job's pods require."""
     for template in templates_of(job.spec).values():
         for volume in (template.get("spec") or {}).get("volumes") or ():
             for field, kind, by in _SOURCES:

@@ -1,4 +1,4 @@
-"""Runs one manifest on this machine: the function behind `dtj local`."""
+"""The function behind `dtj local`, which runs one manifest on this machine."""
 
 import secrets
 import time
@@ -16,7 +16,7 @@ from ringtrain_operator.status.situation import counted
 
 from .cluster import LocalCluster
 from .contents import read_contents
-from .detached import locked_run
+from .detached import failure_stored, locked_run
 from .documents import read_documents
 from .driver import LocalDriver
 from .manifest import LocalManifestFile, load_job
@@ -36,11 +36,13 @@ def run_local(
     ui: bool = False,
     templates: LocalTemplates | None = None,
 ) -> tuple[JobStatus, LocalRunResults]:
-    """Run the job in `manifest` to its end under a new directory of `runs`. Leaves no process behind.
+    """Run the job in `manifest` to its end, in a new directory under `runs`; return its final status, and its results.
+    No process is left behind.
 
     `plain`: print lines instead of a panel. `output`: also print the output of ranks. `ui`: print the link to the job's
     page first. `templates`: templates in addition to those of the file. After Ctrl-C, `stopped` of the results is True.
-    Raises ManifestUnreadable or Invalid before anything is started.
+    Raises ManifestUnreadable or Invalid before anything is started, and LocalUnsupported if this machine cannot run the
+    job's pods. An error that ends the run is also stored in the job's status.
     """
     templates = templates or LocalTemplates()
     job = load_job(manifest, templates)
@@ -60,7 +62,7 @@ def run_local(
     cluster = LocalCluster(job, runner, store=partial(write_job, run_dir), page_secret=page_secret, contents=contents)
     stopped = False
     try:
-        with locked_run(run_dir), job_display(plain, tail) as display:
+        with locked_run(run_dir), failure_stored(cluster), job_display(plain, tail) as display:
             status = LocalDriver(cluster, display, file).run()
     except KeyboardInterrupt:
         ranks = counted(spec.worker.replicas * spec.slots, "rank")
@@ -77,7 +79,7 @@ def run_local(
 
 
 def new_directory(runs: Path, name: str) -> Path:
-    """Create and return `runs/NAME-TIME`, with a number added if it exists."""
+    """Create and return the directory `runs/NAME-TIME`. If it exists, a number is added to the name."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         directory = runs / f"{name}-{stamp}{suffix}"

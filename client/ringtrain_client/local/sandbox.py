@@ -1,4 +1,4 @@
-"""Translates a pod to a command on this machine: environment, volumes and ports. Images are ignored."""
+"""Translation of a pod to a command on this machine: environment, volumes and ports. Images are ignored."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def command_of(pod: Pod, places: LocalPlaces, pod_dir: Path, contents: Contents)
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` as a kubelet does: unknown names stay, `$$` becomes `$`."""
+    """Return `text` with `$(NAME)` replaced as a kubelet does: unknown names stay, `$$` becomes `$`."""
 
     def replacement(match: re.Match[str]) -> str:
         if match.group(1) == "$":
@@ -98,7 +98,8 @@ def _sourced_variable(pod: Pod, name: str, source: Mapping[str, Any], contents: 
 
 
 def _field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
-    """Return a value of the downward API. Raises LocalUnsupported."""
+    """Return the value of the pod's field that a variable names (downward API). Raises LocalUnsupported for a field
+    that needs a cluster."""
     path = str((source.get("fieldRef") or {}).get("fieldPath"))
     metadata = pod["metadata"]
     known = {
@@ -113,12 +114,14 @@ def _field_value(pod: Pod, name: str, source: Mapping[str, Any]) -> str:
     for kind in ("labels", "annotations"):
         known.update({f"metadata.{kind}['{key}']": value for key, value in (metadata.get(kind) or {}).items()})
     if path not in known:
-        raise LocalUnsupported(f"env {name!r}: {dict(source)} needs a cluster")
+        raise LocalUnsupported(
+            f"env {name!r} has the source {dict(source)}, which needs a cluster; dtj local cannot provide it"
+        )
     return str(known[path])
 
 
 def _port_variables(declared: Mapping[str, str], places: LocalPlaces) -> dict[str, str]:
-    """Return the contract's port variables with ports that no other job on this machine uses."""
+    """Return the port variables of docs/contract.md, with ports that are free on this machine."""
     ports = places.ports
     local = {
         contract.ENV_LAUNCHER_PORT: str(ports.control),
@@ -137,9 +140,10 @@ def _port_variables(declared: Mapping[str, str], places: LocalPlaces) -> dict[st
 
 
 def _temporary_folder_variable(declared: Mapping[str, str], pod_dir: Path) -> dict[str, str]:
-    """Return TMPDIR with a directory that is removed with the pod, like a container's.
+    """Return TMPDIR with a new directory inside the pod's directory, which is removed together with the pod.
 
-    Only for pods that are killed while the job runs: those of an elastic job, and those that outlive attempts.
+    Empty except for pods that may be killed while the job runs: those of an elastic job, and those that outlive
+    attempts.
     """
     outlives_attempts = contract.ENV_ATTEMPT not in declared
     if not (outlives_attempts or contract.ENV_ELASTIC in declared) or "TMPDIR" in declared:
@@ -152,7 +156,7 @@ def _temporary_folder_variable(declared: Mapping[str, str], pod_dir: Path) -> di
 def _mounts(
     spec: Mapping[str, Any], main: Mapping[str, Any], places: LocalPlaces, pod_dir: Path, contents: Contents
 ) -> dict[str, Path]:
-    """Return directories of this machine by their path in the container. /dev/shm is this machine's."""
+    """Return the directories of this machine that replace the container's mount paths, except for /dev/shm."""
     volumes = {volume.get("name"): volume for volume in spec.get("volumes") or ()}
     paths: dict[str, Path] = {}
     for mount in main.get("volumeMounts") or ():
@@ -178,7 +182,7 @@ def _sub_path(mount: Mapping[str, Any]) -> Path:
 
 
 def _with_local_paths(text: str, paths: Mapping[str, Path]) -> str:
-    """Return `text` with every path of the container replaced by this machine's, the longest first."""
+    """Return `text` with each container path in `paths` replaced by its local path, longer paths first."""
     for path in sorted(paths, key=len, reverse=True):
         here = str(paths[path]).replace("\\", r"\\")
         text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", rf"\g<1>{here}", text)
@@ -186,11 +190,11 @@ def _with_local_paths(text: str, paths: Mapping[str, Path]) -> str:
 
 
 def _search_path(path: str) -> str:
-    """Return `path` with the directory of `python` and `ringtrain` of this interpreter first."""
+    """Return the search path `path`, preceded by the directory of this interpreter's `python` and `ringtrain`."""
     return os.pathsep.join([str(Path(sys.executable).parent), path])
 
 
 def _working_directory(main: Mapping[str, Any]) -> Path:
-    """Return the container's directory if it exists on this machine, else the caller's."""
+    """Return the container's working directory if it exists on this machine, otherwise the current directory."""
     wanted = main.get("workingDir")
     return Path(wanted) if wanted and Path(wanted).is_dir() else Path.cwd()

@@ -1,4 +1,4 @@
-"""Summary at the end of `dtj local`: final state, metrics of the model, location of the logs."""
+"""Summary that `dtj local` prints at the end: final state, metrics of the model, location of the logs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from ringtrain_operator.status.model import Failure, JobStatus, format_time
 from ringtrain_operator.status.progress import parse_progress, progress_summary
 from ringtrain_operator.status.situation import counted
 
-from .wording import STATE_STYLES, duration, progress_numbers, wrapped_text
+from .wording import STATE_STYLES, duration, progress_numbers, shown_state, wrapped_text
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096
@@ -26,7 +26,7 @@ _ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+)", re.IGNORECASE
 
 @dataclass(frozen=True)
 class LocalRunResults:
-    """Results of a job, from its files. `stopped`: the user ended it."""
+    """Results of a local job, read from its files. `stopped`: whether the user stopped it."""
 
     logs: Path | None
     metrics: dict[str, float]
@@ -34,7 +34,10 @@ class LocalRunResults:
 
 
 def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> LocalRunResults:
-    """Return the last attempt's reported metrics, or else the accuracy that it printed last."""
+    """Return the metrics that `attempt` reported; if it reported none, the last accuracy that its ranks printed.
+
+    `stopped`: whether the user stopped the job.
+    """
     directory = job_logs / str(attempt)
     if not directory.is_dir():
         return LocalRunResults(None, {}, stopped)
@@ -47,7 +50,7 @@ def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> L
 
 
 def stopped_status(status: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status of a job that the user ended: Failed, with the last progress.
+    """Return the status of a job that the user stopped: Failed, with the last progress.
 
     `message`: the launcher's termination message; empty if the launcher was killed before it wrote one.
     """
@@ -74,7 +77,7 @@ def ended_status(status: Mapping[str, Any], reason: str, message: str, time: str
 
 
 def print_local_summary(console: Console, status: JobStatus, results: LocalRunResults) -> None:
-    """Print the summary. Lines break between words only, so that paths can be copied."""
+    """Print the summary at the end of a run. Lines break between words only, so that paths can be copied."""
     rows = list(_summary_rows(status, results))
     width = max(len(label) for label, _, _ in rows) + 2
     for label, text, style in rows:
@@ -85,8 +88,8 @@ def print_local_summary(console: Console, status: JobStatus, results: LocalRunRe
 
 
 def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple[str, str, str]]:
-    """Yield label, text and style of each line."""
-    state = "Stopped" if results.stopped else str(status.state)
+    """Yield label, text and style of each line of the summary."""
+    state = shown_state(status.state, status.reason)
     yield "state", state, f"bold {STATE_STYLES.get(state, 'white')}"
     for condition in () if results.stopped else status.conditions:
         if condition.type in ("Succeeded", "Failed") and condition.status == "True":
@@ -102,7 +105,7 @@ def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple
     ended = datetime.now(UTC) if results.stopped else status.completion_time
     if status.start_time is not None and ended is not None:
         took = duration((ended - status.start_time).total_seconds())
-        yield "took", f"{took}, {counted(status.attempt, 'attempt')}", ""
+        yield "job took", f"{took}, {counted(status.attempt, 'attempt')}", ""
     if results.logs is not None:
         yield "logs", str(results.logs), ""
         if (report := results.logs / "report.html").is_file():
@@ -125,7 +128,7 @@ def _metric_text(name: str, value: float) -> str:
 
 
 def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON Lines file, without a truncated last one."""
+    """Yield the rows of a JSON Lines file. A last row that is cut off is skipped."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -139,7 +142,7 @@ def _metric_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _printed_accuracy(path: Path) -> dict[str, float]:
-    """Return the last accuracy in the end of the log. Training code without reported metrics usually prints one."""
+    """Return the last accuracy printed at the end of the log, for programs that report no metrics."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:

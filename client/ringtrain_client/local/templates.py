@@ -1,4 +1,4 @@
-"""Templates from files, and merges of jobs over them."""
+"""Templates of jobs, read from files, and their merge into the jobs that name them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ Json = dict[str, Any]
 
 @dataclass
 class LocalTemplates:
-    """Templates by kind and name. `lookup`: returns the template of a job whose template is in no file."""
+    """Templates by kind and name. `lookup`: finds the template that a job names if no file has this template."""
 
     known: dict[tuple[str, str], Template] = field(default_factory=dict)
     lookup: Callable[[Json], Template] | None = None
 
     @classmethod
     def of_files(cls, files: Iterable[Path], lookup: Callable[[Json], Template] | None = None) -> "LocalTemplates":
-        """Return the templates of all files. Raises Invalid, and ManifestUnreadable, also if a file has no template."""
+        """Read the templates in all files. Raises Invalid; ManifestUnreadable also for a file without templates."""
         made = cls(lookup=lookup)
         for path in files:
             if not made.add(read_documents(path)):
@@ -36,7 +36,7 @@ class LocalTemplates:
         return made
 
     def add(self, documents: Iterable[Any]) -> list[Template]:
-        """Add the templates among the documents and return them. Raises Invalid with the template's name."""
+        """Add and return the templates among `documents`. Raises Invalid with the template's name."""
         found = [_read_local_template(document) for document in documents if is_template(document)]
         for template in found:
             if self.known.setdefault(template.key, template).spec != template.spec:
@@ -44,7 +44,8 @@ class LocalTemplates:
         return found
 
     def merged_with_template(self, job: Json) -> Json:
-        """Return the job merged over the template that it names, if it names one. Raises Invalid."""
+        """Return the job merged over the template that it names, if it names one. Raises Invalid if the reference is
+        invalid or the template is not found."""
         named = named_template(job)
         if named is None:
             return job
@@ -59,7 +60,7 @@ class LocalTemplates:
 
 
 def _read_local_template(document: Json) -> Template:
-    """Return the template of `document`. Raises Invalid with its name."""
+    """Return the template in `document`. Raises Invalid with the template's name."""
     try:
         return read_template(document)
     except Invalid as exc:

@@ -22,7 +22,15 @@ STATE_STYLES = {
     "Failed": "red",
     "Rejected": "red",
     "Stopped": "magenta",
+    "Killed": "red",
 }
+# Reasons of Failed that people see as a state. `ringtrain list` and pages show the same words.
+_STATES_BY_REASON = {"Stopped": "Stopped", "DriverLost": "Killed"}
+
+
+def shown_state(state: str | None, reason: str | None) -> str:
+    """Return the word that all lists and displays show for a job's `state` and `reason`; Pending without a state."""
+    return _STATES_BY_REASON.get(reason or "", state) if state == "Failed" else state or "Pending"
 
 
 def job_name(view: JobView) -> str:
@@ -37,11 +45,11 @@ def local_state_reason(status: JobStatus) -> str:
         condition = status.condition(kind)
         if condition is not None and (condition.status == "True" or kind == "Running") and condition.message:
             return condition.message
-    return ""
+    return status.message
 
 
 def progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return loss, rate and metrics of a progress report as pairs of label and text."""
+    """Return epoch, loss, rate and metrics of a progress report, each as a label and a text."""
     if not progress:
         return []
     found = []
@@ -59,7 +67,7 @@ def progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]
 
 
 def progress_of(view: JobView) -> Mapping[str, Any] | None:
-    """Return the launcher's progress, or else the last progress of this attempt in the status."""
+    """Return the progress of this attempt from the launcher's report, or else the last progress in the status."""
     report: LauncherReport | None = view.observed.launcher
     if report is not None and report.attempt == view.status.attempt:
         return report.progress
@@ -76,7 +84,7 @@ def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:
 
 
 def wrapped_text(text: str, console: Console, indent: str = "") -> str:
-    """Return `text` wrapped for a terminal, with `indent` from the second line on. Words and paths stay whole.
+    """Return `text` wrapped to the console's width between words, with `indent` from the second line on.
 
     A pipe gets every line unchanged.
     """

@@ -65,7 +65,6 @@ def stays() -> None:
     time.sleep(1000)
 
 
-@pytest.mark.sampled
 def test_a_function_trains_on_several_nodes(client: Client) -> None:
     """Three workers of two ranks: the log as it comes, the end, and what was reported."""
     run = client.train(steps, args=[5], kwargs={"word": "hello"}, workers=3, slots=2)
@@ -153,14 +152,13 @@ def test_a_failure_has_its_first_cause(client: Client) -> None:
     assert "no such data set" in str(run.why())
 
 
-@pytest.mark.sampled
 def test_a_run_is_suspended_scaled_resumed_and_deleted(client: Client) -> None:
     """As on a cluster; a wait that is too short says where the job is."""
     run = client.train(stays, name="stays")
     run.wait(SOON_S, until="Running")
     with pytest.raises(Timeout, match=r"stays is Running and not at its end after 0.1 s"):
         run.wait(0.1)
-    with pytest.raises(AlreadyExists, match="stays runs here already"):
+    with pytest.raises(AlreadyExists, match="stays runs on this machine already"):
         client.train(stays, name="stays")
     with pytest.raises(Invalid, match=r"spec.worker.replicas.*at least 1"):
         run.scale(0)

@@ -43,7 +43,6 @@ def pod(local: Local, command: str, index: str = "") -> psutil.Process:
     return until(found) or pytest.fail("unreachable")
 
 
-@pytest.mark.sampled(one_in=3)
 def test_workers_come_and_go_and_survivors_live_on(start: Start, tmp_path: Path) -> None:
     """A killed worker, a third, a killed launcher, two fewer: one attempt, and slot 0 is one process in it all."""
     stop = tmp_path / "stop"

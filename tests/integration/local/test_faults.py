@@ -60,7 +60,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str
     return weights
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_weights_whatever_happens(start: Start, undisturbed: Callable[[int], str], seed: int) -> None:
     """Whoever dies or hangs, and when: the gang goes on from its checkpoint and ends with the same bits."""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
@@ -70,14 +69,12 @@ def play(page: str, folder: Path, env: dict[str, str]) -> None:
         assert [line for line in expected if line not in printed] == [], f"$ {command}\n{done.stdout}"
 
 
-@pytest.mark.sampled(one_in=3)
 def test_the_commands_of_the_first_hour_print_what_the_page_says(tmp_path: Path) -> None:
     _, program = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(program)
     play((ROOT / "docs/first-hour.md").read_text(), tmp_path, {})
 
 
-@pytest.mark.sampled(one_in=3)
 def test_the_commands_of_a_contributors_hour_print_what_the_page_says(tmp_path: Path) -> None:
     """In a copy of the repository, whose code is the installed one's."""
     for part in ("operator", "client", "worker_image", "plugins", "tests", "proto", "manifests", "charts", "docs"):

@@ -25,7 +25,6 @@ def holds(local: Local) -> bool:
     return [place.read_text() for place in places] == [HOLD]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_digits(start: Start) -> None:
     """The digits job ends with its test accuracy, the paths of its logs and of its page, and exit code 0."""
     run = start("python", "examples/digits/train.py", "--epochs", "12", slotsPerWorker=2)
@@ -40,7 +39,6 @@ def test_digits(start: Start) -> None:
     assert '"name":"loss"' in page.read_text()
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 def test_a_lost_rank_restarts_the_gang_from_its_checkpoint(start: Start, fault: signal.Signals) -> None:
     """A rank that dies or hangs ends the attempt; the next one goes on where the checkpoint is, and succeeds."""
@@ -57,7 +55,7 @@ def test_a_lost_rank_restarts_the_gang_from_its_checkpoint(start: Start, fault: 
 
 
 def test_a_failing_job_names_its_failure(start: Start) -> None:
-    """When backoffLimit is used up the job has failed: rank, exit code and log are shown."""
+    """A job that exhausts backoffLimit fails, and the output has rank, exit code and log of the first failure."""
     script = "import os, sys; print('no such dataset', flush=True); sys.exit(7 * (os.environ['RANK'] == '1'))"
     local = start("python", "-c", script, runPolicy={"backoffLimit": 1})
     output = local.finish(1)
@@ -75,21 +73,25 @@ def test_a_failing_job_names_its_failure(start: Start) -> None:
 def test_a_command_that_does_not_exist(start: Start) -> None:
     """The failure says which command could not be found; a restart would find no other."""
     output = start("no-such-command").finish(1)
-    assert "no-such-command cannot be executed" in output
+    assert "cannot execute no-such-command" in output
     assert "CannotStart, exit code 127" in output
     assert "Restarting" not in output
 
 
 def test_what_the_jobs_file_lacks(start: Start) -> None:
-    """It is named before a rank runs, and nothing is tried again."""
+    """It is named before a rank runs, and nothing is tried again; `dtj list`, `why` and `watch` name it later, too."""
     template = {"spec": {"containers": [{"name": "train", "image": "train:1", "command": ["true"]}]}}
     template["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": "absent"}}]
-    output = start("true", worker={"replicas": 2, "template": template}).finish(1)
-    assert "ConfigMap 'absent' is not in the job's file; add it to the file" in output
+    local = start("true", worker={"replicas": 2, "template": template})
+    refusal = "ConfigMap 'absent' is not in the job's file; add it to the file"
+    assert refusal in (output := local.finish(1))
     assert "Pending" not in output
+    assert re.search(r"(?m)^t +Failed ", local.command("dtj", "list", "--local"))
+    assert f"CannotRun: {refusal}" in local.command("dtj", "why", "t", "--local")
+    shown = local.command("dtj", "watch", "t", "--local", code=1)
+    assert re.search(rf"^state +Failed\n +{refusal}\n", shown), shown
 
 
-@pytest.mark.sampled
 def test_suspend_and_resume(start: Start) -> None:
     """Saving suspend: true ends the ranks; saving false starts the next attempt from the checkpoint."""
     local = start(*TRAIN, checkpoint=CHECKPOINT)
@@ -157,7 +159,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> N
     said = local.finish(130)
     assert re.search(r"stopping \d ranks? \(10 s; press Ctrl-C again to kill them\)", said)
     assert re.search(r"(?m)^state +Stopped$", said)
-    assert re.search(r"(?m)^took +\d+ s, 1 attempt$", said)
+    assert re.search(r"(?m)^job took +\d+ s, 1 attempt$", said)
     assert re.search(r"(?m)^logs +\S+/1$", said)
     assert local.processes() == []
 
@@ -181,7 +183,7 @@ def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
         assert list(tmp_path.glob("dtj-*")) == []
         shown = "".join(terminal.lines()).replace("^C", "")  # which the terminal puts anywhere, and wraps lines
         stopping = r"/logs *stopping 1 rank \(10 s; press Ctrl-C again to kill *them\)"
-        assert re.search(stopping + r"state +Stopped *took +\d+ s, 1 attempt", shown), shown
+        assert re.search(stopping + r"state +Stopped *job took +\d+ s, 1 attempt", shown), shown
     finally:
         terminal.close()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 from support.deadlines import patient
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +21,6 @@ def outputs(notebook: Path) -> list[tuple[str, Any]]:
     ]
 
 
-@pytest.mark.sampled(one_in=2)
 def test_the_notebook_is_true(tmp_path: Path) -> None:
     """Tables, logs, the named failure: cell by cell."""
     notebook = ROOT / "docs" / "sdk.ipynb"

@@ -58,7 +58,6 @@ def test_the_link_opens_the_page_while_the_job_runs(tmp_path: Path) -> None:
         assert process.wait(120) == 0, (tmp_path / "out").read_text()
 
 
-@pytest.mark.sampled
 def test_ringtrain_ui_leads_to_the_page_of_a_job_that_runs(tmp_path: Path) -> None:
     """Also of one that was started without `--ui`; when the job has ended, its page is made of its files."""
     manifest, done = tmp_path / "job.yaml", tmp_path / "done"
@@ -107,7 +106,6 @@ while not pathlib.Path(sys.argv[1]).exists() and time.monotonic() < end:
 """
 
 
-@pytest.mark.sampled(one_in=2)
 def test_where_the_start_went_is_told(tmp_path: Path) -> None:
     """By `dtj why --local`, while the job runs and when it is over: there is no scheduler and no pull."""
     manifest, done = tmp_path / "job.yaml", tmp_path / "done"

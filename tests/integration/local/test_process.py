@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.gang import pid_runs
 from support.jobs import job
 from support.local import until
 
@@ -72,7 +73,7 @@ def test_a_killed_launcher_of_another_job_has_failed(runner: LocalProcessRunner,
     (first,) = until(lambda: started(pids))
     os.kill(first, signal.SIGKILL)
     until(lambda: runner.pods()[0]["status"]["phase"] == "Failed")
-    assert not psutil.pid_exists(first)
+    assert not pid_runs(first)
 
 
 def test_a_deleted_pod_starts_nothing_again(runner: LocalProcessRunner, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[3]
 DTJ = Path(sys.executable).with_name("dtj")
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("sample", "line"),
     [

@@ -131,7 +131,7 @@ def source_templates(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def nodes_of(case: Case) -> int:
-    """How many pods run ranks, by the source's rules."""
+    """Return the number of pods that run ranks, by the source's rules."""
     spec = case.job["spec"]
     if case.kind == "MPIJob":
         return int(spec["mpiReplicaSpecs"]["Worker"].get("replicas", 1)) + bool(spec.get("runLauncherAsWorker"))
@@ -144,7 +144,7 @@ def nodes_of(case: Case) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_converted_or_refused(name: str, tmp_path: Path) -> None:
-    """What is left is named, and the pods keep what their templates say."""
+    """Fields that are left out are in the notes, and the pods retain the other fields of their templates."""
     case = CASES[name]
     if words := case.expected.get("refused"):
         source = tmp_path / "source.yaml"
@@ -239,7 +239,7 @@ def world_of(case: Case) -> set[str]:
 
 
 def rules_of(case: Case) -> dict[str, str]:
-    """What the source's operator sets for each process."""
+    """Return the variables that the source's operator sets for each process."""
     if case.expected.get("per_node", 1) > 1 or "torchrun is left out" in case.expected.get("notes", ()):
         return TORCHRUN
     tables = (TRAINER[name] for name in world_of(case) if name in TRAINER)
@@ -247,7 +247,6 @@ def rules_of(case: Case) -> dict[str, str]:
     return {**table, **case.expected.get("rules", {})}
 
 
-@pytest.mark.sampled(1, of="name", each="family")
 @pytest.mark.parametrize(("family", "name"), RUNNING)
 def test_it_runs_as_there(family: str, name: str, place: Path) -> None:
     """As many processes on as many nodes, each with the source's variables and the user's, as this user."""

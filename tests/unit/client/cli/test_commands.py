@@ -186,7 +186,7 @@ def test_a_job_on_standard_input_is_not_run_here() -> None:
     """`dtj local` refuses standard input, because it reads the file again while the job runs."""
     result = CliRunner().invoke(main, ["local", "-"], input=yaml.safe_dump(job()))
     assert result.exit_code == 2
-    assert "write the job into a file" in result.output
+    assert "write the manifest into a file" in result.output
 
 
 @pytest.mark.parametrize(
@@ -226,10 +226,61 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
     assert (result.exit_code, said in result.output) == (int(certain), True), result.output
 
 
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "c"}}, "ConfigMap c: apiVersion: is 'v2'"),
+        ({"apiVersion": "v1", "kind": "Configmap", "metadata": {"name": "c"}}, "did you mean ConfigMap?"),
+        ({"apiVersion": "v1", "kind": "ConfigMap"}, "ConfigMap: metadata.name: is missing"),
+        (job(), "digits: appears twice; give one of the jobs another name"),
+    ],
+    ids=["version", "kind", "no-name", "twice"],
+)
+def test_objects_beside_a_job_that_would_be_refused(beside: dict[str, Any], said: str) -> None:
+    """Their kind, version and name are checked."""
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([job(), beside]))
+    assert (result.exit_code, said in result.stderr) == (1, True), result.output
+
+
+def test_an_annotation_that_names_no_container() -> None:
+    """The training container would be another one than the user meant."""
+    made = job()
+    annotations = {"kubectl.kubernetes.io/default-container": "trian"}
+    made["spec"]["worker"]["template"]["metadata"] = {"annotations": annotations}
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
+    assert (result.exit_code, "is 'trian'; expected one of train" in result.stderr) == (1, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("image", "code"),
+    [("a b", 1), ("lab/Train:1", 1), ("Train", 1), ("x.io:5000/lab/train:V1", 0), ("train@sha256:AB", 0)],
+)
+def test_an_image_that_no_node_can_pull(image: str, code: int) -> None:
+    """The API server accepts it, and the pods would wait for it."""
+    made = job()
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = image
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
+    assert (result.exit_code, "expected no space and a repository in lower case" in result.stderr) == (code, code == 1)
+
+
+def test_a_number_in_quotes() -> None:
+    """The way out is to remove them."""
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(job(slotsPerWorker="2")))
+    assert "spec.slotsPerWorker: is '2'; expected a whole number without quotes" in result.stderr
+
+
+def test_a_list_in_a_command() -> None:
+    """Quotes would make it another command."""
+    made = job()
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = [["python"], "train.py"]
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
+    assert "containers[0].command[0]: expected a text, not a list" in result.stderr
+
+
 def test_a_suspended_job_of_a_queue_is_said_to_wait_for_its_user() -> None:
     made = job(scheduling={"queue": "research"}, runPolicy={"suspend": True})
     said = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output
-    assert "runPolicy.suspend is true, so it waits for you and does not enter its queue research" in said
+    assert "runPolicy.suspend is true, so the job does not enter its queue research" in said
 
 
 def test_a_field_in_the_wrong_place_is_shown_its_own() -> None:

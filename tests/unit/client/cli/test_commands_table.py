@@ -1,4 +1,4 @@
-"""Table of commands: each command loads, and its help fits one line."""
+"""Table of commands: each command loads, and its help fits one line. The program's end by Ctrl-C or a full disk."""
 
 import importlib
 import subprocess
@@ -30,3 +30,35 @@ def test_help_loads_no_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "['ringtrain_client.cli.commands', 'ringtrain_client.cli.main']"
+
+
+INTERRUPTED = """if True:
+    import signal, sys
+    module = sys.argv.pop(1)
+    sys.addaudithook(lambda event, args: event == "import" and args[0] == module and signal.raise_signal(signal.SIGINT))
+    from ringtrain_client.cli.__main__ import run
+    run()"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("click", ["list"]),
+        ("ringtrain_client.jobs.runs", ["list"]),
+        ("ringtrain_client.jobs.local_backend", ["list", "--local"]),
+        ("ringtrain_client.local.templates", ["local", "job.yaml"]),
+    ],
+)
+def test_ctrl_c_before_a_command_begins(module: str, words: list[str]) -> None:
+    """Exit code 130 without a word, whichever module is being imported."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["completion", "bash"], ["templates", "--help"]], ids=" ".join)
+def test_a_full_disk_under_stdout(words: list[str]) -> None:
+    """One line and exit code 1."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "ringtrain_client.cli", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "Error: cannot write to stdout: No space left on device\n")

@@ -152,7 +152,7 @@ def test_an_attempt_that_never_was() -> None:
     for logs in ({}, {"logs": CLAIM}):
         assert read(4, 0, attempt=7, pod=launcher(**TOTAL), **logs) == (
             b"",
-            "--attempt 7: digits has had 1 attempt",
+            "--attempt 7: digits has only 1 attempt",
         )
     for status in ({}, {"state": "Queued", "attempt": 1}):
         assert read(4, None, status=status) == (

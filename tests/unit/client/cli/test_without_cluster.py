@@ -1,6 +1,7 @@
 """`dtj list`, `why` and `logs` for runs of `dtj local`, without a cluster."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (logs / "job.log").write_bytes(b"[0] a%d\n[1] b\n" % hour)
         (logs / "rank-0001.log").write_bytes(b"b\n")
         made = job()
-        made["metadata"] |= {"namespace": "default", "creationTimestamp": f"2026-01-01T0{hour}:00:00Z"}
+        made["metadata"] |= {
+            "namespace": "default",
+            "creationTimestamp": f"2026-01-01T0{hour}:00:00Z",
+            "uid": str(hour),
+        }
         failure = {"attempt": 1, "rank": 1, "reason": "RankFailed", "message": "rank 1 exited with 9"}
-        failed = {"type": "Failed", "status": "True", "reason": "RankFailed", "lastTransitionTime": "now"}
+        failed = {
+            "type": "Failed",
+            "status": "True",
+            "reason": "RankFailed",
+            "lastTransitionTime": "2026-01-01T03:00:00Z",
+        }
         failed["message"] = "attempt 1: rank 1 exited with 9; a restart would not help"
         made["status"] = {"state": state, "attempt": 1} | (
             {"failure": failure, "conditions": [failed]} if state == "Failed" else {}
@@ -44,13 +54,61 @@ def dtj(*words: str) -> Result:
 
 @pytest.mark.parametrize("words", [(), ("--local",)], ids=["by-itself", "asked-for"])
 def test_runs_are_listed(folder: Path, words: tuple[str, ...]) -> None:
-    """The newest run is first, and each has its final state."""
+    """The newest run is first, and each has its final state, and its own name where the job's name would not tell."""
     result = dtj("list", *words)
     assert result.exit_code == 0, result.output
     assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
-        ["digits", "Failed"],
-        ["digits", "Succeeded"],
+        ["digits-20260101-020000", "Failed"],
+        ["digits-20260101-010000", "Succeeded"],
     ]
+    shutil.rmtree(folder / "runs/digits-20260101-020000")
+    assert dtj("list", *words).stdout.splitlines()[1].split()[:2] == ["digits", "Succeeded"]
+
+
+@pytest.mark.parametrize(("reason", "state"), [("Stopped", "Stopped"), ("DriverLost", "Killed")])
+def test_a_run_that_did_not_end_by_itself_has_the_state_of_its_summary(folder: Path, reason: str, state: str) -> None:
+    """The API has only the state Failed; lists, causes and displays show what `ringtrain list` shows."""
+    file = folder / "runs/digits-20260101-020000/job.json"
+    ended = json.loads(file.read_text())
+    ended["status"] |= {"state": "Failed", "reason": reason}
+    file.write_text(json.dumps(ended))
+    assert dtj("list").stdout.splitlines()[1].split()[1] == state
+    assert dtj("why", "digits").stdout.startswith(f"digits is {state}\n")
+    assert dtj("watch", "digits").stdout.startswith(f"state  {state}\n")
+    assert json.loads(dtj("list", "-o", "json").stdout)[0]["status"]["state"] == "Failed"
+
+
+def test_watch_does_not_show_the_stored_state_of_a_job_without_its_driver(folder: Path) -> None:
+    """A driver that was killed left Running and a step that is older than the logs in its status."""
+    file = folder / "runs/digits-20260101-020000/job.json"
+    left = json.loads(file.read_text())
+    left["status"] = {
+        "state": "Running",
+        "attempt": 1,
+        "progress": {"step": 3, "totalSteps": 9},
+        "progressSummary": "3/9",
+    }
+    file.write_text(json.dumps(left))
+    watched = dtj("watch", "digits")
+    assert (watched.exit_code, watched.stderr) == (1, "")
+    assert watched.stdout == "state  Killed\n       its driver was killed; ringtrain list shows its last step\n"
+    assert dtj("list").stdout.splitlines()[1].split()[1:5] == ["Killed", "0/2", "0", "-"]
+    assert dtj("why", "digits").stdout.startswith("digits is Killed\n")
+
+
+def test_a_copy_of_a_runs_folder_is_a_run_of_its_own(folder: Path) -> None:
+    """It has the same uid in its file, and is listed by the name of its folder."""
+    shutil.copytree(folder / "runs/digits-20260101-020000", folder / "runs/backup")
+    rows = [line.split()[0] for line in dtj("list").stdout.splitlines()[1:]]
+    assert sorted(rows) == ["backup", "digits-20260101-010000", "digits-20260101-020000"]
+
+
+def test_an_empty_list_names_the_command_that_runs_a_job(folder: Path) -> None:
+    """Exit code 0, nothing on stdout."""
+    shutil.rmtree(folder / "runs")
+    result = dtj("list", "--local")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "No jobs in runs/; `dtj local FILE` runs a job on this machine.\n"
 
 
 def test_output_is_a_format_everywhere(folder: Path) -> None:
@@ -69,6 +127,15 @@ def test_pages_are_those_of_a_cluster(folder: Path) -> None:
     """`dtj ui` has no --local, and its help refers to `ringtrain ui`."""
     assert "--local" not in (shown := dtj("ui", "--help").output)
     assert "`ringtrain ui` shows the jobs of `dtj local`" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("command", ["ui", "suspend"])
+def test_who_has_no_cluster_is_shown_the_page_of_local_runs(folder: Path, command: str) -> None:
+    """Beside the way to a cluster."""
+    result = dtj(command, "digits")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("; ringtrain ui shows the runs of dtj local\n")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_newest_run_is_explained(folder: Path) -> None:
@@ -94,11 +161,22 @@ def test_logs_of_the_newest_run(folder: Path, words: tuple[str, ...], expected: 
     assert (result.exit_code, result.stdout) == (0, expected), result.exception
 
 
+def test_an_older_run_has_the_name_of_its_folder(folder: Path) -> None:
+    """As `ringtrain list` prints it."""
+    older = "digits-20260101-010000"
+    assert dtj("logs", older).stdout == "[0] a1\n[1] b\n"
+    assert dtj("why", older).stdout == "digits is Succeeded\n"
+    pods = folder / "runs" / older / "pods"
+    pods.mkdir()
+    (pods / "digits-evaluator.log").write_text("score 3\n")
+    assert dtj("logs", older, "--evaluator").stdout == "score 3\n"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (("logs", "digits", "--rank", "7"), "has job.log, rank-0001.log"),
-        (("logs", "digits", "--attempt", "3"), "no logs of attempt 3; attempts in"),
+        (("logs", "digits", "--attempt", "3"), "attempt 3 has no logs; "),
         (("why", "digit"), "jobs that `dtj local` has run there: digits"),
     ],
     ids=["no-rank", "no-attempt", "no-job"],

@@ -158,8 +158,8 @@ def test_a_modules_own_print_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("func", "expected"),
     [
-        (lambda: None, "a lambda has no name"),
-        (around(1), "inner uses held of the function around it"),
+        (lambda: None, "a lambda cannot be sent"),
+        (around(1), "inner uses held of the enclosing function"),
         (uses_a_module, "uses_a_module uses LIMIT, math, which it does not define"),
         (generates, "a coroutine or a generator"),
         (waits, "a coroutine or a generator"),
@@ -168,7 +168,7 @@ def test_a_modules_own_print_is_missing(tmp_path: Path) -> None:
         (Trainer().train, "train is a method"),
         (functools.partial(prints, [1]), "partial is a partial"),
         (print, "print is a builtin_function_or_method"),
-        (eval("lambda: 0"), "a lambda has no name"),
+        (eval("lambda: 0"), "a lambda cannot be sent"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )

@@ -133,6 +133,29 @@ def test_a_plain_word_is_read_as_by_kubectl(tmp_path: Path, words: list[str]) ->
     assert {name: (found or {}).get(name) for name in read} == {name: value for name, (_, value) in read.items()}
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a:\n\tb: 1\n", "line 2, column 1: not YAML: the line has a tab; YAML is indented with spaces"),
+        (b"a: b: c\n", "line 1, column 5: not YAML: found 'a: b: c'; check indentation, quotes and colons here"),
+        (b"a: [\n", "line 2, column 1: not YAML: the file ends before a quote or bracket is closed"),
+        (b"a: 'b\n", "line 2, column 1: not YAML: the file ends before a quote or bracket is closed"),
+        (b"a: 1\n  b: 2\n", "line 2, column 4: not YAML: found 'b: 2'"),
+        (b"a: *b\n", "line 1, column 4: not YAML: *b is not defined; put the value in quotes if it begins with *"),
+        (b"a: \xff\n", "not YAML: it has characters that are not text in UTF-8"),
+        (b"a: \x01\n", "not YAML: it has characters that are not text in UTF-8"),
+    ],
+)
+def test_what_is_not_yaml_is_one_line_with_its_place(tmp_path: Path, content: bytes, says: str) -> None:
+    """The message has none of the YAML reader's own words, and is one line."""
+    path = tmp_path / "m.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ManifestUnreadable) as caught:
+        read_documents(path)
+    assert str(caught.value).startswith(f"{path}: {says}")
+    assert "\n" not in str(caught.value)
+
+
 JOB = """
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob

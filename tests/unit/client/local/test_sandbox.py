@@ -188,8 +188,17 @@ def test_what_stands_beside_the_job_is_there(tmp_path: Path) -> None:
     ("document", "says"),
     [
         ({"kind": "Secret", "data": {"k": "%%%"}}, r"Secret s: data\.k: is not base64; stringData takes plain text"),
+        ({"kind": "Secret", "data": {"k": "put yours here"}}, r"Secret s: data\.k: is not base64"),
+        (
+            {"kind": "Secret", "stringData": {"a b": "x"}},
+            r"Secret s: stringData\['a b'\]: is not a valid key; expected",
+        ),
+        ({"kind": "ConfigMap", "data": {"..": "x"}}, r"ConfigMap s: data\['\.\.'\]: is not a valid key; expected"),
         ({"kind": "Secret", "data": {"k": "é"}}, r"Secret s: data\.k: is not base64"),
-        ({"kind": "ConfigMap", "binaryData": {"k": "%"}}, r"ConfigMap s: binaryData\.k: is not base64"),
+        (
+            {"kind": "ConfigMap", "binaryData": {"k": "%"}},
+            r"ConfigMap s: binaryData\.k: is '%', not base64; data takes plain text",
+        ),
         ({"kind": "ConfigMap", "data": {"k": 1}}, r"ConfigMap s: data\.k: is 1; expected a string: put it in quotes"),
         ({"kind": "ConfigMap", "data": {"k": None}}, r"ConfigMap s: data\.k: is null; expected a string"),
         ({"kind": "Secret", "stringData": {"k": ["a"]}}, r"Secret s: stringData\.k: is \['a'\]; expected a string"),

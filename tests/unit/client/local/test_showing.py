@@ -99,6 +99,19 @@ def test_lines_say_what_changed() -> None:
     assert len(lines) == 3
 
 
+def test_lines_about_progress_become_rare() -> None:
+    """The pauses grow from one second to a minute, as those of `ringtrain run`."""
+    now, out, seen = 0.0, io.StringIO(), []
+    lines = PlainLocalDisplay(out, None, clock=lambda: now)
+    for second in range(400):
+        now, before = float(second), out.getvalue().count("step")
+        w = running(1)
+        w.report["progress"] = {"step": second, "totalSteps": 1000}
+        lines.show(view(w))
+        seen += [second] if out.getvalue().count("step") > before else []
+    assert seen == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243, 303, 363]
+
+
 def test_small_and_large_numbers_are_told() -> None:
     """A low rate and a small loss are not shown as 0, and a huge loss is shown in a few digits."""
     told = [("loss", "0.0004123"), ("samples/s", "0.42"), ("lr", "1e-05")]
@@ -118,10 +131,10 @@ def test_the_summary_of_a_failure() -> None:
     nothing = read_local_results(Path("/nonexistent"), 1)
     print_local_summary(Console(file=out, width=80), w.status, nothing)
     assert out.getvalue().splitlines() == [
-        "state  Failed",
-        "       a restart would not help",
-        "steps  1/100 (1%), loss 0.5000, samples/s 10",
-        "took   0 s, 1 attempt",
+        "state     Failed",
+        "          a restart would not help",
+        "steps     1/100 (1%), loss 0.5000, samples/s 10",
+        "job took  0 s, 1 attempt",
         "",
         "First failure of attempt 1: rank 0 (digits-worker-0), BadConfiguration, exit code 64",
         "no data",
@@ -189,11 +202,19 @@ def test_the_last_lines_of_an_attempt_are_shown(tmp_path: Path) -> None:
     [
         pytest.param("a: [", "not YAML", id="not-yaml"),
         pytest.param("kind: Pod", "has no DistributedTrainingJob, but Pod", id="no-job"),
-        pytest.param("", "has no DistributedTrainingJob, but nothing with a kind", id="empty"),
+        pytest.param("", "the file is empty; expected a DistributedTrainingJob", id="empty"),
+        pytest.param("hello", "the file has plain text; expected a DistributedTrainingJob", id="text"),
+        pytest.param("- a: 1", "the file has a list; expected a DistributedTrainingJob", id="list"),
+        pytest.param("a: 1", "kind is missing; expected kind: DistributedTrainingJob", id="no-kind"),
         pytest.param(
             "{kind: MPIJob, metadata: {name: pi}}",
             "has no DistributedTrainingJob, but MPIJob pi; dtj convert converts it to a job",
             id="to-be-converted",
+        ),
+        pytest.param(
+            "{kind: DistributedTrainingjobs, metadata: {name: pi}}",
+            "but DistributedTrainingjobs pi; did you mean DistributedTrainingJob\\?",
+            id="misspelled",
         ),
         pytest.param(yaml.safe_dump_all([job("a"), job("b")]), "has 2 jobs", id="two-jobs"),
     ],
@@ -202,7 +223,7 @@ def test_a_manifest_that_cannot_be_run(tmp_path: Path, text: str, says: str) -> 
     """The error has the file and the problem."""
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    with pytest.raises(ManifestUnreadable, match=rf"job\.yaml: {says}"):
+    with pytest.raises(ManifestUnreadable, match=rf"job\.yaml: .*{says}"):
         load_job(path)
 
 
